@@ -1,19 +1,13 @@
-"""`python -m resolute.benchmarks.brief --shards DIR`: which of loader and model is the limit, and what a stage change costs.
+"""`resolute bench`: which of loader and model is the limit, and what a stage change costs.
 
-What `make bench` runs, in about 90 s: the model's rate at each resolution, the time of every training step across the
+In about 90 s: the model's rate at each resolution, the time of every training step across the
 stage changes, with our loader and with torch's DataLoader rebuilt at each, and the rates of both loaders alone. It ends
-with a sentence and writes an HTML page, and the values as JSON beside it. `python -m resolute.benchmarks` measures the same for
+with a sentence and writes an HTML page, and the values as JSON beside it. `resolute bench-all` measures the same for
 longer, in rounds whose spread it shows.
 """
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before the slow imports
-    from resolute.console import guard_process
-
-    guard_process()
-
-import argparse
 import dataclasses
 import itertools
 import time
@@ -28,11 +22,12 @@ from resolute.report.charts import Chart, Series, chart
 from resolute.report.page import figures_page
 
 from . import change, loader
-from .cli import Parser, command, show_progress
+from .cli import show_progress
 from .loaders.registry import LOADERS
 from .loaders.run import Runner
+from .options import BenchOptions
 from .record import check_writable, write
-from .setting import Setting, add_arguments, default_file, set_up
+from .setting import Setting, default_file, set_up
 
 if TYPE_CHECKING:
     import torch
@@ -54,23 +49,8 @@ _BUSY = 0.5  # load average of the last minute; above it, other work ran
 _ENOUGH = 1.1  # loader's rate / model's: below it, single late batches already cost time
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
-    parser = Parser(
-        prog="python -m resolute.benchmarks.brief",
-        description="Measure on your own shards, in about 90 s: images/s of the loader beside torch's DataLoader, of "
-        "the model, and the cost of a stage change.",
-        epilog="Exit status: 0 done, 2 for a problem that the one line on stderr explains, 130 interrupted.",
-        allow_abbrev=False,
-    )
-    add_arguments(parser)
-    parser.add_argument("--seconds", type=float, default=90.0, metavar="S",
-        help="about how long the command may take (default: 90)")  # fmt: skip
-    parser.add_argument("--out", type=Path, metavar="FILE", help="page to write (default: bench/bench.html)")
-    return command(parser, _run, argv)
-
-
-def _run(args: argparse.Namespace) -> None:
+def main(args: BenchOptions) -> None:
+    """Measure and write the page. Raises `ResoluteError`."""
     began = time.perf_counter()
     out: Path = args.out or default_file("bench", suffix=".html")
     check_output(out, setting="--out", suffixes=(".html",))
@@ -91,7 +71,7 @@ def _run(args: argparse.Namespace) -> None:
     print(f"{loader.rates_table(rates)}\n\n{sentence(result)}\n{out}")
 
 
-def _train(args: argparse.Namespace, setting: Setting) -> tuple[dict[int, float], dict[str, Any]]:
+def _train(args: BenchOptions, setting: Setting) -> tuple[dict[int, float], dict[str, Any]]:
     """{res: images/s of the model alone}, and {"batch_size", "step_s": {loader: [resolution][step]}}."""
     import torch
 
@@ -317,9 +297,3 @@ def _charts(figures: Figures, result: Mapping[str, Any], titles: Sequence[str]) 
         for name, title, colour in reversed([*zip(_PAIR, ("ours", f"{titles[1]}, rebuilt at each change"), "ab",
                                                   strict=True)])
     ], unit="ms", marks=[(float(i * count), f"{res} px") for i, res in enumerate(sizes)], wide=True)  # fmt: skip
-
-
-if __name__ == "__main__":
-    from resolute.console import run_main
-
-    run_main(main)

@@ -276,7 +276,7 @@ def _run_kinds(args: argparse.Namespace) -> None:
     check_writable(args.out)
     shards = ShardSet.open(args.shards)
     read_into_cache(shards)
-    result = header(args, rounds=args.rounds)
+    result = header(rounds=args.rounds)
     result |= measure_kinds(shards, batch_size=args.batch_size, rounds=args.rounds, threads=args.workers)
     print(kinds_table(result))
     write(args.out, result, indent=None)

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import re
-import shlex
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import resolute.console
-from resolute.console import Parser
+from resolute.console import Parser, command
 from resolute.errors import ResoluteError
 
 __all__ = ["Parser", "check_numbers", "chosen", "command", "parse_resolutions", "repeated", "show_progress", "spread",
            "summarize", "text_table"]  # fmt: skip
-
-
-def command(
-    parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], int | None], argv: Sequence[str] | None
-) -> int:
-    """Parse `argv`, call `work` and return the exit status; prints one line to stderr for a `ResoluteError`.
-
-    The arguments get the command line as `command`, absolute paths in it without their folders.
-    """
-    words = sys.argv[1:] if argv is None else list(argv)
-    without_folders = [re.sub(r"(?<![\w.:/])/(?:[^/,=]*/)*", "", word) for word in words]
-    parser.set_defaults(command=f"{parser.prog} {shlex.join(without_folders)}".strip())
-    return resolute.console.command(parser, work, words)
 
 
 def show_progress(text: str) -> None:
@@ -37,9 +21,9 @@ def show_progress(text: str) -> None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def chosen(only: str, known: Sequence[str]) -> list[str]:
+def chosen(only: str | Sequence[str], known: Sequence[str]) -> list[str]:
     """The parts named by `--only`, in the order of `known`. Raises `ResoluteError` for unknown ones."""
-    names = [part.strip() for part in only.split(",")]
+    names = [part.strip() for part in (only.split(",") if isinstance(only, str) else only)]
     for part in names:
         if part not in known:
             raise ResoluteError(f"--only: got {part or 'nothing'}, expected some of {','.join(known)}; correct it")

@@ -111,7 +111,7 @@ def results() -> str:
     """README's table: five comparisons by wall time."""
     ours, fixed = _sides(_TRAINING)
     switch = _switch_ms()
-    rates = [rates["peers"] for rates in _read("peers")["rates"]]
+    rates = [rates["loaders"] for rates in _read("peers")["loader"]["res"]]
     prep = {tool: statistics.mean(took["seconds"]) for tool, took in _read("prep-8025")["seconds"].items()}
 
     def images_per_s(loader: str) -> str:
@@ -298,15 +298,21 @@ _LOADERS = {
 
 
 def peers() -> str:
-    """Rates of all loaders with batches of 256."""
-    rates = _read("peers")["rates"]
+    """Rates of all loaders with batches of 256, each with its faster number of workers or threads."""
+    rates = _read("peers")["loader"]["res"]
 
     def cell(rate: Mapping[str, Any], loader: str) -> str:
-        values = rate["peers"][loader]
+        values = rate["loaders"][loader]
         return f"{_count(values['images_per_s']['median'])} ({values['cpu_s_per_1000']['median']:.2f})"
 
-    rows = [(title, *(cell(rate, loader) for rate in rates)) for loader, title in _LOADERS.items()]
-    return _table(("images/s (CPU seconds per 1 000 images)", *(f"{rate['res']} px" for rate in rates)), rows)
+    def counts(loader: str) -> list[str]:
+        chosen = [rate["loaders"][loader] for rate in rates]
+        names = ("workers", "threads")
+        return [", ".join(map(str, dict.fromkeys(values[name] for values in chosen))) for name in names]
+
+    rows = [(title, *(cell(rate, loader) for rate in rates), *counts(loader)) for loader, title in _LOADERS.items()]
+    header = ("images/s (CPU seconds per 1 000 images)", *(f"{rate['res']} px" for rate in rates), "workers", "threads")
+    return _table(header, rows)
 
 
 def _switch_ms() -> dict[str, str]:

@@ -238,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         check_numbers(args, rounds=1, batches=1, batch_size=2)
         check_writable(args.out)
-        result = header(args, rounds=args.rounds)
+        result = header(rounds=args.rounds)
         with ScratchFolder() as folder:
             cases = measure(folder, rounds=args.rounds, batches=args.batches, batch_size=args.batch_size,
                             pause_s=args.pause_ms / 1e3)  # fmt: skip

@@ -170,7 +170,7 @@ def _run(args: argparse.Namespace) -> None:
         known = ",".join(map(str, CAPABILITIES))
         raise ResoluteError(f"--capabilities: got {args.capabilities}, expected some of {known}; correct it")
     check_writable(args.out)
-    result, rows = header(args, packages=["triton"]), []
+    result, rows = header(packages=["triton"]), []
     for name, launch in variants():
         for capability in map(int, words):
             show_progress(f"{name} for {capability}")

@@ -25,6 +25,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resolute.console import command_line
 from resolute.errors import ResoluteError
 from resolute.files import check_output, output_file
 from resolute.machine import available_cpus
@@ -51,7 +52,6 @@ _COMMANDS = {
     "compare-clothing10": f"benchmarks.training --shards clothing10 --plan --recipes {','.join(_COMPARED)}",
     "compare-imagenette": f"benchmarks.training --shards imagenette224 --plan --recipes {','.join(_COMPARED[:4])}",
     "order": "benchmarks.storage.order",
-    "peers": "benchmarks.loader --shards shards --batch-size 256 --seconds 3 --rounds 2 --ffcv-python PY",
     "peers-64": "benchmarks.loader --shards shards --seconds 4 --only ours,dali,ffcv --ffcv-python PY",
     "peers-switch": "benchmarks.change --shards shards --only ours,pillow,timm-scheduled,ffcv-output-size "
                     "--ffcv-python PY",
@@ -141,14 +141,14 @@ def commit() -> str | None:
 
 
 def header(
-    args: argparse.Namespace, *, rounds: int = 1, device: torch.device | None = None, packages: Sequence[str] = ()
+    *, rounds: int = 1, device: torch.device | None = None, packages: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The first fields of every result. Call it before measuring: it records the load of the machine.
 
-    args: of `cli.command`, which adds the command line to them. packages: whose versions to add to the usual ones.
+    packages: whose versions to add to the usual ones.
     """
     return {
-        "format": FORMAT, "command": args.command, "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "format": FORMAT, "command": command_line(), "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "rounds": rounds, "commit": commit(), "machine": machine(device), "versions": versions(packages),
     }  # fmt: skip
 
@@ -183,7 +183,8 @@ def results_page(folder: Path) -> str:
     lines = [
         "# Results",
         "",
-        "Written by `python -m resolute.benchmarks.record`. Every file holds the raw values of all rounds; [LOG.md](LOG.md) has",
+        "Written by `python -m resolute.benchmarks.record`. Every file holds the raw values of all rounds; "
+        "[LOG.md](LOG.md) has",
         "the conclusions. Commands name a shard set or a folder of photos by its last part; `PY` is the interpreter of",
         "an environment with that tool. Files without a date, commit or rounds are older than these fields.",
         "",
@@ -210,7 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with output_file(RESULTS / "README.md") as file:
             file.write(results_page(RESULTS).encode())
 
-    return command(Parser(prog="python -m resolute.benchmarks.record", description="Write the page of all results."), work, argv)
+    parser = Parser(prog="python -m resolute.benchmarks.record", description="Write the page of all results.")
+    return command(parser, work, argv)
 
 
 if __name__ == "__main__":

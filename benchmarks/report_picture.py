@@ -4,7 +4,7 @@
     python -m resolute.benchmarks.report_picture charts.html --out benchmarks/results/half-imagenette.png
 
 The first is meant for the report of `make train`, whose photos are generated: pictures of people's photos do not belong
-in the repository. The second takes the page that `python -m resolute.benchmarks.training.summary RESULT --charts` writes.
+in the repository. The second takes the page of `python -m resolute.benchmarks.training.summary RESULT --charts`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _MAX_BYTES = 100_000
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m resolute.benchmarks.report_picture", description="Draw the first screen of an HTML page.")
+    about = "Draw the first screen of an HTML page."
+    parser = Parser(prog="python -m resolute.benchmarks.report_picture", description=about)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, such as runs/demo, or an .html page")
     parser.add_argument("--out", type=Path, default=_PICTURE, metavar="FILE", help="default: docs/report.png")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import re
 from dataclasses import dataclass
@@ -11,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from resolute.errors import ResoluteError
 from resolute.files import write_errors
-from resolute.machine import available_cpus
 
-from .cli import check_numbers, parse_resolutions
 from .loaders.job import Job
+from .options import SetOptions
 from .record import find_device, header, read_into_cache
 
 if TYPE_CHECKING:
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
     from resolute.pipeline.dataset.shard_set import ShardSet
 
-__all__ = ["Setting", "add_arguments", "default_file", "set_up"]
+__all__ = ["Setting", "default_file", "set_up"]
 
 _BATCH_SIZE = 64
 _RESOLUTIONS = (128, 160, 224)  # default for plain tars, which can be read at any resolution
@@ -35,31 +33,17 @@ class Setting:
     batch_size: int
     result: dict[str, Any]  # the fields of a result file before its measurements
 
-    def job(self, args: argparse.Namespace, **more: Any) -> Job:
+    def job(self, args: SetOptions, **more: Any) -> Job:
         """The job of the loaders that are compared."""
         return Job(shards=args.shards, val=args.val, classes=args.classes, resolutions=self.shards.resolutions,
                    batch_size=self.batch_size, workers=args.threads, device=str(self.device), **more)  # fmt: skip
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--shards", required=True, metavar="DIR", help="shard set (folder or URL), or plain WebDataset tars")
-    add("--val", metavar="PATTERN|PART", help="plain tars: validation tars, or fraction of samples (0.05)")
-    add("--classes", metavar="FILE", help="plain tars: text file with one class name per line")
-    add("--res", metavar="PX,…", help="resolutions (default: all of the set; for plain tars 128,160,224)")
-    add("--device", default="auto", metavar="auto|cpu|cuda", help="a GPU if there is one (default: %(default)s)")
-    add("--threads", type=int, default=available_cpus(), metavar="N",
-        help="our CPU threads = the DataLoader's workers (default: all cores, %(default)s)")  # fmt: skip
-    add("--batch-size", type=int, metavar="N", help="samples per batch (default: 64, or all of a smaller set)")
-    add("--model", default="resnet10t", metavar="NAME", help="timm model of the training part (default: %(default)s)")
-
-
-def set_up(args: argparse.Namespace, *, rounds: int, changes: bool) -> Setting:
+def set_up(args: SetOptions, *, rounds: int, changes: bool) -> Setting:
     """Open the set of the arguments. `changes`: whether stage changes are measured, which needs two resolutions.
 
     Raises `ResoluteError` for arguments that cannot be measured.
     """
-    check_numbers(args, threads=1, **({} if args.batch_size is None else {"batch_size": 2}))
     # why here: --help and command line errors should not wait for slow imports
     import timm
 
@@ -72,17 +56,20 @@ def set_up(args: argparse.Namespace, *, rounds: int, changes: bool) -> Setting:
     device = find_device(args.device)
     shards = open_dataset(args.shards, val=args.val, classes=args.classes)
     stored = shards.resolutions or _RESOLUTIONS
-    resolutions = parse_resolutions(args.res, stored, any_size=shards.single_resolution)
+    resolutions = tuple(sorted({*args.res})) or stored
+    if not shards.single_resolution and not {*resolutions} <= {*stored}:
+        got = ",".join(map(str, args.res))
+        raise ResoluteError(f"--res: got {got}, expected some of {','.join(map(str, stored))}; correct it")
     if changes and len(resolutions) < 2:
         raise ResoluteError(
             f"{shards.root}: got one resolution, expected two or more for a stage change; measure its loader with "
-            "`python -m resolute.benchmarks --only loader,training`"
+            "`resolute bench-all --only loader,training`"
         )
     shards = dataclasses.replace(shards, resolutions=resolutions)
     train = shards.splits["train"]
     batch_size = min(_BATCH_SIZE, len(train)) if args.batch_size is None else args.batch_size
     full_batches(shards, resolutions[0], batches=1, batch_size=batch_size)  # raises if the set is too small
-    head = header(args, rounds=rounds, device=device)
+    head = header(rounds=rounds, device=device)
     machine = head["machine"]
     result = {
         **head,

@@ -2,7 +2,7 @@
 
     python -m resolute.benchmarks.stage_change_picture [--result benchmarks/results/bench-cpu.json]
 
-The result file is one of `python -m resolute.benchmarks --only change`, first round: a consumer that takes a fixed time per
+The result file is one of `resolute bench-all --only change`, first round: a consumer that takes a fixed time per
 step. A step's time is that fixed time and the wait for its batch.
 """
 
@@ -36,7 +36,7 @@ _TICK_MS = 100
 
 
 def draw(result: dict[str, Any]) -> str:
-    """The picture as SVG, from a result of `python -m resolute.benchmarks` with the part "change"."""
+    """The picture as SVG, from a result of `resolute bench-all` with the part "change"."""
     change = result.get("change") or result["switch"]
     paced = change["consumers"]["paced"]
     resolutions = change.get("resolutions") or result["shards"]["resolutions"]
@@ -92,15 +92,16 @@ def draw(result: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m resolute.benchmarks.stage_change_picture", description="Draw docs/stage_change.svg.")
+    about = "Draw docs/stage_change.svg."
+    parser = Parser(prog="python -m resolute.benchmarks.stage_change_picture", description=about)
     parser.add_argument("--result", type=Path, default=RESULTS / "bench-cpu.json", metavar="FILE",
-        help="result of `python -m resolute.benchmarks` (default: %(default)s)")  # fmt: skip
+        help="result of `resolute bench-all` (default: %(default)s)")  # fmt: skip
 
     def work(args: argparse.Namespace) -> None:
         try:
             picture = draw(json.loads(args.result.read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError):
-            raise ResoluteError(f"{args.result}: not such a result, expected one of `python -m resolute.benchmarks` with the "
+            raise ResoluteError(f"{args.result}: not such a result, expected one of `resolute bench-all` with the "
                                 "part change; choose another") from None  # fmt: skip
         with output_file(PICTURE) as file:
             file.write(picture.encode())

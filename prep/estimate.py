@@ -8,6 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from resolute.console import counted
 from resolute.pipeline.storage.scratch import ScratchFolder
 from resolute.prep.convert.batch import BatchResult, EncodeOptions
 from resolute.prep.execute.process_pool import open_pool
@@ -20,8 +21,8 @@ from resolute.prep.plan.shard_plan import GenerationImages, ShardPlan
 from resolute.prep.shards.existing_set import open_existing
 from resolute.prep.storage.output import open_store
 
-from .config import Settings
 from .extension import check_extendable, describe_changes, extension_plan, open_finished
+from .settings import Settings
 
 __all__ = ["dry_run"]
 
@@ -58,7 +59,7 @@ def dry_run(settings: Settings) -> str:
         rate = timed_images / (perf_counter() - start_s) if timed_images else None
     images = sum(map(len, inputs.splits.values()))
     per_image = images / stats.images
-    lines.append(f"  estimated from {stats.images} random images, of which {stats.rejects} were rejected:")
+    lines.append(f"  estimated from {counted(stats.images, 'random image')}, rejected {stats.rejects}:")
     for (res, side), size in zip(sides.items(), sizes, strict=True):
         lines.append(
             f"  {res:>4} px: short side {side} px, about {size * per_image / 1e6:.0f} MB, "
@@ -66,7 +67,7 @@ def dry_run(settings: Settings) -> str:
         )
     lines.append(f"  in total about {sum(sizes) * per_image / 1e9:.3g} GB in {settings.out}")
     if rate is not None:
-        workers = f"{settings.worker_count} workers"
+        workers = counted(settings.worker_count, "worker")
         lines.append(f"  time: about {_duration(images / rate)} at {rate:.0f} images/s with {workers}")
     warnings = input_warnings(settings, inputs, is_extension=settings.extend)
     warnings += size_warnings(sides, sources)
@@ -85,8 +86,8 @@ def _inputs(settings: Settings, folder: Path) -> tuple[Inputs, list[str]]:
         inputs = list_inputs(settings, folder, folder / "spool")
         return inputs, [
             *inputs.about,
-            f"{settings.src}: {inputs.images} images, {describe_target(inputs.target)}, {_counts(inputs)}; ignored: "
-            f"{describe_ignored(inputs.ignored)}",
+            f"{settings.src}: {counted(inputs.images, 'image')}, {describe_target(inputs.target)}, {_counts(inputs)}; "
+            f"ignored: {describe_ignored(inputs.ignored)}",
             *_copies(settings, inputs),
         ]
     store = open_store(settings.out)
@@ -101,8 +102,8 @@ def _inputs(settings: Settings, folder: Path) -> tuple[Inputs, list[str]]:
     changes = describe_changes(None, len(comparison.removed), len(comparison.changed), dropped=settings.drop)
     return finished.inputs, [
         *finished.inputs.about,
-        f"{settings.src}: {comparison.added} new photos for {store.where} ({_counts(finished.inputs)}), "
-        f"{len(new_classes)} new classes{named}; ignored: {describe_ignored(ignored)}",
+        f"{settings.src}: {counted(comparison.added, 'new photo')} for {store.where} ({_counts(finished.inputs)}), "
+        f"{counted(len(new_classes), 'new class', plural='new classes')}{named}; ignored: {describe_ignored(ignored)}",
         *_copies(settings, finished.inputs),
         *(f"  {line}" for line in changes),
     ]
@@ -113,7 +114,8 @@ def _copies(settings: Settings, inputs: Inputs) -> list[str]:
     if inputs.copies is None or not inputs.copies.extra:
         return []
     fate = "left out" if settings.duplicates == "drop" else "kept in one split with the photo that they copy"
-    return [f"  duplicates: {inputs.copies.extra} images are exact copies of others; {fate}"]
+    extra = counted(inputs.copies.extra, "exact copy of another image", plural="exact copies of other images")
+    return [f"  duplicates: {extra}; {fate}"]
 
 
 def _counts(inputs: Inputs) -> str:

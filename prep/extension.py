@@ -31,7 +31,7 @@ from resolute.prep.shards.record import plan_hash
 from resolute.prep.shards.source_record import is_other_source, read_record
 from resolute.prep.storage.output import Store
 
-from .config import Settings
+from .settings import Settings
 
 __all__ = ["Finished", "check_extendable", "describe_changes", "extension_plan", "is_nothing_new",
            "open_finished", "write_changes"]  # fmt: skip

@@ -36,7 +36,6 @@ from resolute.prep.sources.archives.containers import check_containers, containe
 from resolute.prep.storage.bulk import read_present, remove_many, write_many
 from resolute.prep.storage.output import Store, open_store
 
-from .config import Settings
 from .prepare import (
     BuildResult,
     PlannedSet,
@@ -48,12 +47,13 @@ from .prepare import (
     plan_set,
     scratch_folder,
 )
+from .settings import Settings
 
 __all__ = ["convert_range", "finalize_jobs", "parse_range", "plan_jobs"]
 
 _CONTAINERS = f"{PLAN_FOLDER}/containers.json"  # {path: bytes} of the archives that hold images
 _MAX_NAMED = 8  # ranges of missing shards in a message
-_AGAIN = "run `python -m resolute.prep plan` again, with the settings of the set"
+_AGAIN = "run `resolute jobs plan` again, with the settings of the set"
 
 
 def parse_range(text: str) -> tuple[int, int | None]:
@@ -96,9 +96,9 @@ def plan_jobs(settings: Settings, describe: Callable[[str], None] = lambda line:
     return (
         f"{store.where}: planned {_count(first, 'shard')}, numbered {', '.join(parts)}; {first - len(missing)} of them "
         f"{'is' if first - len(missing) == 1 else 'are'} finished. Run next, as any number of jobs with a range each:\n"
-        f"  python -m resolute.prep shards --out {out} --range 0:{first}\n"
+        f"  resolute jobs range --out {out} --range 0:{first}\n"
         "and when all of them have ended:\n"
-        f"  python -m resolute.prep finalize --out {out}"
+        f"  resolute jobs finish --out {out}"
     )
 
 
@@ -251,7 +251,7 @@ def _missing_error(store: Store, out: str, missing: NDArray[np.int64]) -> Resolu
     ranges = ", ".join([f"{run[0]}:{run[-1] + 1}" for run in runs[:_MAX_NAMED]] + ["…"] * (len(runs) > _MAX_NAMED))
     return ResoluteError(
         f"{store.where}: not all shards are finished, got {len(missing)} missing, numbers {ranges}, expected none; run "
-        f"`python -m resolute.prep shards --out {shlex.quote(out)} --range {missing[0]}:{missing[-1] + 1}`, which leaves "
+        f"`resolute jobs range --out {shlex.quote(out)} --range {missing[0]}:{missing[-1] + 1}`, which leaves "
         "finished shards as they are"
     )
 
@@ -291,5 +291,5 @@ def _read_inputs(store: Store, plan: str, split: str, number: int) -> ShardInput
         return ShardInputs.parse(read_present(store, name), plan)
     except ValueError as error:
         raise ResoluteError(
-            f"{store.where}/{name}: damaged, got {error}, expected what `prep plan` wrote; {_AGAIN}"
+            f"{store.where}/{name}: damaged, got {error}, expected what `resolute jobs plan` wrote; {_AGAIN}"
         ) from None

@@ -46,7 +46,6 @@ from resolute.prep.sources.scan_cache import delete_old_versions
 from resolute.prep.storage.bulk import remove_many
 from resolute.prep.storage.output import LOCK, RUN_FOLDER, LocalStore, Store, open_store
 
-from .config import Settings
 from .extension import (
     Finished,
     check_extendable,
@@ -56,6 +55,7 @@ from .extension import (
     open_finished,
     write_changes,
 )
+from .settings import Settings
 
 __all__ = ["BuildResult", "PlannedSet", "ShardSpecs", "build", "delete_plan_files", "delete_run_files",
            "describe_reasons", "finalize", "missing_shards", "plan_set", "scratch_folder"]  # fmt: skip
@@ -438,7 +438,7 @@ def _scan_cache(store: Store, scratch: Path) -> Path:
 
 
 def delete_plan_files(store: Store) -> None:
-    """Delete what `prep plan` wrote for jobs, the mark that it is complete last."""
+    """Delete what `resolute jobs plan` wrote for jobs, the mark that it is complete last."""
     names = [f"{PLAN_FOLDER}/{name}" for name in store.names(PLAN_FOLDER)]
     remove_many(store, [name for name in names if name != SET_PLAN])
     store.remove(SET_PLAN)

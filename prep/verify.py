@@ -1,18 +1,11 @@
-"""Checks that a finished shard set is still what prep wrote: `python -m resolute.prep.verify SHARDS`.
+"""Checks that a finished shard set is still what prep wrote: `resolute verify SHARDS`.
 
 Reads every file once and decodes every JPEG; writes nothing but `damaged.json`, from which prep repairs the set.
 """
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before the slow imports
-    from resolute.console import guard_process
-
-    guard_process()
-
-import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -20,12 +13,9 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import Any
 
-from tqdm import tqdm
-
-from resolute.console import Parser, number
-from resolute.errors import ResoluteError, StorageError, from_os_error, strip_credentials
+from resolute.console import counted, say
+from resolute.errors import ResoluteError, StorageError
 from resolute.files import PARTIAL
-from resolute.machine import available_cpus
 from resolute.pipeline.dataset.format import FORMAT, VERSION, is_sealed
 from resolute.pipeline.dataset.source_record import SOURCE_RECORD, missing_set_hint
 from resolute.pipeline.fork_server import fork_server
@@ -35,9 +25,9 @@ from resolute.prep.shards.file_check import Damage, check_file, init_worker, rea
 from resolute.prep.shards.record import record_name
 from resolute.prep.shards.source_record import read_record, rerun_command
 from resolute.prep.storage.hashed_file import FileInfo
-from resolute.prep.storage.output import RUN_FOLDER, Store, open_store
+from resolute.prep.storage.output import RUN_FOLDER, Store
 
-__all__ = ["VerifyResult", "main", "to_rebuild", "verify"]
+__all__ = ["VerifyResult", "summary", "to_rebuild", "verify", "write_damaged_list"]
 
 # Files of a set that its manifest does not list.
 _OUTSIDE = frozenset({MANIFEST, DAMAGED, SOURCE_RECORD, CHANGES, CARD, "report.html"})
@@ -145,7 +135,7 @@ def _in_processes(store: Store, files: Mapping[str, FileInfo], workers: int) -> 
             yield name_of[future], future.result()
     except BrokenProcessPool:
         raise ResoluteError(
-            "verify: got a worker process that died, expected it to finish; if it ran out of memory, use fewer "
+            "got a worker process that died, expected it to finish; if it ran out of memory, use fewer "
             "workers (--workers)"
         ) from None
     finally:
@@ -164,8 +154,10 @@ def to_rebuild(manifest: Mapping[str, Any], damaged: Collection[str]) -> dict[st
     return to_do
 
 
-def _summary(store: Store, result: VerifyResult) -> str:
-    """The closing lines, without a final newline."""
+def summary(store: Store, result: VerifyResult) -> str:
+    """The closing lines of the command, without a final newline."""
+    if result.unexpected:
+        say(f"ignored, not part of the set: {_first_names(result.unexpected)}")
     manifest, damaged = result.manifest, result.damaged
     if manifest is None:
         return _damage_lines(store, damaged) + (
@@ -177,8 +169,9 @@ def _summary(store: Store, result: VerifyResult) -> str:
         shards = sum(len(split["shards"]) for split in manifest["splits"].values())
         gigabytes = sum(info["bytes"] for info in files.values()) / 1e9
         return (
-            f"{store.where}: sound, {samples} samples, {len(manifest['resolutions'])} resolutions, "
-            f"{shards} shard{'s'[:shards != 1]}, {gigabytes:.3g} GB, {result.elapsed_s:.1f} s"
+            f"{store.where}: sound, {counted(samples, 'sample')}, "
+            f"{counted(len(manifest['resolutions']), 'resolution')}, {counted(shards, 'shard')}, {gigabytes:.3g} GB, "
+            f"{result.elapsed_s:.1f} s"
         )
     text = _damage_lines(store, damaged)
     for res, shards_of in to_rebuild(manifest, damaged).items():
@@ -196,7 +189,7 @@ def _first_names(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_NAMED]) + more
 
 
-def _write_damaged_list(store: Store, result: VerifyResult) -> None:
+def write_damaged_list(store: Store, result: VerifyResult) -> None:
     """Write `damaged.json`, which the next `prep` repairs from; delete it if the set is sound."""
     try:
         if result.damaged:
@@ -205,51 +198,3 @@ def _write_damaged_list(store: Store, result: VerifyResult) -> None:
             store.remove(DAMAGED)
     except ResoluteError as error:
         raise ResoluteError(f"{error}; prep repairs what {DAMAGED} lists: run verify again first") from None
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m resolute.prep.verify",
-        description="Hash every file of a shard set and decode every JPEG in it.",
-        epilog="Lists the damaged files, also in SHARDS/damaged.json, and the `make shards` command that rebuilds only "
-        "those. Exit status: 0 sound, 1 damaged, 2 error (explained in one line on stderr), 130 interrupted.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("shards", metavar="SHARDS", help="folder of the set, or a URL such as s3://bucket/set")
-    parser.add_argument("--workers", type=number(0, 4096), default=0, metavar="N",
-        help="processes (default: one per CPU core)")  # fmt: skip
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status; a `ResoluteError` becomes one line on stderr and status 2."""
-    try:
-        args = _parser().parse_args(argv)
-        workers = args.workers or available_cpus()
-        store = open_store(args.shards)
-        with tqdm(unit="B", unit_scale=True, disable=None, dynamic_ncols=True) as bar:
-
-            def progress(done: int, total: int) -> None:
-                bar.total = total
-                bar.update(done - bar.n)
-
-            result = verify(store, workers=workers, progress=progress)
-        if result.unexpected:
-            print(f"verify: ignored, not part of the set: {_first_names(result.unexpected)}", file=sys.stderr)
-        # why: messages quote file names, which may hold bytes that are not valid text
-        print(_summary(store, result).encode(errors="backslashreplace").decode())
-        _write_damaged_list(store, result)
-    except (ResoluteError, OSError) as error:
-        message = from_os_error(error) if isinstance(error, OSError) else error
-        print(strip_credentials(f"verify: {message}").encode(errors="backslashreplace").decode(), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("verify: interrupted", file=sys.stderr)
-        return 130
-    return 1 if result.damaged else 0
-
-
-if __name__ == "__main__":
-    from resolute.console import run_main
-
-    run_main(main)

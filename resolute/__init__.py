@@ -10,7 +10,11 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform != "linux":
+    raise ImportError(f"resolute: runs on Linux only, as NVIDIA DALI does, got {sys.platform}; on Windows, use WSL 2")
 
 if TYPE_CHECKING:
     from .errors import ResoluteError
@@ -19,8 +23,9 @@ if TYPE_CHECKING:
     from .pipeline.plan.plan import Plan
     from .pipeline.plan.stage import Augment, Stage
 
-__all__ = ["Augment", "Batch", "Loader", "Plan", "ResoluteError", "ShardSet", "Stage"]
+__all__ = ["Augment", "Batch", "Loader", "Plan", "ResoluteError", "ShardSet", "Stage", "__version__"]
 
+__version__ = "0.2.0"
 _MODULES = {
     "Augment": "pipeline.plan.stage", "Batch": "pipeline.loader.loader", "Loader": "pipeline.loader.loader",
     "Plan": "pipeline.plan.plan", "ResoluteError": "errors", "ShardSet": "pipeline.dataset.shard_set",

@@ -1,7 +1,7 @@
 """Shared behaviour of all command lines: one-line errors, exit statuses, and tolerance of closed output streams.
 
 Exit status: 0 success, 2 for a `ResoluteError` (one line on stderr), 130 for Ctrl-C. A closed or broken stdout does not
-stop the work: `python -m resolute.train train ... | head -3` trains to the end.
+stop the work: `resolute train ... | head -3` trains to the end.
 
 Every entry point (`__main__.py`) begins with these lines, above its other imports:
 
@@ -17,6 +17,8 @@ import contextlib
 import errno
 import io
 import os
+import re
+import shlex
 import signal
 import sys
 import threading
@@ -25,7 +27,8 @@ from typing import Any, NoReturn, TextIO
 
 from .errors import ResoluteError, from_os_error, strip_credentials
 
-__all__ = ["Parser", "command", "guard_process", "number", "print_error", "run_main"]
+__all__ = ["Parser", "command", "command_line", "counted", "guard_process", "is_of_storage", "number", "run_main",
+           "say", "set_program"]  # fmt: skip
 
 _STORAGE = frozenset({
     errno.EACCES, errno.EDQUOT, errno.EIO, errno.EINTR, errno.ENODEV, errno.ENOENT, errno.ENOSPC, errno.ENOTCONN,
@@ -33,11 +36,15 @@ _STORAGE = frozenset({
 })  # fmt: skip
 
 
+_program = "resolute"
+_words: tuple[str, ...] = ()
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises `ResoluteError` instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
-        raise ResoluteError(f"command line: {message}; see `{self.prog} --help`")
+        raise ResoluteError(f"{message}; see `{self.prog} --help`")
 
 
 def number(low: float, high: float, kind: type[int] | type[float] = int) -> Callable[[str], Any]:
@@ -56,9 +63,21 @@ def number(low: float, high: float, kind: type[int] | type[float] = int) -> Call
     return parse
 
 
-def print_error(error: BaseException | str, prefix: str = "error") -> None:
-    """Print `error` as one line on stderr, without credentials. Never raises."""
-    line = strip_credentials(" ".join(f"{prefix}: {error}".split("\n")))
+def set_program(name: str, words: Sequence[str] = ()) -> None:
+    """The name that begins every line of `say`, such as "resolute train"; `words`: the rest of the command line."""
+    global _program, _words
+    _program, _words = name, tuple(words)
+
+
+def command_line() -> str:
+    """The command that runs, as a shell would take it; absolute paths in it without their folders."""
+    without_folders = [re.sub(r"(?<![\w.:/])/(?:[^/,=]*/)*", "", word) for word in _words]
+    return f"{_program} {shlex.join(without_folders)}".strip()
+
+
+def say(line: BaseException | str) -> None:
+    """Print `line`, an error for example, as one line on stderr, without credentials. Never raises."""
+    line = strip_credentials(" ".join(f"{_program}: {line}".split("\n")))
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(line.encode(errors="backslashreplace").decode(), file=sys.stderr, flush=True)
 
@@ -70,14 +89,25 @@ def command(
 
     A `ResoluteError` is printed as one line on stderr, with status 2; Ctrl-C gives 130.
     """
+    set_program(parser.prog, sys.argv[1:] if arguments is None else list(map(str, arguments)))
     try:
         return work(parser.parse_args(arguments)) or 0
     except ResoluteError as error:
-        print_error(error)
+        say(error)
         return 2
     except KeyboardInterrupt:
-        print_error(f"{parser.prog}: interrupted", prefix="stopped")
+        say("interrupted")
         return 130
+
+
+def is_of_storage(error: OSError) -> bool:
+    """Whether an error that no code has handled comes from a disk or mount, and not from a bug."""
+    return error.errno in _STORAGE and not (error.errno == errno.ENOENT and error.filename is None)
+
+
+def counted(number: int, noun: str, *, plural: str = "") -> str:
+    """`number` with its noun: "1 image", "2 images"; plural: an irregular one, such as "classes"."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def guard_process() -> None:
@@ -122,15 +152,15 @@ def run_main(main: Callable[[], int], *, teardown: bool = True) -> NoReturn:
     except SystemExit as end:  # argparse's --help
         status = end.code if isinstance(end.code, int) else 0
     except OSError as error:
-        if error.errno not in _STORAGE or (error.errno == errno.ENOENT and error.filename is None):
+        if not is_of_storage(error):
             raise
-        print_error(from_os_error(error))
+        say(from_os_error(error))
         status = 2
     with contextlib.suppress(KeyboardInterrupt):
         sys.stdout.flush()
     if outputs[0].failed is not None:
         reason = os.strerror(outputs[0].failed)
-        print_error(f"stdout: got '{reason}', expected a place for the output; the work itself is done")
+        say(f"stdout: got '{reason}', expected a place for the output; the work itself is done")
         status = status or 2
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # why: else Ctrl-C would print a traceback from the exit handlers of libraries

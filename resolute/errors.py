@@ -86,13 +86,13 @@ def check_installed(package: str, *, setting: str, extra: str) -> None:
     """Raise `ResoluteError` if the optional `package`, which the project's `extra` installs, is missing."""
     if importlib.util.find_spec(package) is None:
         raise ResoluteError(f"{setting}: the package {package} is not installed, expected it; "
-                            f"run `pip install -e '.[{extra}]'`")  # fmt: skip
+                            f"run `pip install 'resolute-vision[{extra}]'`")  # fmt: skip
 
 
 def check(good: bool, key: str, got: object, expected: str) -> None:
-    """Raise `ResoluteError` for the recipe's `key` if `good` is false."""
+    """Raise `ResoluteError` for the setting `key` if `good` is false."""
     if not good:
-        raise ResoluteError(f"{key}: got {got}, expected {expected}; change it in the recipe")
+        raise ResoluteError(f"{key}: got {got}, expected {expected}; correct it")
 
 
 def differences(got: Any, expected: Any, name: str = "") -> list[str]:

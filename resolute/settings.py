@@ -8,30 +8,38 @@ A field has its type, default, range and one sentence of help. The same checks h
 and for code that calls the constructor: `Augment(flip_prob=2)` raises `ResoluteError` with the line that a recipe gets.
 Help texts, the tables of the documentation and the JSON Schema for editors are made from the fields too.
 
-Values are taken as JSON has them: lists for tuples, whole numbers for floats, NumPy scalars for numbers; neither text for
-a number nor a bool for an integer.
+Values are taken as JSON has them: lists for tuples, whole numbers for floats, NumPy scalars for numbers; neither text
+for a number nor a bool for an integer. `checked` does the same for the arguments of a function.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import inspect
+import itertools
 import json
+import os
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, dataclass_transform
 
 import pydantic
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import SkipJsonSchema
 
 from .errors import ResoluteError
 
-__all__ = ["Setting", "build", "closest", "definitions", "describe", "described", "setting", "settings", "type_text"]
+__all__ = ["Setting", "build", "checked", "closest", "definitions", "describe", "described", "option_name", "setting",
+           "settings", "type_text"]  # fmt: skip
 
 T = TypeVar("T")
+P = ParamSpec("P")
+_MAX_SHOWN = 200  # characters of a wrong value
 _WORDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 _NAMES = {int: "integer", float: "number", bool: "`true`, `false`", str: "text", dict: "table"}
 
@@ -48,10 +56,11 @@ def described(help: str, **bounds: Any) -> Any:
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-def settings(where: str) -> Callable[[type[T]], type[T]]:
+def settings(where: str, renamed: Mapping[str, str] | None = None) -> Callable[[type[T]], type[T]]:
     """Make a class a frozen, keyword-only dataclass whose constructor checks its arguments.
 
     where: name of the group, which begins the messages ("augment" for "augment.flip_prob: got …"); "" for none.
+    renamed: earlier names of settings, with the current ones, which the message about an earlier name tells.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -63,9 +72,18 @@ def settings(where: str) -> Callable[[type[T]], type[T]]:
                 made.__pydantic_validator__.validate_json(json.dumps(values, default=_plain), self_instance=self)
             except ValidationError as error:
                 raise describe(error, made, where) from None
+            except (TypeError, ValueError) as error:  # of json: not a value that JSON has
+                raise ResoluteError(f"{where or cls.__name__}: {error}; correct it") from None
 
-        made.__init__ = __init__
+        def __repr__(self: Any) -> str:
+            values = {each.name: (getattr(self, each.name), each.default) for each in definitions(made)}
+            changed = ", ".join(f"{name}={value!r}" for name, (value, default) in values.items() if value != default)
+            return f"{cls.__name__}({changed})"
+
+        __init__.__qualname__ = f"{cls.__qualname__}.__init__"  # in Python's message about unnamed arguments
+        made.__init__, made.__repr__ = __init__, __repr__
         made.__settings_name__ = where
+        made.__settings_renamed__ = renamed or {}
         return typing.cast(type[T], made)
 
     return decorate
@@ -76,33 +94,88 @@ def build(cls: type[T], values: Mapping[str, Any]) -> T:
 
     Raises `ResoluteError` as the constructor does.
     """
+    listed = {setting.name for setting in definitions(cls) if setting.is_list}
+    taken = {name: value.split(",") if name in listed and isinstance(value, str) else value
+             for name, value in values.items()}  # fmt: skip
     try:
-        return typing.cast(T, pydantic.TypeAdapter(cls).validate_python(dict(values), strict=False))
+        return typing.cast(T, pydantic.TypeAdapter(cls).validate_python(taken, strict=False))
     except ValidationError as error:
-        raise describe(error, cls, getattr(cls, "__settings_name__", "")) from None
+        raise describe(error, cls, "--") from None
+
+
+def checked(where: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Check the keyword arguments of a function whose types are numbers, texts, choices and tuples of them.
+
+    They are converted as `settings` does, and refused with the same messages; `where` begins these. Other arguments are
+    left alone.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        parameters = {name: parameter for name, parameter in inspect.signature(function).parameters.items()
+                      if name not in ("self", "cls")}  # fmt: skip
+
+        @functools.cache  # on the first call, when all types are defined
+        def group() -> Any:
+            hints = {name: hint for name, hint in typing.get_type_hints(function, include_extras=True).items()
+                     if name in parameters and parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+                     and _is_plain(hint)}  # fmt: skip
+            defaults = {name: parameters[name].default for name in hints
+                        if parameters[name].default is not inspect.Parameter.empty}  # fmt: skip
+            return settings(where)(type(where, (), {"__annotations__": hints, **defaults}))
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            for name in kwargs:
+                if name not in parameters:
+                    raise ResoluteError(f"{where}.{name}: no such argument; {closest(name, parameters)}")
+            given = {name: value for name, value in kwargs.items() if name in group().__pydantic_fields__}
+            good = group()(**given)
+            return function(*args, **{**kwargs, **{name: getattr(good, name) for name in given}})
+
+        return call
+
+    return decorate
 
 
 def describe(error: ValidationError, cls: Any, where: str) -> ResoluteError:
-    """The first of pydantic's errors as one line: where, got, expected."""
-    first = error.errors()[0]
+    """The first of pydantic's errors as one line: where, got, expected.
+
+    where: name of the group of settings, or "--" for the options of a command line.
+    """
+    # an unknown name first: it explains why another one is missing
+    first = min(error.errors(), key=lambda each: each["type"] != "unexpected_keyword_argument")
+    if first["type"] == "json_invalid":  # a lone surrogate, as in a file name that is not UTF-8
+        return ResoluteError(f"{where or cls.__name__}: got text that is not Unicode, expected UTF-8; correct it")
     owner, names = cls, list(filter(None, [where]))
     field: FieldInfo | None = None
     for part in first["loc"]:
+        if isinstance(part, int):  # the number of a table or item of a list
+            continue
         fields: Mapping[str, FieldInfo] = getattr(owner, "__pydantic_fields__", {})
         if part not in fields:
-            if isinstance(part, str) and first["type"] in ("unexpected_keyword_argument", "missing"):
+            if first["type"] in ("unexpected_keyword_argument", "missing"):
                 names.append(part)
             break
-        field = fields[str(part)]
-        names.append(str(part))
+        field = fields[part]
+        names.append(part)
         owner = next(filter(dataclasses.is_dataclass, _members(field.annotation)), None)
-    name = ".".join(names)
-    if first["type"] == "missing":
-        return ResoluteError(f"{name}: missing, expected {type_text(field) if field else 'a value'}; add it")
+    name = option_name(names[-1]) if where == "--" else ".".join(names)
+    expected = type_text(field).replace("`", "") if field else first["msg"]
+    if first["type"] == "missing" and isinstance(first["loc"][-1], str):  # else an item of a list
+        return ResoluteError(f"{name}: missing, expected {expected}; add it")
     if first["type"] == "unexpected_keyword_argument":
-        return ResoluteError(f"{name}: no such setting; {closest(names[-1], getattr(owner, '__pydantic_fields__', {}))}")
-    got = first["input"]
-    return ResoluteError(f"{name}: got {got!r}, expected {type_text(field) if field else first['msg']}; correct it")
+        if now := getattr(owner, "__settings_renamed__", {}).get(names[-1]):
+            return ResoluteError(f"{name}: no such setting, expected {now}, its current name; rename it")
+        known = getattr(owner, "__pydantic_fields__", {})
+        return ResoluteError(f"{name}: no such setting; {closest(names[-1], known)}")
+    got = repr(first["input"])
+    got = got if len(got) <= _MAX_SHOWN else f"{got[:_MAX_SHOWN]}…"
+    return ResoluteError(f"{name}: got {got}, expected {expected}; correct it")
+
+
+def option_name(name: str) -> str:
+    """The option of a command line for the setting `name`; Python's keywords have a "_" at their end."""
+    return "--" + name.rstrip("_").replace("_", "-")
 
 
 def closest(name: str, known: Mapping[str, Any]) -> str:
@@ -120,6 +193,11 @@ class Setting:
     default: Any  # `dataclasses.MISSING` if it is required
     help: str
     annotation: Any
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it takes several values, separated by commas on a command line."""
+        return any(typing.get_origin(arm) is tuple for arm in _arms(self.annotation))
 
 
 def definitions(cls: Any) -> Iterator[Setting]:
@@ -142,16 +220,24 @@ def _text(hint: Any, metadata: Any = ()) -> str:
     limits = _range(metadata)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(_text(arg, metadata) for arg in args if arg is not types.NoneType)
+        shown = [_text(arg, metadata) for arg in args if arg is not types.NoneType and not _is_internal(arg)]
+        # "number or 2 numbers, above 0": members that follow each other share their range
+        groups = itertools.groupby((text.partition(", ") for text in shown), key=lambda parts: parts[1:])
+        return " or ".join(" or ".join(kind for kind, *_ in group) + "".join(limits) for limits, group in groups)
     if origin is Literal:
         return ", ".join(f"`{json.dumps(arg)}`" for arg in args)
     if origin is tuple:
         many = args[-1] is Ellipsis
         inner = typing.get_args(args[0])[1:] if typing.get_origin(args[0]) is Annotated else ()
         limits = limits or _range([item for info in inner for item in getattr(info, "metadata", [info])])
+        item = typing.get_args(args[0])[0] if typing.get_origin(args[0]) is Annotated else args[0]
+        if item not in (int, float):
+            return f"list of {_text(item)}"
         return ", ".join(filter(None, ["list of numbers" if many else f"{len(args)} numbers", limits]))
-    if dataclasses.is_dataclass(hint):
+    if dataclasses.is_dataclass(hint) or (origin is dict and args[1] is Any):
         return "table"
+    if origin is dict:
+        return f"table: {_text(args[1])}"
     return ", ".join(filter(None, [_NAMES.get(origin or hint, getattr(hint, "__name__", "text").lower()), limits]))
 
 
@@ -162,11 +248,31 @@ def _range(metadata: Any) -> str:
     return ", ".join(f"{_WORDS[name]} {bound}" for name, bound in bounds.items())
 
 
+def _arms(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; else the type itself."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+
+
 def _members(hint: Any) -> list[Any]:
     """The types of a union, or of the items of a tuple; else the type itself."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union, tuple, Annotated):
         return [member for arg in typing.get_args(hint) for member in _members(arg)]
     return [hint]
+
+
+def _is_internal(hint: Any) -> bool:
+    """Whether a member of a union is for code alone: neither in the documentation nor in the JSON Schema."""
+    return any(isinstance(item, SkipJsonSchema) for item in typing.get_args(hint)[1:])  # type: ignore[misc]
+
+
+def _is_plain(hint: Any) -> bool:
+    """Whether JSON has all values of a type."""
+    if typing.get_origin(hint) is Literal or hint in (int, float, bool, str, types.NoneType, Ellipsis):
+        return True
+    if typing.get_origin(hint) is Annotated:
+        return _is_plain(typing.get_args(hint)[0])
+    is_known = typing.get_origin(hint) in (types.UnionType, typing.Union, tuple)
+    return is_known and all(map(_is_plain, typing.get_args(hint)))
 
 
 def _plain(value: Any) -> Any:
@@ -175,4 +281,6 @@ def _plain(value: Any) -> Any:
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if hasattr(value, "tolist"):
         return value.tolist()
-    return str(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(f"got {value!r}, expected a number, text, list or table")

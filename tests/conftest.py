@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.prep.__main__ import main as prep
 from tests import ROOT
+from tests.support.cli import prep
 from tests.support.commands import Ended, run
 
 # why: a background job ignores Ctrl-C, and so would all processes that the tests start

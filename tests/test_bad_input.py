@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from resolute.cli import main as train
 from resolute.pipeline.__main__ import main as index
-from resolute.prep.__main__ import main as prep
-from resolute.train.__main__ import main as train
 from tests import ROOT
 from tests.conftest import make_photos
+from tests.support.cli import prep
 from tests.support.commands import Command, assert_one_line, run, snapshot
 
 pytestmark = pytest.mark.slow
@@ -47,28 +47,28 @@ batch_size = 16
 """
 
 # Command lines as the README and the Makefile give them; {out} does not exist yet.
-PREP = ("prep", "--src", "{photos}", "--out", "{out}", "--res", "32,48", "--workers", "1")
-VERIFY = ("prep.verify", "{shards}", "--workers", "1")
+PREP = ("shards", "--src", "{photos}", "--out", "{out}", "--res", "32,48", "--workers", "1")
+VERIFY = ("verify", "{shards}", "--workers", "1")
 CPU = ("--device", "cpu", "--threads", "1")
 RUNS = ("--shards", "{shards}", "--recipe", "{recipe}", "--runs", "{out}", *CPU)
-TRAIN = ("train", "train", *RUNS)
-PLAN = ("train", "plan", *RUNS)
-EVAL = ("train", "eval", "{run}", "--shards", "{shards}", *CPU, "--json", "{out}.json")
-PREDICT = ("train", "predict", "{run}", "--src", "{photos}", "--out", "{out}.csv", *CPU)
-EXPORT = ("train", "export", "{run}", "--out", "{out}.safetensors")
-REPORT = ("train", "report", "{run}")
-LR = ("train", "lr", "--recipe", "{recipe}", "--shards", "{shards}", "--out", "{out}.html")
-LR_FIND = ("train", "lr-find", "--recipe", "{recipe}", "--shards", "{shards}", "--out", "{out}.html", *CPU)
-SHOW = ("train", "show", "{shards}", "--recipe", "{recipe}", "--out", "{out}.html")
-INDEX = ("pipeline", "index", "{foreign}", "--index", "{out}")
-BENCH = ("benchmarks", "--shards", "{shards}", "--only", "loader", "--seconds", "0.2", "--rounds", "1", *CPU,
+TRAIN = ("train", *RUNS)
+PLAN = ("plan", *RUNS)
+EVAL = ("eval", "{run}", "--shards", "{shards}", *CPU, "--json", "{out}.json")
+PREDICT = ("predict", "{run}", "--src", "{photos}", "--out", "{out}.csv", *CPU)
+EXPORT = ("export", "{run}", "--out", "{out}.safetensors")
+REPORT = ("report", "{run}")
+LR = ("lr", "--recipe", "{recipe}", "--shards", "{shards}", "--out", "{out}.html")
+LR_FIND = ("lr-find", "--recipe", "{recipe}", "--shards", "{shards}", "--out", "{out}.html", *CPU)
+SHOW = ("show", "{shards}", "--recipe", "{recipe}", "--out", "{out}.html")
+INDEX = ("resolute.pipeline", "index", "{foreign}", "--index", "{out}")
+BENCH = ("bench-all", "--shards", "{shards}", "--only", "loader", "--seconds", "0.2", "--rounds", "1", *CPU,
          "--out", "{out}.json")  # fmt: skip
 COMMANDS = {"prep": PREP, "verify": VERIFY, "train": TRAIN, "plan": PLAN, "eval": EVAL, "predict": PREDICT,
             "export": EXPORT, "report": REPORT, "lr": LR, "lr-find": LR_FIND, "show": SHOW, "index": INDEX,
             "bench": BENCH}  # fmt: skip
 
 TAKE_SHARDS = ("verify", "train", "plan", "eval", "lr", "lr-find", "show", "bench")
-TAKE_RECIPE = ("train", "plan", "lr", "lr-find", "show")
+TAKE_RECIPE = ("plan", "lr", "lr-find", "show")
 TAKE_RUN = ("eval", "predict", "export", "report")
 BAD_SHARDS = ("missing", "empty-folder", "text-file", "photos", "manifest-truncated", "manifest-list",
               "manifest-version", "index-truncated", "index-gone", "forbidden")  # fmt: skip
@@ -315,7 +315,7 @@ def test_bad_input_is_reported_in_one_line_and_leaves_nothing(
 @pytest.mark.parametrize("bad", [name for name in BAD_SHARDS if name.startswith(("manifest", "index"))])
 def test_verify_reports_damage_with_status_1(bad: str, place: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(place / bad, tmp_path / bad)
-    ended = run("prep.verify", [copy, "--workers", "1"], folder=tmp_path, scratch=tmp_path)
+    ended = run("verify", [copy, "--workers", "1"], folder=tmp_path, scratch=tmp_path)
     assert ended.status == 1
     assert "make shards" in ended.out
     assert not ended.err
@@ -394,7 +394,7 @@ def test_full_and_closed_stdout_are_handled(name: str, output: str, place: Path,
     if output == "full":
         ended = run(module, words, folder=tmp_path, scratch=tmp_path, stdout="/dev/full")
         assert ended.status == 2
-        assert len([line for line in ended.err.splitlines() if line.startswith("error: stdout")]) == 1
+        assert len([line for line in ended.err.splitlines() if ": stdout: " in line]) == 1
     else:
         ended = run(module, words, folder=tmp_path, scratch=tmp_path, closed=(1, 2))
         assert ended.status == 0

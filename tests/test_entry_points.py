@@ -28,22 +28,22 @@ ENTRY_POINTS = sorted(
     if '__name__ == "__main__"' in path.read_text() and str(path.relative_to(ROOT)) not in NO_COMMANDS
 )
 COMMANDS: dict[str, Sequence[str]] = {
-    "prep": ("--src", "photos", "--out", "shards"),
-    "prep.verify": ("shards",),
-    "pipeline.examples.demo_photos": ("--out", "photos"),
-    "pipeline": ("index", "tars"),
-    "train show": ("shards", "--recipe", "recipe.toml"),
-    "train train": ("--shards", "shards", "--recipe", str(ROOT / "train" / "recipes" / "demo.toml")),
-    "train plan": ("--shards", "shards", "--recipe", str(ROOT / "train" / "recipes" / "demo.toml")),
-    "train eval": ("run", "--shards", "shards"),
-    "train predict": ("run", "--src", "photos"),
-    "train export": ("run",),
-    "train report": ("run",),
-    "train compare": ("run", "other"),
-    "train lr": ("--recipe", "recipe.toml", "--samples", "9"),
-    "train lr-find": ("--shards", "shards", "--recipe", "recipe.toml"),
-    "benchmarks": ("--shards", "shards"),
-    "benchmarks.brief": ("--shards", "shards"),
+    "shards": ("--src", "photos", "--out", "shards"),
+    "verify": ("shards",),
+    "resolute.pipeline.examples.demo_photos": ("--out", "photos"),
+    "resolute.pipeline": ("index", "tars"),
+    "show": ("shards", "--recipe", "recipe.toml"),
+    "train": ("--shards", "shards", "--recipe", str(ROOT / "train" / "recipes" / "demo.toml")),
+    "plan": ("--shards", "shards", "--recipe", str(ROOT / "train" / "recipes" / "demo.toml")),
+    "eval": ("run", "--shards", "shards"),
+    "predict": ("run", "--src", "photos"),
+    "export": ("run",),
+    "report": ("run",),
+    "compare": ("run", "other"),
+    "lr": ("--recipe", "recipe.toml", "--samples", "9"),
+    "lr-find": ("--shards", "shards", "--recipe", "recipe.toml"),
+    "bench-all": ("--shards", "shards"),
+    "bench": ("--shards", "shards"),
 }
 
 
@@ -58,7 +58,7 @@ def test_entry_points_are_guarded_before_their_imports(path: Path) -> None:
 
 def start(module: str, arguments: Sequence[object], **options: object) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}  # type: ignore[dict-item]
-    command = [sys.executable, "-m", *f"resolute.{module}".split(), *map(str, arguments)]
+    command = [sys.executable, "-m", *([module] if "." in module else ["resolute", module]), *map(str, arguments)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.Popen(command, text=True, env=environment, **streams)  # type: ignore[call-overload]
 
@@ -102,7 +102,8 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_prep_finishes_with_a_closed_full_or_unread_stdout(
     photos: Path, tmp_path: Path, output: str, status: int
 ) -> None:
-    done = shell(f"{sys.executable} -m resolute.prep --src {photos} --out {tmp_path / 's'} --res 32 --workers 1 {output}")
+    words = f"--src {photos} --out {tmp_path / 's'} --res 32 --workers 1"
+    done = shell(f"{sys.executable} -m resolute shards {words} {output}")
     assert done.returncode == status
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == (output == "> /dev/full")
@@ -111,14 +112,14 @@ def test_prep_finishes_with_a_closed_full_or_unread_stdout(
 
 @pytest.mark.parametrize("output", ["| head -n 1", "> /dev/full", ">&-"])
 def test_keys_and_help_print_no_traceback_with_a_closed_or_full_stdout(output: str) -> None:
-    for command in ("train keys", "prep --help", "train eval --help", "benchmarks --help"):
-        done = shell(f"{sys.executable} -m {command} {output}")
+    for command in ("keys", "shards --help", "eval --help", "--help"):
+        done = shell(f"{sys.executable} -m resolute {command} {output}")
         assert done.returncode == (2 if "full" in output else 0)
         assert "Traceback" not in done.stderr
 
 
 def test_an_error_with_a_closed_stderr_gives_status_2() -> None:
-    assert shell(f"{sys.executable} -m resolute.prep --src gone --out gone 2>&-").returncode == 2
+    assert shell(f"{sys.executable} -m resolute shards --src gone --out gone 2>&-").returncode == 2
 
 
 @pytest.mark.slow
@@ -132,7 +133,8 @@ def test_file_names_are_utf8_in_every_locale(photos: Path, tmp_path: Path, local
     for name, environment in (("a", {"PYTHONUTF8": "1"}), ("b", locale)):
         out = folder / name
         done = shell(
-            f"{sys.executable} -m resolute.prep --src {photos} --val-list {folder}/välid.txt --out {out} --res 32 --workers 1",
+            f"{sys.executable} -m resolute shards --src {photos} --val-list {folder}/välid.txt --out {out} --res 32 "
+            "--workers 1",
             **environment,
         )
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""`python -m resolute.train lr-find`: a learning rate range test on the first stage, a chart of it and one suggested `optim.lr`.
+"""`resolute lr-find`: a learning rate range test on the first stage, a chart of it and one suggested `optim.lr`.
 
 The learning rate rises exponentially over the steps of a short training of the recipe's model, from its initial
 weights, on the first stage's batches and with the recipe's loss. The largest usable rate is the last at which the
@@ -15,7 +15,6 @@ arXiv 2003.02218; the exponential sweep and its end at divergence: fastai's `lr_
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 import tempfile
@@ -35,6 +34,7 @@ from resolute.report.charts import Series, chart
 from resolute.report.page import figures_page
 from resolute.train.devices.distributed import Ranks
 from resolute.train.optim.schedule import Rates, peak_momentum
+from resolute.train.options import LrFindOptions
 from resolute.train.planner.batch_size import DoesNotFit, out_of_memory
 from resolute.train.recipe.schema import Ema, Recipe, Schedule
 
@@ -156,7 +156,7 @@ def draw(test: RangeTest, path: Path, *, suggested: float | None, title: str, su
         file.write(figures_page(title=title, subtitle=subtitle, charts=[drawn]))
 
 
-def main(args: argparse.Namespace) -> None:
+def main(args: LrFindOptions) -> None:
     """Run the command."""
     check_output(args.out, setting="--out", suffixes=(".html",))
     low, high = _range(args, Recipe.load(args.recipe))
@@ -198,7 +198,7 @@ def main(args: argparse.Namespace) -> None:
     print(f"optim.lr = {suggested:g} (the recipe has {recipe.optim.lr:g}). {_TRUST}.")
 
 
-def _range(args: argparse.Namespace, recipe: Recipe) -> tuple[float, float]:
+def _range(args: LrFindOptions, recipe: Recipe) -> tuple[float, float]:
     default = _RANGES["betas" if recipe.optim.uses_betas else "momentum"]
     low, high = args.min_lr or default[0], args.max_lr or default[1]
     check(10 * low <= high, "--min-lr, --max-lr", f"{low:g} to {high:g}", "at least a factor of 10 between them")

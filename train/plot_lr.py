@@ -1,11 +1,10 @@
-"""`python -m resolute.train lr`: draws the schedule over all steps of a recipe and prints a summary per stage.
+"""`resolute lr`: draws the schedule over all steps of a recipe and prints a summary per stage.
 
 The charts share the x axis: learning rate, momentum, resolution, and the regularisation that changes.
 """
 
 from __future__ import annotations
 
-import argparse
 import bisect
 from itertools import accumulate
 from pathlib import Path
@@ -18,6 +17,7 @@ from resolute.pipeline.plan.stage import AUTO
 from resolute.report.charts import Chart
 from resolute.report.page import figures_page
 from resolute.train.optim.schedule import Rates, epoch_samples, epoch_steps
+from resolute.train.options import LrOptions
 from resolute.train.recipe.schema import Recipe
 
 from .report.curves import schedule_charts
@@ -119,7 +119,7 @@ def _summary(curve: Curve) -> str:
     return f"{curve.recipe.schedule.kind}, {curve.recipe.total_epochs} epochs, {curve.total_steps} steps"
 
 
-def main(args: argparse.Namespace) -> None:
+def main(args: LrOptions) -> None:
     """Run the command."""
     check_output(args.out, setting="--out", suffixes=(".html",))
     recipe = Recipe.load(args.recipe)
@@ -130,13 +130,12 @@ def main(args: argparse.Namespace) -> None:
     print(args.out)
 
 
-def _samples(args: argparse.Namespace, recipe: Recipe) -> int:
-    if args.samples is None:
+def _samples(args: LrOptions, recipe: Recipe) -> int:
+    if args.shards is not None:
         shards = open_dataset(
             args.shards, resolutions=recipe.resolutions, val=args.val, classes=args.classes, target=args.target,
             fold=recipe.data.fold, folds=recipe.data.folds,
         )  # fmt: skip
         return len(shards.splits["train"])
-    if args.samples < 1:
-        raise ResoluteError(f"--samples: got {args.samples}, expected at least 1; give the number of training images")
-    return int(args.samples)
+    assert args.samples is not None
+    return args.samples

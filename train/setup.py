@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 from dataclasses import dataclass
@@ -21,10 +20,11 @@ from resolute.train.devices.device import pick_device
 from resolute.train.devices.distributed import Ranks
 from resolute.train.devices.memory import keep_freed_memory
 from resolute.train.logs.hardware import bf16_is_emulated
-from resolute.train.logs.loggers.background import check_loggers, parse_loggers
+from resolute.train.logs.loggers.background import check_loggers
 from resolute.train.loss.class_weights import class_weights
 from resolute.train.model.head import Head
 from resolute.train.model.regularization import strongest
+from resolute.train.options import PlanOptions, TrainOptions
 from resolute.train.planner.batch_size import Probe, cap_memory, real_steps, with_batch_sizes
 from resolute.train.recipe.schema import Recipe
 
@@ -70,12 +70,12 @@ class Options:
             )
 
     @classmethod
-    def parsed(cls, args: argparse.Namespace) -> Options:
-        """The options of `python -m resolute.train train` or `plan`. Raises `ResoluteError` for an invalid run name."""
+    def parsed(cls, args: PlanOptions | TrainOptions) -> Options:
+        """The options of `resolute train` or `plan`. Raises `ResoluteError` for an invalid run name."""
         names = {field.name for field in dataclasses.fields(cls)} & vars(args).keys()
         folder = new_run(args.recipe.stem if args.run is None else args.run, runs=args.runs)
         values = {name: getattr(args, name) for name in names}
-        return cls(folder=folder, **{**values, "loggers": parse_loggers(getattr(args, "loggers", None))})
+        return cls(folder=folder, **values)
 
     @property
     def data(self) -> dict[str, str | None]:

@@ -1,14 +1,13 @@
-"""`python -m resolute.train show SHARDS --recipe FILE`: contact sheet of the model's input, per stage, split and resolution.
+"""`resolute show SHARDS --recipe FILE`: contact sheet of the model's input, per stage, split and resolution.
 
 Beside each input is its original, as it is stored, with the crop outlined. If regularisation changes over the run, the
-charts of `python -m resolute.train lr` come first, and each row has its values.
+charts of `resolute lr` come first, and each row has its values.
 
 The inputs come from the same loader, plan and graph as in training, so the pixels are those of a run.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import itertools
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from resolute.console import counted
 from resolute.files import check_output, output_file
 from resolute.pipeline.dataset.open_dataset import open_dataset
 from resolute.pipeline.dataset.shard_set import ShardSet
@@ -28,6 +28,7 @@ from resolute.pipeline.loader.loader import Batch, Loader
 from resolute.pipeline.loader.reader import Reader
 from resolute.report.charts import Chart
 from resolute.report.page import figures_page
+from resolute.train.options import ShowOptions
 from resolute.train.recipe.schema import Recipe
 
 from .plot_lr import Curve, changes, charts, regularization_text
@@ -143,7 +144,7 @@ def _outlined(jpeg: bytes, crop: Sequence[int], height: int) -> dict[str, Any]:
     return {"data": buffer.getvalue(), "width": size[0], "height": size[1]}
 
 
-def main(args: argparse.Namespace) -> None:
+def main(args: ShowOptions) -> None:
     """Run the command."""
     check_output(args.out, setting="--out", suffixes=(".html",))
     recipe = Recipe.load(args.recipe)
@@ -154,4 +155,4 @@ def main(args: argparse.Namespace) -> None:
     rows = model_inputs(shards, recipe, count=args.count)
     schedule = charts(Curve(recipe, len(shards.splits["train"]))) if changes(recipe) else ()
     draw(rows, args.out, title=f"Model input of {recipe.name}", charts=schedule)
-    print(f"{args.out}: {len(rows)} rows of model inputs")
+    print(f"{args.out}: {counted(len(rows), 'row')} of model inputs")

@@ -8,7 +8,6 @@ without saving. Signals that were ignored when the process started (nohup, backg
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import os
@@ -38,6 +37,7 @@ from resolute.train.logs.hardware import describe, reset_peak_memory
 from resolute.train.logs.loggers.background import Loggers
 from resolute.train.logs.metrics import Meter, NullLogWriter, RunLogWriter
 from resolute.train.logs.score import main_metric
+from resolute.train.options import TrainOptions
 from resolute.train.planner.batch_size import DoesNotFit, out_of_memory
 from resolute.train.planner.estimate import Forecast, calibration, forecast, table
 from resolute.train.planner.gpu_decode import difference
@@ -59,8 +59,8 @@ _LOCK = ".lock"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def main(args: argparse.Namespace) -> int:
-    """`python -m resolute.train train`: train or resume a run, or one run per fold. Returns the exit status."""
+def main(args: TrainOptions) -> int:
+    """`resolute train`: train or resume a run, or one run per fold. Returns the exit status."""
     options = Options.parsed(args)
     with join(options.device) as ranks:
         if args.folds is None:

@@ -100,14 +100,12 @@ def _too_small(recipe: Recipe, pass_: Pass, shape: tuple[int, int, int], *, worl
     """
     res, global_size, local_size = shape
     batch_size = recipe.stages[pass_.stage].batch_size_at(res)
-    stage, of_ranks = recipe.stages[pass_.stage], f" on {world_size} ranks" if world_size > 1 else ""
+    of_ranks = f" on {world_size} ranks" if world_size > 1 else ""
     if local_size > 1:
         return (f"optim.grad_accum_steps: {recipe.optim.grad_accum_steps} micro-batches of the {global_size} "
                 f"samples per step{of_ranks} (stage {pass_.stage}) leave one of a single sample")  # fmt: skip
     if batch_size < 2 * world_size:
         return f"stages[{pass_.stage}].batch_size: {batch_size}{of_ranks} is a single sample per step"
-    if pass_.samples == 1:
-        return f"stages[{pass_.stage}].fraction: {stage.fraction} is a single sample per epoch"
     return (f"stages[{pass_.stage}].batch_size: {batch_size}{of_ranks} leaves a last batch of a single sample "
             f"of the epoch's {pass_.samples}")  # fmt: skip
 

@@ -1,1 +1,1 @@
-"""`python -m resolute.benchmarks.gpu_check`: everything about a GPU that matters to a run, in one command of ten minutes."""
+"""`resolute gpu-check`: everything about a GPU that matters to a run, in one command of ten minutes."""

@@ -511,9 +511,9 @@ def _tiny_recipe(settings: Settings, name: str, *, batch_size: int | str = 8, ep
 
 
 def _train_command(settings: Settings, recipe: Path, runs: Path, run: str) -> list[str]:
-    return [sys.executable, "-m", "resolute.train", "train", "--shards", settings.shards, "--recipe", str(recipe), "--run", run,
-            "--runs", str(runs), "--device", settings.device, "--threads", str(settings.threads), "--save-every-steps",
-            "5"]  # fmt: skip
+    return [sys.executable, "-m", "resolute", "train", "--shards", settings.shards, "--recipe", str(recipe),
+            "--run", run, "--runs", str(runs), "--device", settings.device, "--threads", str(settings.threads),
+            "--save-every-steps", "5"]  # fmt: skip
 
 
 def _train(

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import resolute
 from resolute.benchmarks.cli import check_numbers, chosen, parse_resolutions, show_progress
 from resolute.benchmarks.record import check_writable, header, read_into_cache, write
 from resolute.errors import ResoluteError
@@ -28,7 +29,7 @@ from .registry import LOADERS
 __all__ = ["Runner", "add_arguments", "compare"]
 
 _SPARE_S = 600  # a loader that exceeds its expected time by this much has hung
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(resolute.__file__).parents[1]  # the checkout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +121,7 @@ def compare(
         )
     check_writable(args.out)
     packages = sorted({package for name in names for package in LOADERS[name].versions})
-    result = header(args, rounds=args.rounds, packages=packages)
+    result = header(rounds=args.rounds, packages=packages)
     machine, cache = result["machine"], read_into_cache(shards)
     print(f"{machine['cpu']}, {machine['cores']} cores, {args.workers} workers, batch {args.batch_size}, {samples} "
           f"training images, load before: {machine['load_before']}")  # fmt: skip

@@ -4,7 +4,7 @@
                               [--shard-samples 4096] [--img2dataset /path/to/python]
 
 All JPEGs of a folder of class folders, in a few copies, are converted to shards of all sizes with two processes by
-`python -m resolute.prep`, by Pillow's Lanczos + `webdataset.ShardWriter`, and by img2dataset, run once per size (in a separate
+`resolute shards`, by Pillow's Lanczos + `webdataset.ShardWriter`, and by img2dataset, run once per size (in a separate
 environment, as it pins an old webdataset; it reads `file://` URLs). Each copy is a file of its own with other bytes: a
 comment that numbers it, before the first segment of the JPEG. Each round times the complete commands one after another;
 prep also hashes photos and shards and syncs them to disk. A tool's start-up time (imports, compilation) is its time for
@@ -40,11 +40,11 @@ from typing import Any
 import webdataset
 from PIL import Image
 
-from resolute.benchmarks.cli import Parser, command
+from resolute.benchmarks.cli import Parser, command, parse_resolutions
 from resolute.benchmarks.record import check_writable, header, write
 from resolute.errors import ResoluteError
-from resolute.prep.config import MARGIN, parse_resolutions
 from resolute.prep.convert.resize import fit
+from resolute.prep.settings import MARGIN
 
 from .parts import measure_parts, measure_psnr
 
@@ -90,7 +90,8 @@ def _run(words: Sequence[object]) -> None:
 def run_ours(src: Path, out: Path, resolutions: Sequence[int], shard_samples: int) -> None:
     words = ["--src", src, "--out", out, "--res", ",".join(map(str, resolutions)), "--val-frac", "0.01",
              "--shard-samples", shard_samples]  # fmt: skip
-    _run([sys.executable, "-m", "resolute.prep", *words, "--quality", QUALITY, "--workers", WORKERS, "--max-bad", "1"])
+    more = ["--quality", QUALITY, "--workers", WORKERS, "--max-bad", "1"]
+    _run([sys.executable, "-m", "resolute", "shards", *words, *more])
 
 
 def run_pillow(src: Path, out: Path, short_sides: Sequence[int]) -> None:
@@ -195,9 +196,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure_all(args: argparse.Namespace) -> None:
-    resolutions = parse_resolutions(args.res)
+    resolutions = parse_resolutions(args.res, (), any_size=True)
     check_writable(args.out)
-    result = header(args, rounds=args.rounds, packages=("simplejpeg", "numba", "webdataset"))
+    result = header(rounds=args.rounds, packages=("simplejpeg", "numba", "webdataset"))
     with tempfile.TemporaryDirectory(prefix="resolute-prep-") as temporary:
         root = Path(temporary)
         sides = [round(res * MARGIN) for res in resolutions]

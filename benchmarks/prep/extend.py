@@ -59,7 +59,7 @@ def run_prep(src: Path, out: Path, *more: str) -> dict[str, float]:
     """Run prep; wall seconds and CPU seconds of all its processes."""
     words = ["--src", str(src), "--out", str(out), "--workers", "2", "--max-bad", "1", *more]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run([sys.executable, "-m", "resolute.prep", *words], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "resolute", "shards", *words], check=True, stdout=subprocess.DEVNULL)
     elapsed_s = time.perf_counter() - began
     with suppress(ChildProcessError):
         while True:  # why: prep does not wait for its last processes to end
@@ -218,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> None:
     check_writable(args.out)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    result: dict[str, Any] = {**header(args, rounds=args.rounds), "commands": []}
+    result: dict[str, Any] = {**header(rounds=args.rounds), "commands": []}
     for _ in range(args.rounds):
         # why: hard links need the photos' own disk
         with tempfile.TemporaryDirectory(dir=args.src[0].resolve().parent) as folder:

@@ -28,12 +28,12 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from resolute.benchmarks.cli import Parser, check_numbers, command, repeated
+from resolute.benchmarks.cli import Parser, check_numbers, command, parse_resolutions, repeated
 from resolute.benchmarks.record import check_writable, header, write
-from resolute.prep.config import MARGIN, parse_resolutions
 from resolute.prep.convert.decode import Photo, Reject, decode
 from resolute.prep.convert.reduced import decode_for_sizes
 from resolute.prep.convert.resize import fit, resize_and_encode, resize_photo
+from resolute.prep.settings import MARGIN
 
 QUALITY = 90
 PHOTOS = 4
@@ -141,8 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> None:
     check_numbers(args, rounds=1)
     check_writable(args.out)
-    sides = [round(res * MARGIN) for res in parse_resolutions(args.res)]
-    result = header(args, rounds=args.rounds, packages=("simplejpeg", "numba"))
+    sides = [round(res * MARGIN) for res in parse_resolutions(args.res, (), any_size=True)]
+    result = header(rounds=args.rounds, packages=("simplejpeg", "numba"))
     result |= {"short_sides": sides, "photos": []}
     for group, data in photos_to_measure(args.src, args.real):
         try:

@@ -1,4 +1,4 @@
-"""Measures `prep plan`, a `shards` job, `finalize` and a no-op prep of a set with many shards on a slow object store.
+"""Measures `resolute jobs plan`, `range` and `finish`, and a prep with nothing to do, on a slow store with many shards.
 
     python -m resolute.benchmarks.prep.many_shards [--shards 24000] [--latency 0.03]
 
@@ -37,9 +37,9 @@ from resolute.benchmarks.cli import Parser, command
 from resolute.benchmarks.record import check_writable, header, write
 from resolute.pipeline.dataset.format import SAMPLE, SOURCE, STORED, shard_name
 from resolute.prep import jobs
-from resolute.prep.config import Settings
 from resolute.prep.plan.set_plan import ShardLayout
 from resolute.prep.prepare import build
+from resolute.prep.settings import Settings
 from resolute.prep.shards.existing_set import PLAN, read_sealed
 from resolute.prep.shards.record import RECORDS, ShardRecord, plan_hash
 from resolute.prep.storage.hashed_file import FileInfo
@@ -207,14 +207,14 @@ def _measure_all(args: argparse.Namespace) -> None:
     fsspec.register_implementation("slow", SlowStore, clobber=True)
     SlowStore.latency_s = args.latency
     result: dict[str, Any] = {
-        **header(args), "shards": args.shards, "samples": args.samples, "latency_s": args.latency,
+        **header(), "shards": args.shards, "samples": args.samples, "latency_s": args.latency,
         "resolutions": RESOLUTIONS,
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="resolute-many-") as folder:
         photos = Path(folder) / "photos.tar"
         pack_photos(photos, args.shards * args.samples)
         settings = Settings(
-            src=str(photos), out=OUT, resolutions=RESOLUTIONS, val_frac=0.0, shard_samples=args.samples, engine="jobs"
+            src=str(photos), out=OUT, res=RESOLUTIONS, val_frac=0.0, shard_samples=args.samples, engine="jobs"
         )
         steps: list[tuple[str, Callable[[], object]]] = [
             ("plan", lambda: jobs.plan_jobs(settings)),

@@ -76,7 +76,7 @@ def run_prep(src: Path, out: Path) -> dict[str, Any]:
     res = ",".join(map(str, RESOLUTIONS))
     words = ["--src", str(src), "--out", str(out), "--res", res, "--workers", "2", "--shard-samples", "1024"]
     began = time.perf_counter()
-    main_mib, workers_mib = run_watched([sys.executable, "-m", "resolute.prep", *words, "--max-bad", "1"])
+    main_mib, workers_mib = run_watched([sys.executable, "-m", "resolute", "shards", *words, "--max-bad", "1"])
     elapsed_s = time.perf_counter() - began
     images = json.loads((out / "manifest.json").read_text())["source"]["images"]
     return {"images": images, "elapsed_s": elapsed_s, "main_mib": main_mib, "workers_mib": workers_mib}
@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> None:
     check_writable(args.out)
-    result: dict[str, Any] = {**header(args), "runs": []}
+    result: dict[str, Any] = {**header(), "runs": []}
     # why: hard links need the photos' own disk
     with tempfile.TemporaryDirectory(dir=args.src.resolve().parent) as folder:
         for copies in map(int, args.copies.split(",")):

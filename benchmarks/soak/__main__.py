@@ -86,7 +86,7 @@ def _soak(args: argparse.Namespace) -> int:
                 folder, stack, seed=args.seed, kills=args.kills, faults=args.faults, minutes=args.minutes,
                 only=[word for word in args.only.split(",") if word], index=args.index, keep=args.keep,
             )  # fmt: skip
-            first_fields = header(args)
+            first_fields = header()
             soak.run()
         print(soak.summary())
         write(args.out, {**first_fields, **soak.result()}, indent=None)

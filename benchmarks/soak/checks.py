@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,14 +40,18 @@ def compare_trees(what: str, got: Mapping[str, str], expected: Mapping[str, str]
     return problems
 
 
+_LEFT_BY_LIBRARIES = re.compile(r"pymp-|.*wandb-(media|artifacts)$")
+
+
 def leftover_files(what: str, folder: Path, allowed: Sequence[str] = ()) -> list[str]:
     """Findings for everything in a folder that should be empty except for `allowed`.
 
-    Also allowed: multiprocessing's `pymp-*` with the fork server's socket, which a killed process leaves: no bytes.
+    Also allowed, as a killed process leaves them: multiprocessing's `pymp-*` with the fork server's socket, and the
+    empty folders of wandb, which timm imports.
     """
     paths = sorted(folder.rglob("*")) if folder.exists() else []
     names = [str(path.relative_to(folder)) for path in paths
-             if not path.is_socket() and not (path.name.startswith("pymp-") and path.is_dir())]  # fmt: skip
+             if not path.is_socket() and not (path.is_dir() and _LEFT_BY_LIBRARIES.match(path.name))]  # fmt: skip
     names = [name for name in names if name not in allowed]
     return [f"{what}: left over: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}"] if names else []
 

@@ -19,8 +19,8 @@ __all__ = ["Event", "Place", "draw"]
 
 # torch's C++ logs, and prep's notes about the shards that it keeps and the labels of a list, are not errors
 _NOISE = re.compile(
-    r"\[?[WEI]\d{4} |\[rank\d|frame #\d|Exception raised from|prep: \d+ shards? (is|are) there already"
-    r"|prep: .*: a class for each of \d+ photos |prep:   line \d"
+    r"\[?[WEI]\d{4} |\[rank\d|frame #\d|Exception raised from|resolute [\w ]+: already there: \d+ shards?"
+    r"|resolute [\w ]+: .*: a class for each of \d+ photos |resolute [\w ]+:   line \d"
 )
 _CHANGES = WRITE | SYNC | NAME
 _SIGNALS = {"SIGTERM": {143, -15}, "SIGINT": {130, -2}, "SIGHUP": {129, -1}}

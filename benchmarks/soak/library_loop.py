@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from resolute.benchmarks.cli import Parser, command
+from resolute.errors import ResoluteError
 from resolute.files import atomic_write
 
 __all__ = ["main"]
@@ -65,13 +66,17 @@ def _run(args: argparse.Namespace) -> None:
                 break
             except KeyboardInterrupt:
                 continue
+            except ResoluteError:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its line
+                raise
     lines = [f"{b.spec.index} {hashlib.sha256(b.images.numpy().tobytes()).hexdigest()}\n" for b in batches]
     atomic_write(args.out, "".join(lines))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m resolute.benchmarks.soak.library_loop", description=(__doc__ or "").partition("\n")[0])
+    about = (__doc__ or "").partition("\n")[0]
+    parser = Parser(prog="python -m resolute.benchmarks.soak.library_loop", description=about)
     parser.add_argument("shards", help="a shard set with 64 px")
     parser.add_argument("out", type=Path, help="the file to write")
     parser.add_argument("--interrupts", type=int, metavar="SEED", help="seed of the moments (default: none)")

@@ -4,9 +4,9 @@
         store.variables            # environment variables for its clients
         store.fail("503", after=10, limit=3)
 
-The server is a process of its own (`python -m resolute.benchmarks.soak.objects`). Kinds of faults: an HTTP status, `hang` (no
-answer for `wait_s`, then the connection ends), `slow` (an answer after `wait_s`), `cut` (half of the body, then the
-connection ends).
+The server is a process of its own (`python -m resolute.benchmarks.soak.objects`). Kinds of faults: an HTTP status,
+`hang` (no answer for `wait_s`, then the connection ends), `slow` (an answer after `wait_s`), `cut` (half of the body,
+then the connection ends).
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def object_store() -> Iterator[ObjectStore]:
         assert server.stdout
         line = server.stdout.readline().split()
         if not line:
-            raise ResoluteError("soak: the S3 server did not start, expected moto: pip install -e '.[dev]'")
+            raise ResoluteError("soak: the S3 server did not start, expected moto: pip install 'resolute-vision[dev]'")
         try:
             store = ObjectStore(int(line[0]), server.pid)
             store.empty()

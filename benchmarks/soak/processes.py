@@ -146,7 +146,7 @@ def start(command: Command, folder: Path, *, prepare: Callable[[], None] = lambd
         path.touch()  # why here: a forked process may be killed before it opens them
     if command.new_interpreter:
         torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(command.ranks), "-m", "--"]
-        words = [sys.executable, "-m", *(torchrun if command.ranks > 1 else []), f"resolute.{command.module}", *command.arguments]
+        words = [sys.executable, "-m", *(torchrun if command.ranks > 1 else []), command.module, *command.arguments]
         with stdout.open("wb") as out, stderr.open("wb") as err:
             running = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
@@ -202,7 +202,7 @@ def _run(command: Command, stdout: Path, stderr: Path, prepare: Callable[[], Non
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
         os.environ.update(command.env)
         tempfile.tempdir = None
-        sys.argv = [f"resolute.{command.module}", *command.arguments]
+        sys.argv = [command.module, *command.arguments]
         if command.ranks > 1:
             status = _launch(command, prepare)
         else:
@@ -334,7 +334,7 @@ def load_compiled() -> None:
     from numba.core.dispatcher import Dispatcher
 
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in ("pipeline", "prep", "train"):
+        if name.partition(".")[0] != "resolute":
             continue
         dispatchers: list[Any] = [value for value in vars(module).values() if isinstance(value, Dispatcher)]
         for dispatcher in dispatchers:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 # why: forks of this process need not import them
-import resolute.prep.__main__
+import resolute.cli
+import resolute.prep.commands
 import resolute.prep.convert.worker
-import resolute.train.__main__
 import resolute.train.cross_validation
 import resolute.train.inference.evaluate
 import resolute.train.planner.plan
@@ -331,10 +331,12 @@ class Soak:
 
     def _add_finding(self, scenario: Scenario, event: str, problem: str, process: Process | None = None) -> None:
         self._failed = True
+        root = f"{Path(__file__).resolve().parents[2]}/"
+        module = "python -m resolute.benchmarks.soak"
         self.findings.append({
             "scenario": scenario.name, "index": scenario.index, "event": event, "problem": problem,
-            "stderr": "" if process is None else process.stderr[-4000:].replace(f"{Path(__file__).resolve().parents[2]}/", ""),
-            "repeat": f"python -m resolute.benchmarks.soak --seed {self.seed} --only {scenario.name} --index {scenario.index}",
+            "stderr": "" if process is None else process.stderr[-4000:].replace(root, ""),
+            "repeat": f"{module} --seed {self.seed} --only {scenario.name} --index {scenario.index}",
         })  # fmt: skip
         print(f"FINDING {scenario.name} {scenario.index}: {problem} (after: {event})", flush=True)
 
@@ -374,7 +376,7 @@ class _Attempt:
         self._expected = set(event.expected)
         self._problems: list[str] = []
         self._scheduled: list[tuple[float, Callable[[], None]]] = []  # (time of the monotonic clock, action)
-        self._restore: Callable[[], None] | None = None  # brings a vanished folder back
+        self._restore: Callable[[], None] | None = None  # brings a folder back, resumes processes
 
     def run(self) -> Process:
         """Run the command and its event to the end; returns the main process."""
@@ -477,8 +479,9 @@ class _Attempt:
         if number == signal.SIGKILL and target == "all":
             process.send(number)  # also processes that were forked in the meantime
         if number == signal.SIGSTOP:
-            resume_at = time.monotonic() + self.event.duration_s
-            self._scheduled.append((resume_at, lambda: process.send(signal.SIGCONT, members)))
+            # why not only at that time: helpers of a command that has ended would stay stopped
+            self._restore = functools.partial(process.send, signal.SIGCONT, members)
+            self._scheduled.append((time.monotonic() + self.event.duration_s, self._restore))
 
     def _vanish(self) -> None:
         """Take a folder away by renaming it, like a lost mount, and bring it back later."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gzip
-import importlib
 import io
 import itertools
 import json
@@ -30,6 +29,7 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.storage.scratch import ScratchFolder
 
@@ -224,31 +224,26 @@ class Scenario(ABC):
         in_child(delete_abandoned)
         return leftover_files("TMPDIR", self.path("tmp"))
 
-    def command(self, module: str, *words: object, ranks: int = 1) -> Command:
-        return Command(module=module, main=_main_of(module), arguments=[str(word) for word in words], env=self.env(),
-                       ranks=ranks)  # fmt: skip
-
-
-@functools.cache
-def _main_of(module: str) -> Callable[[list[str]], int]:
-    name = f"resolute.{module}" if module == "prep.verify" else f"resolute.{module}.__main__"
-    main: Callable[[list[str]], int] = importlib.import_module(name).main
-    return main
+    def command(self, *words: object, ranks: int = 1) -> Command:
+        return Command(module="resolute", main=main, arguments=[str(word) for word in words],
+                       env=self.env(), ranks=ranks)  # fmt: skip
 
 
 def shorten_limits() -> None:
     """In a forked process: use short time limits, and fork prep's workers instead of starting interpreters."""
-    import resolute.prep.execute.process_pool
-    import resolute.prep.storage.lease
     from resolute.pipeline.storage.disk_cache import CacheSettings
+    from resolute.prep import commands
+    from resolute.prep.execute import process_pool
+    from resolute.prep.storage import lease
 
     get_context = multiprocessing.get_context
     multiprocessing.get_context = lambda method=None: get_context(  # type: ignore[assignment]
         "fork" if method == "forkserver" else method
     )
-    resolute.prep.execute.process_pool.Pool = functools.partial(resolute.prep.execute.process_pool.Pool, hang_s=HANG_S)  # type: ignore[assignment, misc]
-    resolute.prep.execute.process_pool.open_pool = functools.partial(resolute.prep.execute.process_pool.open_pool, method="fork")
-    resolute.prep.storage.lease._LEASE_S, resolute.prep.storage.lease._MARGIN_S, resolute.prep.storage.lease._RENEW_S = 8.0, 2.0, 1.0
+    process_pool.Pool = functools.partial(process_pool.Pool, hang_s=HANG_S)  # type: ignore[assignment, misc]
+    process_pool.open_pool = functools.partial(process_pool.open_pool, method="fork")
+    commands.start_fork_server = lambda: None
+    lease._LEASE_S, lease._MARGIN_S, lease._RENEW_S = 8.0, 2.0, 1.0
     defaults = CacheSettings.__init__.__kwdefaults__
     assert defaults is not None
     defaults.update(first_wait_s=0.05, stall_s=1.5)
@@ -278,7 +273,7 @@ class Prep(Scenario):
         return str(self.path("out"))
 
     def prep(self, resolutions: str = RESOLUTIONS) -> Command:
-        return self.command("prep", *self.settings(resolutions), "--workers", 2)
+        return self.command("shards", *self.settings(resolutions), "--workers", 2)
 
     def settings(self, resolutions: str = RESOLUTIONS) -> list[object]:
         return ["--src", self.source, "--out", self.out, "--res", resolutions,
@@ -357,7 +352,7 @@ class PrepExtend(Prep):
                 for photo in sorted(self.path("photos").rglob("*1.jpg")):
                     photo.unlink()
             more = ["--extend", "--drop"] if self.variant else ["--extend"]
-            return self.command("prep", *self.settings(), "--workers", 2, *more)
+            return self.command("shards", *self.settings(), "--workers", 2, *more)
 
         return [Phase(name="prep", command=lambda _: self.prep()), Phase(name="extension", command=extend)]
 
@@ -450,20 +445,20 @@ class PrepJobs(Prep):
     kills, faults = 40, 14
 
     def shards(self, selected: str, workers: int, *concurrent: Phase) -> Phase:
-        command = self.command("prep", "shards", "--out", self.out, "--range", selected, "--workers", workers)
+        command = self.command("jobs", "range", "--out", self.out, "--range", selected, "--workers", workers)
         return Phase(name=f"shards {selected}", command=lambda _: command, concurrent=concurrent)
 
     def phases(self) -> list[Phase]:
         def finalize(_: int) -> Command:
-            return self.command("prep", "finalize", "--out", self.out)
+            return self.command("jobs", "finish", "--out", self.out)
 
-        return [Phase(name="plan", command=lambda _: self.command("prep", "plan", *self.settings())),
+        return [Phase(name="plan", command=lambda _: self.command("jobs", "plan", *self.settings())),
                 self.shards(":5", 2, self.shards("2:4", 1), self.shards("1:5", 3)),
                 self.shards(":", 2, self.shards("3:6", 1), self.shards("4:", 3)),
                 Phase(name="finalize", command=finalize)]  # fmt: skip
 
     def keep(self, reference: Path) -> None:
-        """Save the set that `python -m resolute.prep` makes instead."""
+        """Save the set that `resolute shards` makes instead."""
         self.prepare()
         single = start(self.prep(), self.world.root / "output" / "single", prepare=lambda: self.in_process(0))
         if single.wait(self.attempt_s):
@@ -505,7 +500,7 @@ class Verify(Prep):
 
     def phases(self) -> list[Phase]:
         def verify(_: int) -> Command:
-            return self.command("prep.verify", self.out)
+            return self.command("verify", self.out)
 
         if self.variant == 0:
             return [Phase(name="verify", command=verify)]
@@ -548,7 +543,7 @@ class Train(Scenario):
         words = ["--shards", self.shards, "--recipe", self.world.recipe(self.recipe), "--runs", self.path("runs"),
                  "--run", "run", "--device", "cpu", "--threads", 1, "--save-every-steps", 3]  # fmt: skip
         words += ["--folds", len(self.folds)] if self.folds else []
-        return self.command("train", "train", *words, ranks=self.ranks(attempt))
+        return self.command("train", *words, ranks=self.ranks(attempt))
 
     def phases(self) -> list[Phase]:
         return [Phase(name="train", command=self.train)]
@@ -651,7 +646,7 @@ class Evaluate(Train):
     kills, faults = 30, 6
 
     def evaluate(self, *words: object) -> Command:
-        return self.command("train", "eval", self.run, "--shards", self.shards, "--device", "cpu",
+        return self.command("eval", self.run, "--shards", self.shards, "--device", "cpu",
                             "--threads", 1, *words)  # fmt: skip
 
     def phases(self) -> list[Phase]:

@@ -1,6 +1,6 @@
 """Measures how long a training step waits for its data on slow storage.
 
-    python -m resolute.benchmarks.storage --shards shards [--res 128] [--pace 1500] [--seconds 10] [--only local,cold,store]
+    python -m resolute.benchmarks.storage --shards shards [--res 128] [--pace 1500] [--only local,cold,store]
 
 local  a folder in the page cache, and the same with 1, 5 and 20 ms added per read (a network disk)
 cold   a folder evicted from the page cache
@@ -216,7 +216,7 @@ def _run(args: argparse.Namespace) -> None:
         if not 0 < getattr(args, name) < math.inf:
             raise ResoluteError(f"--{name.replace('_', '-')}: got {getattr(args, name)}, expected above 0; raise it")
     check_writable(args.out)
-    head = header(args)
+    head = header()
     rows = measure(args)
     print(table(rows))
     settings = {name: value for name, value in vars(args).items() if name not in ("shards", "out", "command")}

@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> None:
     check_writable(args.out)
-    head = header(args)
+    head = header()
     runs: list[dict[str, Any]] = []
     bytes_of: dict[int, float] = {}
     orders: tuple[Order, ...] = ("full", "block")

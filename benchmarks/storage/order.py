@@ -1,6 +1,6 @@
 """Measures how well each sample order shuffles, and how much it reads, relative to random permutations.
 
-    python -m resolute.benchmarks.storage.order [--shards DIR | --samples 1281167 --classes 1000] [--batch-size 256] [--out FILE]
+    python -m resolute.benchmarks.storage.order [--shards DIR | --samples 1281167 --classes 1000] [--out FILE]
 
 Measured over complete training epochs, for `full`, for `block` with several window sizes, and without shuffling:
 
@@ -148,7 +148,7 @@ def _run(args: argparse.Namespace) -> None:
         raise ResoluteError("order: got too few samples or epochs, expected two batches and two epochs; raise them")
     check_writable(args.out)
     result = {
-        **header(args),
+        **header(),
         "samples": len(labels), "classes": int(labels.max()) + 1, "batch_size": args.batch_size,
         "block_samples": block_samples(len(labels)), "default_window": WINDOW_BLOCKS, "epochs": args.epochs,
         "orders": measure(labels, args.batch_size, args.epochs),

@@ -1,7 +1,7 @@
 """Measures accuracy and time of complete trainings of several sides, relative to the first one.
 
-    python -m resolute.benchmarks.training --shards shards --recipes benchmarks/recipes/fixed224.toml,… --seeds 0,1,2,3,4
-    python -m resolute.benchmarks.training --split FOLDER --report --tune-lr 0.5,1,2 --recipes a.toml,b.toml --runs runs/table
+    python -m resolute.benchmarks.training --shards shards --recipes benchmarks/recipes/fixed224.toml,… --seeds 0,1
+    python -m resolute.benchmarks.training --split FOLDER --report --tune-lr 0.5,1,2 --recipes a.toml,b.toml --runs RUNS
 
 A side is a recipe, and a shard set of its own if it has one (`new.toml=other_shards`); all sets validate on the same
 photos. Each seed trains all sides one after another (a b c, a b c, …). Accuracies are means ± standard errors over the
@@ -15,7 +15,7 @@ division; the result names the part and the number of runs before. With --tune-l
 factors on its learning rate on the part tune first, and the table uses the best factor of each.
 
 "Final epoch" is the time per image in the epochs at the last resolution, which should not depend on how a run got
-there. With --plan, `python -m resolute.train plan` forecasts every run. With --turns the trainings of a seed alternate every
+there. With --plan, `resolute plan` forecasts every run. With --turns the trainings of a seed alternate every
 few steps (a b, b a, a b, …), and epoch n of a side is compared with epoch n of the first: while one works, the others
 are paused, so that changes of the machine's speed cancel out of the ratio, which has a confidence interval; a ratio of
 1 means that the earlier stages do not matter.
@@ -206,7 +206,7 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
     if args.charts:
         check_output(args.charts, setting="--charts", suffixes=(".html",))  # first, as it is drawn after hours
     result: dict[str, Any] = {
-        **header(args, rounds=len(seeds), device=device),
+        **header(rounds=len(seeds), device=device),
         "settings": {"recipes": [side.name for side in sides], "seeds": seeds, "threads": args.threads,
                      "device": device.type, "plan": args.plan, "turns": args.turns},
         "shards": {side.name: _about(side, sets[side.shards]) for side in sides},

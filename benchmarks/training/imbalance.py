@@ -1,6 +1,6 @@
 """Compares sampling by class and class weights on an artificially unbalanced set, by the accuracy of rare classes.
 
-    python -m resolute.benchmarks.training.imbalance --photos imagenette224,imagenette224_more --val-list val.txt --work FOLDER
+    python -m resolute.benchmarks.training.imbalance --photos imagenette224,more --val-list val.txt --work FOLDER
 
 The number of training photos falls exponentially from class to class, from --largest to --largest / --ratio. The order
 of the classes and the choice of photos are drawn with a fixed seed. The
@@ -108,8 +108,8 @@ def make_set(args: argparse.Namespace) -> tuple[Path, dict[str, int]]:
         raise ResoluteError(f"{photos}: got photos of other settings, expected its own; choose another --work")
     words = ["--src", photos, "--out", out, "--res", resolutions, "--val-list", args.val_list.resolve()]
     done = subprocess.run(
-        [sys.executable, "-m", "resolute.prep", *map(str, words)], cwd=_RECIPE.parents[2], capture_output=True, text=True,
-        check=False,
+        [sys.executable, "-m", "resolute", "shards", *map(str, words)], cwd=_RECIPE.parents[2], capture_output=True,
+        text=True, check=False,
     )  # fmt: skip
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["nothing on stderr"]
@@ -204,7 +204,7 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
     check_writable(args.out)
     text = args.recipe.read_text(encoding="utf-8") if args.recipe.exists() else ""
     Recipe.load(args.recipe)
-    result: dict[str, Any] = header(args, rounds=len(seeds), device=device)
+    result: dict[str, Any] = header(rounds=len(seeds), device=device)
     shards, sizes = make_set(args)
     sides, shards_hash = [], ShardSet.open(shards).hash
     (args.work / "recipes").mkdir(exist_ok=True)

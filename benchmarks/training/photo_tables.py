@@ -1,6 +1,6 @@
 """Makes a table of several labels, or of numbers, from a folder of photos in class folders.
 
-    python -m resolute.benchmarks.training.photo_tables PHOTOS OUT --kind labels [--val-list val.txt] [--count 3000] [--seed 0]
+    python -m resolute.benchmarks.training.photo_tables PHOTOS OUT --kind labels [--val-list val.txt] [--count 3000]
     python -m resolute.benchmarks.training.photo_tables PHOTOS OUT --kind values [--val-list val.txt]
 
 labels   Each sample is two photos side by side, drawn with a fixed seed from the same split, each cropped to its centre
@@ -101,7 +101,8 @@ def _make_values(splits: dict[str, list[Path]], photos: Path) -> list[list[str]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m resolute.benchmarks.training.photo_tables", description=(__doc__ or "").partition("\n")[0])
+    about = (__doc__ or "").partition("\n")[0]
+    parser = Parser(prog="python -m resolute.benchmarks.training.photo_tables", description=about)
     parser.add_argument("photos", type=Path, metavar="PHOTOS", help="folder of class folders")
     parser.add_argument("out", type=Path, metavar="OUT", help="a new folder")
     parser.add_argument("--kind", choices=("labels", "values"), required=True)

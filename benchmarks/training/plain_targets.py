@@ -1,8 +1,8 @@
 """Trains on a table of several labels or numbers with torchvision, Pillow and timm alone, to compare final metrics.
 
-    python -m resolute.benchmarks.training.plain_targets TABLE --recipe train/recipes/labels_cpu.toml [--seed 0] [--json FILE]
+    python -m resolute.benchmarks.training.plain_targets TABLE --recipe train/recipes/labels_cpu.toml [--json FILE]
 
-TABLE is a folder of `benchmarks.training.photo_tables`. Of the recipe, which `python -m resolute.train train` runs on the same
+TABLE is a folder of `benchmarks.training.photo_tables`. Of the recipe, which `resolute train` runs on the same
 photos for the comparison, it reads the model, [optim] lr, weight_decay and momentum (SGD with Nesterov momentum),
 augment.scale, precision.amp and the stages; the schedule is torch's OneCycleLR with the recipe's defaults, the losses
 are BCE (loss.sum_classes) and MSE of standardised values, and the photos are decoded from the files in every epoch. It

@@ -1,9 +1,9 @@
 """Tests the proposals of `make plan SUGGEST=FILE`: trains each one, and compares its forecast with the outcome.
 
-    python -m resolute.benchmarks.training.plan_outcomes --budgets 3m,6m,11m --cases recipe.toml=shards,other.toml=shards2
+    python -m resolute.benchmarks.training.plan_outcomes --budgets 3m,11m --cases recipe.toml=shards,other.toml=shards2
 
-For every case (a base recipe and a set) and budget, `python -m resolute.train plan --suggest` measures and writes a recipe, and
-`python -m resolute.train train` trains it, each in its own process. `ratio` is the forecast divided by the wall time of the
+For every case (a base recipe and a set) and budget, `resolute plan --suggest` measures and writes a recipe, and
+`resolute train` trains it, each in its own process. `ratio` is the forecast divided by the wall time of the
 complete training command; `used` is that wall time divided by the budget.
 """
 
@@ -118,7 +118,7 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
     check_writable(args.out)
     cases = _cases(args.cases)
     result: dict[str, Any] = {
-        **header(args, rounds=1, device=device), "target": TARGET,
+        **header(rounds=1, device=device), "target": TARGET,
         "settings": {"threads": args.threads, "device": device.type, "budgets": budgets}, "runs": [],
     }  # fmt: skip
     settings = ["--threads", str(args.threads), "--device", device.type]

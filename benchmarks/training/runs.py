@@ -1,7 +1,7 @@
 """Complete trainings as processes, one after another or in turns, and the figures of their logs.
 
 A side is a recipe and its shard set. `measure` trains each side with each seed, in rounds (a b c, a b c, …), each as
-`python -m resolute.train train` in its own process; runs that an earlier call finished are reused.
+`resolute train` in its own process; runs that an earlier call finished are reused.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import resolute
 from resolute.benchmarks.cli import show_progress
 from resolute.errors import ResoluteError
 from resolute.files import atomic_write
@@ -38,7 +39,7 @@ _NOT_TIMED: dict[str, Any] = {"wall_s": None, "began_unix_s": None, "load_before
 _TURN = "turn is over"  # printed by a training that waits for its next turn
 _TURN_STEPS = 8  # optimizer steps: a few seconds, in which the speed of a shared machine hardly changes
 
-Runner = Callable[[Sequence[str]], None]  # takes the arguments of `python -m resolute.train`
+Runner = Callable[[Sequence[str]], None]  # takes the arguments of `resolute`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,8 +54,8 @@ class Side:
 
 
 def train(words: Sequence[str]) -> None:
-    """Run `python -m resolute.train` in its own process. Raises `ResoluteError` with its last line on stderr if it fails."""
-    process = _start(["resolute.train", *words])
+    """Run `resolute` in its own process. Raises `ResoluteError` with its last line on stderr if it fails."""
+    process = _start(["resolute", *words])
     try:
         _, errors = process.communicate()
     finally:
@@ -106,7 +107,7 @@ def _is_turn_over(name: str, process: subprocess.Popen[str]) -> bool:
 
 def _start(words: Sequence[str]) -> subprocess.Popen[str]:
     # why: use this checkout's code whatever the working directory is
-    folders = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    folders = [str(Path(resolute.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
         [sys.executable, "-m", *words], env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -114,12 +115,12 @@ def _start(words: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def take_turns(words: Sequence[str]) -> int:
-    """Run `python -m resolute.train train` in this process; after each turn it prints a marker and waits for a line.
+    """Run `resolute train` in this process; after each turn it prints a marker and waits for a line.
 
     A turn is `_TURN_STEPS` optimizer steps or a validation. Waiting is not part of a step's time.
     """
+    from resolute.cli import main
     from resolute.train import trainer
-    from resolute.train.__main__ import main as train
 
     after_batch = trainer._Session._after
 
@@ -131,7 +132,7 @@ def take_turns(words: Sequence[str]) -> int:
         return continues
 
     trainer._Session._after = wait_after_turn  # type: ignore[assignment, method-assign]
-    return train(["train", *words])
+    return main(["train", *words])
 
 
 def _ends_turn(spec: Any) -> bool:

@@ -97,6 +97,12 @@ class ShardSet:
     repair: str = REPAIR  # remedy for damage, in messages
     _known_state: dict[str, tuple[int, str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        splits = ", ".join(f"{len(split)} {name}" for name, split in self.splits.items())
+        names = {"class": "classes", "labels": "labels", "values": "values"}[self.target.kind]
+        sizes = f", {'/'.join(map(str, self.resolutions))} px" if self.resolutions else ""
+        return f"ShardSet {Path(self.root).name}: {splits}, {len(self.target)} {names}{sizes}"
+
     def short_side(self, res: int) -> int:
         """Nominal stored short side in px: round(res * margin). Smaller images are not enlarged."""
         return round(res * self.margin)

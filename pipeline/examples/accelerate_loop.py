@@ -1,6 +1,6 @@
 """Multi-process training with Hugging Face Accelerate and its checkpoints.
 
-    accelerate launch --num_processes 8 -m resolute.pipeline.examples.accelerate_loop SHARDS --res 128,160 --checkpoint run
+    accelerate launch --num_processes 8 -m resolute.pipeline.examples.accelerate_loop SHARDS --checkpoint run
 
 The loader must not be passed to `Accelerator.prepare`, since it splits each batch over ranks itself; it is registered
 for checkpointing instead.

@@ -1,4 +1,4 @@
-"""Generates labelled demo photos, without a download: `python -m resolute.pipeline.examples.demo_photos --out photos`."""
+"""Generates labelled demo photos, without a download: `make demo`."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ def _draw_photo(out: Path, seed: int, number: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m resolute.pipeline.examples.demo_photos", description="Generate labelled demo photos.")
+    about = "Generate labelled demo photos."
+    parser = Parser(prog="python -m resolute.pipeline.examples.demo_photos", description=about)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to")
     parser.add_argument("--images", type=int, default=3000, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--seed", type=number(0, 2**63), default=0, metavar="N", help="(default: %(default)s)")

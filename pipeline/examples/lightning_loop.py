@@ -17,7 +17,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
-from resolute import Loader, cuda
+from resolute import Loader
+from resolute.pipeline import cuda
 
 from .start import flags, open_plan, run
 from .timm_loop import PassLoader

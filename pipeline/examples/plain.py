@@ -15,8 +15,9 @@ import torch
 from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
-from resolute import Loader, cuda
+from resolute import Loader
 from resolute.files import output_file
+from resolute.pipeline import cuda
 
 from .start import flags, open_plan, run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from resolute import Augment, Plan, ResoluteError, ShardSet, Stage
-from resolute.console import Parser, print_error, run_main
+from resolute.console import Parser, run_main, say
 
 __all__ = ["flags", "open_plan", "run"]
 
@@ -60,7 +60,7 @@ def run(main: Callable[[], Any]) -> NoReturn:
         try:
             main()
         except ResoluteError as error:
-            print_error(error)
+            say(error)
             return 2
         return 0
 

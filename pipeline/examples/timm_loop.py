@@ -18,7 +18,8 @@ from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from timm.utils import AverageMeter, ModelEmaV3, accuracy
 
-from resolute import Loader, cuda
+from resolute import Loader
+from resolute.pipeline import cuda
 from resolute.pipeline.plan.plan import Pass
 
 from .start import flags, open_plan, run

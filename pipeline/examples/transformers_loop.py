@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 from transformers import ResNetConfig, ResNetForImageClassification, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from resolute import Loader, Plan, cuda
+from resolute import Loader, Plan
+from resolute.pipeline import cuda
 
 from .start import flags, open_plan, run
 

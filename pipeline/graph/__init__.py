@@ -9,5 +9,5 @@ except ModuleNotFoundError as error:
         raise
     raise ResoluteError(
         "nvidia.dali: not installed, expected the package of a CUDA stack; run `make env`, or "
-        "`pip install -e '.[cuda13]'` (`'.[cuda12]'` for drivers before 580)"
+        "`pip install 'resolute-vision[cuda13]'` (`[cuda12]` for drivers before 580, `[cpu]`)"
     ) from None

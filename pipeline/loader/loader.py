@@ -32,6 +32,8 @@ from resolute.pipeline.graph.kernels.pread import EncodedImages
 from resolute.pipeline.jit import numba_interrupts
 from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.pipeline.plan.sampling import features
+from resolute.pipeline.plan.stage import Count, Index, Positive, Probability
+from resolute.settings import checked
 
 from .prefetch import Prefetcher
 from .reader import EncodedBatch, PendingBatch, Reader
@@ -54,6 +56,9 @@ class Batch:
     partner_labels: torch.Tensor  # class: (N,) int64, label of the image mixed in, or the own one; else: (0,) int64
     lam: torch.Tensor  # (N,) float32: weight of the sample's own image and target; that of the partner is 1 - lam
     spec: BatchSpec
+
+    def __repr__(self) -> str:
+        return f"Batch{repr(self.spec).removeprefix('BatchSpec')}, {self.images.device}"
 
     @property
     def labels(self) -> torch.Tensor:
@@ -96,23 +101,24 @@ class _PlannedBatch:
 class Loader(Iterator[Batch]):
     """Iterates over the batches of a plan, from any index on. Use as a context manager."""
 
+    @checked("Loader")
     def __init__(
         self,
         plan: Plan,
         *,
         device: str | torch.device = "cpu",
         decode: Literal["cpu", "gpu"] | None = None,
-        hw_decoder_load: float | None = None,
+        hw_decoder_load: Probability | None = None,
         dtype: torch.dtype = torch.float32,
-        mean: tuple[float, ...] = (0.485, 0.456, 0.406),
-        std: tuple[float, ...] = (0.229, 0.224, 0.225),
-        threads: int = 2,
-        depth: int = 3,
+        mean: tuple[float, float, float] = (0.485, 0.456, 0.406),
+        std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225),
+        threads: Count = 2,
+        depth: Count = 3,
         check_crc: bool = True,
         on_bad_sample: Literal["error", "skip"] = "error",
-        rank: int = 0,
-        world_size: int = 1,
-        start: int = 0,
+        rank: Index = 0,
+        world_size: Count = 1,
+        start: Index = 0,
     ) -> None:
         """Start the threads, build the graph, and run the plan's largest batch through it.
 
@@ -135,25 +141,16 @@ class Loader(Iterator[Batch]):
         Raises `ResoluteError` if the device is not available, or an option is out of range;
         `StorageError` if the storage fails.
         """
-        _check_range("threads", threads, 1)
-        _check_range("depth", depth, 1)
-        _check_range("world_size", world_size, 1)
-        _check_range("rank", rank, 0, world_size - 1)
-        _check_range("start", start, 0, plan.total_batches)
-        if on_bad_sample not in ("error", "skip"):
-            raise ResoluteError(f"on_bad_sample: got {on_bad_sample!r}, expected error or skip; choose one")
+        _check_range("Loader.rank", rank, 0, world_size - 1)
+        _check_range("Loader.start", start, 0, plan.total_batches)
         self.plan, self.rank, self.world_size = plan, rank, world_size
         self.device = cuda.usable(device)
         on_gpu = self.device.type == "cuda"
-        if decode not in (None, "cpu", "gpu"):
-            raise ResoluteError(f"decode: got {decode!r}, expected cpu or gpu; choose one")
         if decode == "gpu" and not on_gpu:
             raise ResoluteError("decode: got gpu with device cpu, expected cpu; leave it out")
         decode = decode or "cpu"
-        if hw_decoder_load is not None:
-            if decode != "gpu":
-                raise ResoluteError(f"hw_decoder_load: without effect with decode {decode}; leave it out")
-            _check_range("hw_decoder_load", hw_decoder_load, 0, 1)
+        if hw_decoder_load is not None and decode != "gpu":
+            raise ResoluteError(f"hw_decoder_load: without effect with decode {decode}; leave it out")
         if dtype != torch.float32 and not (dtype == torch.float16 and on_gpu):
             raise ResoluteError(f"dtype: got {dtype}, expected torch.float32, or torch.float16 on a GPU; choose one")
         plan.check_ranks(world_size)
@@ -184,6 +181,10 @@ class Loader(Iterator[Batch]):
         except BaseException:
             self.close()
             raise
+
+    def __repr__(self) -> str:
+        state = f"batch {self._next} of {self.plan.total_batches}" if hasattr(self, "_graph") else "closed"
+        return f"Loader: {state}, {self.device}, rank {self.rank} of {self.world_size}"
 
     def __len__(self) -> int:
         """Number of remaining batches."""
@@ -456,7 +457,6 @@ def unpack_labels(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
     return own.view(torch.int64), partners.view(torch.int64), lam.view(torch.float32)
 
 
-def _check_range(name: str, value: float, minimum: int, maximum: int | None = None) -> None:
-    if value < minimum or (maximum is not None and value > maximum):
-        expected = f"at least {minimum}" if maximum is None else f"{minimum} to {maximum}"
-        raise ResoluteError(f"{name}: out of range, got {value}, expected {expected}; choose another")
+def _check_range(name: str, value: float, minimum: int, maximum: int) -> None:
+    if not minimum <= value <= maximum:
+        raise ResoluteError(f"{name}: got {value}, expected {minimum} to {maximum}; correct it")

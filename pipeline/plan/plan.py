@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.settings import checked
 
 from .batching import Run, rank_bounds, run_epochs
 from .class_sampling import ClassSampling, EpochDraws, Sampling
@@ -28,7 +29,7 @@ from .crops import CROP_UNIFORMS, centre_crops, random_crops
 from .order import Order, sample_ids
 from .rng import stream_key, uniforms
 from .sampling import alternating_flips, augment_params, mix_params
-from .stage import AUTO, Augment, BatchShape, Stage
+from .stage import AUTO, Augment, BatchShape, BatchSize, Count, Fraction, Seed, Stage
 
 __all__ = ["BatchSpec", "Pass", "Plan"]
 
@@ -124,6 +125,10 @@ class BatchSpec:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __repr__(self) -> str:
+        return (f"BatchSpec {self.index}: {len(self)} of {self.global_size} samples at {self.res} px, {self.split}, "
+                f"stage {self.stage}, epoch {self.epoch}")  # fmt: skip
+
 
 def _check_flips(stages: Sequence[Stage], *, rotates: bool, uniform: bool) -> None:
     """Raise `ResoluteError` if flips alternate by epoch in a stage whose epochs do not see each sample once."""
@@ -145,18 +150,19 @@ def _augment_identity(augment: Augment) -> dict[str, Any]:
 class Plan:
     """The run as a sequence of batches. Cheap to build, immutable, thread-safe."""
 
+    @checked("Plan")
     def __init__(
         self,
         shards: ShardSet,
         stages: Sequence[Stage],
         *,
-        seed: int = 0,
+        seed: Seed = 0,
         order: Order = "full",
         fraction_mode: Literal["rotate", "fixed"] = "rotate",
         sampling: Sampling = "uniform",
-        eval_batch_size: int | None = 256,
-        eval_every_epochs: int = 1,
-        eval_crop_frac: float | None = None,
+        eval_batch_size: BatchSize | None = 256,
+        eval_every_epochs: Count = 1,
+        eval_crop_frac: Fraction | None = None,
         train: bool = True,
     ) -> None:
         """Lay out the passes of the run.
@@ -173,14 +179,12 @@ class Plan:
         A batch is read from the smallest open resolution that is at least its own; crops are random fractions of an
         image, so they are the same part of it at each stored size, up to rounding.
 
-        Raises `ResoluteError` if a split is empty, `order` or `sampling` is invalid, the samples have no classes to
-        sample by, flips cannot alternate, a batch size is still AUTO, a stage has too few steps for its resolutions, or
-        a resolution is larger than those of the open shards.
+        Raises `ResoluteError` if an argument is invalid, a split is empty or smaller than a batch, the samples have no
+        classes to sample by, flips cannot alternate, a batch size is still AUTO, a stage has too few steps for its
+        resolutions, or a resolution is larger than those of the open shards.
         """
-        if order not in ("full", "block"):
-            raise ResoluteError(f"order: got {order}, expected full or block; choose one")
-        if sampling not in ("uniform", "balanced", "sqrt"):
-            raise ResoluteError(f"data.sampling: got {sampling}, expected uniform, balanced or sqrt; choose one")
+        if not isinstance(stages, Sequence) or not stages or not all(isinstance(stage, Stage) for stage in stages):
+            raise ResoluteError(f"Plan.stages: got {stages!r}, expected a list of at least one Stage; correct it")
         if sampling != "uniform" and shards.target.kind == "values":
             raise ResoluteError(
                 f"data.sampling: got {sampling}, but the targets of {shards.root} are values, expected classes; "
@@ -224,15 +228,16 @@ class Plan:
             if train and fraction_mode == "rotate":
                 offset = (offset + samples) % total
             epoch += 1
-        self._check_resolutions()
         self.total_batches, self.total_steps = first, step
+        self._check_shapes()
         self._ring: Order = "block" if any(pass_.order == "block" for pass_ in self.passes) else "full"
         self._firsts = [pass_.first for pass_ in self.passes]
 
     @classmethod
+    @checked("Plan.evaluation")
     def evaluation(
-        cls, shards: ShardSet, resolutions: Sequence[int], *, split: str = "val", batch_size: int = 256,
-        crop_frac: float | None = None,
+        cls, shards: ShardSet, resolutions: Sequence[int], *, split: str = "val", batch_size: BatchSize = 256,
+        crop_frac: Fraction | None = None,
     ) -> Plan:  # fmt: skip
         """A plan of validation passes only: pass i reads all of `split` and shows it at resolutions[i], in px.
 
@@ -248,6 +253,11 @@ class Plan:
             [Stage(res=res, epochs=1, batch_size=1) for res in resolutions],
             eval_batch_size=batch_size, eval_crop_frac=crop_frac, train=False,
         )  # fmt: skip
+
+    def __repr__(self) -> str:
+        epochs = ", ".join(f"{stage.epochs} at {stage.res_text}" for stage in self.stages)
+        val = self.total_batches - self.total_steps
+        return f"Plan: epochs {epochs}; batches {self.total_steps} train, {val} val"
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -384,8 +394,16 @@ class Plan:
         res, _, _ = pass_.batch_at(index - pass_.first)
         return res, self.stored_res(pass_.split, res)
 
-    def _check_resolutions(self) -> None:
-        """Raise `ResoluteError` if a resolution is too large for the open shards, or a stage does not reach it."""
+    def _check_shapes(self) -> None:
+        """Raise `ResoluteError` if a batch is larger than an epoch, a resolution too large for the open shards, or a
+        stage does not reach it."""
+        for pass_ in self.passes:
+            if pass_.split == "train" and pass_.batch_size > pass_.samples:
+                more = ", or raise its fraction" * (self.stages[pass_.stage].fraction < 1)
+                raise ResoluteError(
+                    f"stages[{pass_.stage}].batch_size: got {pass_.batch_size}, expected at most {pass_.samples}, the "
+                    f"training samples of an epoch; lower it{more}"
+                )
         reached: dict[int, set[int]] = {}
         for pass_ in sorted(self.passes, key=lambda pass_: pass_.split):  # why: training is the more useful message
             for shape in pass_.shapes:
@@ -473,8 +491,6 @@ class Plan:
         """Computed on first use: it reads the targets of all training samples."""
         shards = self.shards
         return ClassSampling(shards.splits["train"].samples, shards.target, self.sampling, seed=self.seed)
-
-
 
 
 def _shapes_identity(stage: Stage) -> dict[str, Any]:

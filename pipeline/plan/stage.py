@@ -9,27 +9,51 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 
 from resolute.errors import check
+from resolute.settings import described, setting, settings
 
-from .recipe_key import check_ranges, described, key
-
-__all__ = ["AUGMENT_STRENGTHS", "AUTO", "BATCH_SIZES", "MAX_BATCH", "MAX_EPOCHS", "Augment", "BatchShape",
-           "Regularization", "Stage", "without_effect"]  # fmt: skip
+__all__ = ["AUGMENT_STRENGTHS", "AUTO", "MAX_BATCH", "MAX_EPOCHS", "Augment", "BatchShape", "BatchSize",
+           "Count", "Fraction", "Index", "Positive", "Probability", "Regularization", "Seed", "Stage",
+           "without_effect"]  # fmt: skip
 
 AUTO = 0  # batch size "auto": measured before training
 # Sanity limits: larger values would fail in a library or never finish starting.
 _MAX_RES, MAX_BATCH, MAX_EPOCHS = 16_384, 2**20, 100_000
-BATCH_SIZES = f'1 to {MAX_BATCH}, "auto" or "constant_pixels"; with several resolutions also a list of sizes'
+
+T = TypeVar("T")
+Res = Annotated[int, Field(ge=1, le=_MAX_RES)]
+BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH)]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Count = Annotated[int, Field(ge=1)]
+Index = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+# why at most 8: the blur's kernel extends to 3 sigma and must stay smaller than the image it is mirrored in
+_Sigma = Annotated[float, Field(gt=0, le=8)]
+_Part = Annotated[float, Field(gt=0, lt=1)]
+_Rate = Annotated[float, Field(ge=0, lt=1)]
+_Alpha = Annotated[float, Field(ge=0, le=4)]
+_Strength: TypeAlias = T | tuple[T, T] | None  # a pair: at the smallest and the largest resolution
 
 _THREE_AUGMENT_JITTER = (0.3, 0.3, 0.3, 0.0)  # Source: Touvron et al., DeiT III, arXiv 2204.07118, section 3
 BINS = 31  # magnitudes of RandAugment and TrivialAugment: 0 to 30. Source: torchvision
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings("augment", renamed={
+    "crop_area": "augment.scale", "crop_ratio": "augment.ratio", "policy_ops": "augment.num_ops",
+    "policy_magnitude": "augment.magnitude", "erase_prob": "augment.random_erasing_prob",
+    "erase_area": "augment.random_erasing_scale", "erase_ratio": "augment.random_erasing_ratio",
+    "erase_fill": "augment.random_erasing_fill", "mix_prob": "augment.mixup_prob",
+    "cutmix_prob": "augment.mixup_switch_prob", "mix_per": "augment.mixup_mode",
+})  # fmt: skip
 class Augment:
     """Training augmentation: `[augment]`, with single keys overridden per stage by `[stages.augment]`.
 
@@ -38,55 +62,59 @@ class Augment:
     all stages are not built into the graph.
     """
 
-    scale: tuple[float, float] = key(
-        (0.25, 1.0), "random resized crop: range of its area / the stored image's area", gt=0, le=1
+    scale: tuple[Fraction, Fraction] = setting(
+        (0.25, 1.0), "random resized crop: range of its area / the stored image's area"
     )
-    ratio: tuple[float, float] = key((3 / 4, 4 / 3), "range of the crop's width / height", gt=0)
-    crop_mode: Literal["resized", "simple"] = key(
+    ratio: tuple[Positive, Positive] = setting((3 / 4, 4 / 3), "range of the crop's width / height")
+    crop_mode: Literal["resized", "simple"] = setting(
         "resized", "resized: random resized crop; simple: a square as large as the image's short side, at a random "
         "place (DeiT III's simple random crop, with `shift_px` = 4)"
     )  # fmt: skip
-    shift_px: int = key(
+    shift_px: int = setting(
         0, "pad and shift: random translation by up to this many px of the model's input in x and y, black outside; "
         "0 = off", ge=0, le=64
     )  # fmt: skip
-    flip_prob: float = key(0.5, "probability of a horizontal flip", ge=0, le=1)
-    flip_mode: Literal["random", "alternate"] = key(
+    flip_prob: float = setting(0.5, "probability of a horizontal flip", ge=0, le=1)
+    flip_mode: Literal["random", "alternate"] = setting(
         "random", "alternate: each sample is flipped in every other epoch, half of them in the even ones"
     )
-    vflip_prob: float = key(0.0, "probability of a vertical flip", ge=0, le=1)
-    policy: Literal["none", "randaugment", "trivialaugment", "autoaugment", "3-augment"] = key(
+    vflip_prob: float = setting(0.0, "probability of a vertical flip", ge=0, le=1)
+    policy: Literal["none", "randaugment", "trivialaugment", "autoaugment", "3-augment"] = setting(
         "none", "3-augment: one of greyscale, solarize and blur per sample, plus a colour jitter of 0.3 unless "
         "`jitter` is set"
     )  # fmt: skip
-    num_ops: int = key(2, "randaugment: operations per sample", ge=1, le=4)
-    magnitude: int = key(9, "randaugment: strength of its operations", ge=0, le=BINS - 1)
-    magnitude_std: float = key(
+    num_ops: int = setting(2, "randaugment: operations per sample", ge=1, le=4)
+    magnitude: int = setting(9, "randaugment: strength of its operations", ge=0, le=BINS - 1)
+    magnitude_std: float = setting(
         0.0, "randaugment: standard deviation of each operation's magnitude, rounded and clipped to 0 to 30; timm's "
         "mstd0.5 is 1.5", ge=0, le=BINS - 1
     )  # fmt: skip
-    jitter: tuple[float, float, float, float] = key(
-        (0.0, 0.0, 0.0, 0.0), "brightness, contrast, saturation, hue (at most 0.5); 0 = off", ge=0, le=1
+    jitter: tuple[Probability, Probability, Probability, Probability] = setting(
+        (0.0, 0.0, 0.0, 0.0), "brightness, contrast, saturation, hue (at most 0.5); 0 = off"
     )
-    jitter_prob: float = key(1.0, "probability of colour jitter", ge=0, le=1)
-    grey_prob: float = key(0.0, "probability of greyscale", ge=0, le=1)
-    blur_prob: float = key(0.0, "probability of Gaussian blur", ge=0, le=1)
-    # why at most 8: the kernel extends to 3 sigma and must stay smaller than the image it is mirrored in
-    blur_sigma: tuple[float, float] = key((0.1, 2.0), "range of the blur's sigma, px of the model's input", gt=0, le=8)
-    random_erasing_prob: float = key(0.0, "probability of random erasing: one rectangle is filled", ge=0, le=1)
-    random_erasing_scale: tuple[float, float] = key(
-        (0.02, 1 / 3), "range of the rectangle's area / the image's area", gt=0, lt=1
+    jitter_prob: float = setting(1.0, "probability of colour jitter", ge=0, le=1)
+    grey_prob: float = setting(0.0, "probability of greyscale", ge=0, le=1)
+    blur_prob: float = setting(0.0, "probability of Gaussian blur", ge=0, le=1)
+    blur_sigma: tuple[_Sigma, _Sigma] = setting((0.1, 2.0), "range of the blur's sigma, px of the model's input")
+    random_erasing_prob: float = setting(0.0, "probability of random erasing: one rectangle is filled", ge=0, le=1)
+    random_erasing_scale: tuple[_Part, _Part] = setting(
+        (0.02, 1 / 3), "range of the rectangle's area / the image's area"
     )
-    random_erasing_ratio: tuple[float, float] = key((0.3, 3.3), "range of the rectangle's height / width", gt=0)
-    random_erasing_fill: Literal["mean", "noise"] = key("mean", "fill with `data.mean`, or with normal noise per pixel")
-    mixup_alpha: float = key(0.0, "mixup weight ~ Beta(alpha, alpha); 0 = off", ge=0, le=4)
-    cutmix_alpha: float = key(0.0, "cutmix weight ~ Beta(alpha, alpha); 0 = off", ge=0, le=4)
-    mixup_prob: float = key(1.0, "probability that a batch (or sample, see mixup_mode) is mixed", ge=0, le=1)
-    mixup_switch_prob: float = key(0.5, "with mixup and cutmix on: probability of cutmix for what is mixed", ge=0, le=1)
-    mixup_mode: Literal["batch", "elem"] = key("batch", "draw kind, weight and box once per batch, or for each sample")
+    random_erasing_ratio: tuple[Positive, Positive] = setting((0.3, 3.3), "range of the rectangle's height / width")
+    random_erasing_fill: Literal["mean", "noise"] = setting(
+        "mean", "fill with `data.mean`, or with normal noise per pixel"
+    )
+    mixup_alpha: float = setting(0.0, "mixup weight ~ Beta(alpha, alpha); 0 = off", ge=0, le=4)
+    cutmix_alpha: float = setting(0.0, "cutmix weight ~ Beta(alpha, alpha); 0 = off", ge=0, le=4)
+    mixup_prob: float = setting(1.0, "probability that a batch (or sample, see mixup_mode) is mixed", ge=0, le=1)
+    mixup_switch_prob: float = setting(
+        0.5, "with mixup and cutmix on: probability of cutmix for what is mixed", ge=0, le=1
+    )
+    mixup_mode: Literal["batch", "elem"] = setting(
+        "batch", "draw kind, weight and box once per batch, or for each sample"
+    )
 
     def __post_init__(self) -> None:
-        check_ranges(self, "augment.")
         for name in ("scale", "ratio", "blur_sigma", "random_erasing_scale", "random_erasing_ratio"):
             low, high = getattr(self, name)
             check(low <= high, f"augment.{name}", [low, high], "low <= high")
@@ -109,7 +137,7 @@ class Augment:
 AUGMENT_STRENGTHS = ("magnitude", "mixup_alpha", "cutmix_alpha", "random_erasing_prob")  # also keys of `Augment`
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings("regularization")
 class Regularization:
     """Strengths of regularisation: `[regularization]`, with single keys overridden per stage.
 
@@ -120,24 +148,18 @@ class Regularization:
     are the same for evenly spaced resolutions, as the algorithm has them.
     """
 
-    drop_rate: float | tuple[float, float] | None = key(
-        None, "instead of `model.drop_rate`; a pair, here and below: at the smallest and the largest resolution",
-        ge=0, lt=1,
-    )  # fmt: skip
-    drop_path_rate: float | tuple[float, float] | None = key(None, "instead of `model.drop_path_rate`", ge=0, lt=1)
-    label_smoothing: float | tuple[float, float] | None = key(None, "instead of `loss.label_smoothing`", ge=0, lt=1)
-    weight_decay: float | tuple[float, float] | None = key(None, "instead of `optim.weight_decay`", ge=0)
-    magnitude: float | tuple[float, float] | None = key(
-        None, "instead of `augment.magnitude`; rounded to an integer", ge=0, le=BINS - 1
+    drop_rate: _Strength[_Rate] = setting(
+        None, "instead of `model.drop_rate`; a pair, here and below: at the smallest and the largest resolution"
     )
-    mixup_alpha: float | tuple[float, float] | None = key(None, "instead of `augment.mixup_alpha`", ge=0, le=4)
-    cutmix_alpha: float | tuple[float, float] | None = key(None, "instead of `augment.cutmix_alpha`", ge=0, le=4)
-    random_erasing_prob: float | tuple[float, float] | None = key(
-        None, "instead of `augment.random_erasing_prob`", ge=0, le=1
+    drop_path_rate: _Strength[_Rate] = setting(None, "instead of `model.drop_path_rate`")
+    label_smoothing: _Strength[_Rate] = setting(None, "instead of `loss.label_smoothing`")
+    weight_decay: _Strength[Annotated[float, Field(ge=0)]] = setting(None, "instead of `optim.weight_decay`")
+    magnitude: _Strength[Annotated[float, Field(ge=0, le=BINS - 1)]] = setting(
+        None, "instead of `augment.magnitude`; rounded to an integer"
     )
-
-    def __post_init__(self) -> None:
-        check_ranges(self, "regularization.")
+    mixup_alpha: _Strength[_Alpha] = setting(None, "instead of `augment.mixup_alpha`")
+    cutmix_alpha: _Strength[_Alpha] = setting(None, "instead of `augment.cutmix_alpha`")
+    random_erasing_prob: _Strength[Probability] = setting(None, "instead of `augment.random_erasing_prob`")
 
     @property
     def strengths(self) -> dict[str, float | tuple[float, float]]:
@@ -159,55 +181,58 @@ class BatchShape:
     batch_size: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings("stages")
 class Stage:
     """A number of epochs with the same settings; one `[[stages]]` table of a recipe.
 
     A stage may have several resolutions: one after another (a ramp), or drawn for each batch.
     """
 
-    res: int | tuple[int, ...] = field(metadata=described(
-        "side of the model's square input, px; any up to the largest stored one; or several, see `res_schedule`",
-        ge=1, le=_MAX_RES,
-    ))  # fmt: skip
-    epochs: int = field(metadata=described("number of epochs in this stage", ge=1, le=MAX_EPOCHS))
-    batch_size: int | tuple[int, ...] | Literal["constant_pixels"] = field(metadata=described(
-        'samples per optimizer step, over all ranks; "auto": the largest that fits into the GPU; several: one for each '
-        'resolution; "constant_pixels": base_batch_size * (largest res / res)^2, as many pixels at all resolutions'
-    ))  # fmt: skip
-    res_step: int | None = key(
+    res: Annotated[Res | tuple[Res, ...], described(
+        "side of the model's square input, px; any up to the largest stored one; or several, see `res_schedule`"
+    )]  # fmt: skip
+    epochs: Annotated[int, described("number of epochs in this stage", ge=1, le=MAX_EPOCHS)]
+    batch_size: Annotated[
+        BatchSize | tuple[BatchSize, ...] | Literal["auto", "constant_pixels"]
+        | SkipJsonSchema[Annotated[int, Field(ge=AUTO, le=AUTO)]],
+        described(
+            'samples per optimizer step, over all ranks; "auto": the largest that fits into the GPU; several: one for '
+            'each resolution; "constant_pixels": base_batch_size * (largest res / res)^2, as many pixels at all '
+            'resolutions'
+        ),
+    ]  # fmt: skip
+    res_step: int | None = setting(
         None, "with res = [first, last]: difference between consecutive resolutions, px; none: no others", ge=1
     )
-    res_schedule: Literal["epoch", "step", "random"] | None = key(
+    res_schedule: Literal["epoch", "step", "random"] | None = setting(
         None, "with several resolutions: for how long each is used. epoch: for an equal number of epochs, in their "
         "order; step: for an equal number of samples, in their order; random: each is drawn equally often, anew for "
         "each step; none: epoch"
     )  # fmt: skip
-    base_batch_size: int | None = key(
+    base_batch_size: int | None = setting(
         None, "constant_pixels: batch size at the stage's largest resolution; none: as many pixels per step as in the "
         "stage before, or else the next one", ge=1, le=MAX_BATCH
     )  # fmt: skip
-    fraction: float = key(1.0, "fraction of the training samples per epoch", gt=0, le=1)
-    lr_scale: float = key(1.0, "factor on the learning rate of the schedule", gt=0)
-    order: Literal["full", "block"] | None = key(None, "read order in this stage; none: `data.order`")
-    eval_res: int | None = key(
+    fraction: float = setting(1.0, "fraction of the training samples per epoch", gt=0, le=1)
+    lr_scale: float = setting(1.0, "factor on the learning rate of the schedule", gt=0)
+    order: Literal["full", "block"] | None = setting(None, "read order in this stage; none: `data.order`")
+    eval_res: int | None = setting(
         None, "validation resolution, px (FixRes); none: `res`, of several the largest", ge=1, le=_MAX_RES
     )
-    unfreeze_to: str | None = key(None, 'freeze.mode unfreeze: train this layer and those above; "none": only the head')
-    freeze_to: str | None = key(None, 'freeze.mode freeze: freeze all layers below this one; "all": all but the head')
-    augment: Augment = field(
-        default_factory=Augment, metadata=described("overrides keys of [augment] in this stage: { mixup_prob = 0.0 }")
+    unfreeze_to: str | None = setting(
+        None, 'freeze.mode unfreeze: train this layer and those above; "none": only the head'
     )
-    regularization: Regularization = field(
-        default_factory=Regularization,
-        metadata=described("overrides keys of [regularization] in this stage: { drop_rate = 0.2 }"),
+    freeze_to: str | None = setting(
+        None, 'freeze.mode freeze: freeze all layers below this one; "all": all but the head'
+    )
+    augment: Augment = setting(Augment(), "overrides keys of [augment] in this stage: { mixup_prob = 0.0 }")
+    regularization: Regularization = setting(
+        Regularization(), "overrides keys of [regularization] in this stage: { drop_rate = 0.2 }"
     )
 
     def __post_init__(self) -> None:
-        for name in ("res", "batch_size"):
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))  # why: a plan's stages do not change
-        check_ranges(self, "stages.")
+        if self.batch_size == "auto":
+            object.__setattr__(self, "batch_size", AUTO)
         several = isinstance(self.res, tuple)
         listed = self.res if isinstance(self.res, tuple) else (self.res,)
         good = len({*listed}) == len(listed) > several
@@ -232,14 +257,9 @@ class Stage:
     def _check_batch_size(self) -> None:
         name, size, count = "stages.batch_size", self.batch_size, len(self.resolutions)
         if isinstance(size, tuple):
-            good = len(size) == count and all(1 <= n <= MAX_BATCH for n in size)
             sizes = "a number" if count == 1 else f"a number, or {count}, one for each resolution"
-            check(good, name, list(size), sizes)
-        elif isinstance(size, str):
-            check(size == "constant_pixels" and count > 1, name, f"{size!r} with {count} resolution{'s' * (count > 1)}",
-                  "a number" if count == 1 else BATCH_SIZES)  # fmt: skip
-        else:
-            check(1 <= size <= MAX_BATCH or size == AUTO, name, size, BATCH_SIZES)
+            check(len(size) == count, name, list(size), sizes)
+        check(size != "constant_pixels" or count > 1, name, f"{size!r} with {count} resolution", "a number")
         check(size == "constant_pixels" or self.base_batch_size is None, "stages.base_batch_size", self.base_batch_size,
               'none, since it has an effect only with batch_size = "constant_pixels"')  # fmt: skip
 

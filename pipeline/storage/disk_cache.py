@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from resolute.errors import Interrupted, ResoluteError, StorageError
+from resolute.lock import same_file, try_lock
 
 from .base import OpenFile
-from resolute.lock import same_file, try_lock
 from .read_at import read_at
 
 __all__ = ["HEADER", "TOUCH_S", "Cache", "CacheSettings", "cache_error", "exclusive_writer", "sha256_of",

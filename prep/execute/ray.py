@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from resolute.console import print_error
+from resolute.console import say
 from resolute.errors import ResoluteError
 from resolute.prep.convert.batch import EncodeOptions
 from resolute.prep.shards.writer import ShardSpec
@@ -57,7 +57,7 @@ def convert_on_ray(
         import ray
     except ImportError:
         raise ResoluteError(
-            "ENGINE=ray: Ray is not installed, expected the package ray; run pip install -e '.[ray]'"
+            "ENGINE=ray: Ray is not installed, expected the package ray; run `pip install 'resolute-vision[ray]'`"
         ) from None
     if store.is_private:
         raise ResoluteError(
@@ -226,7 +226,7 @@ class _Run:
         else:
             node.is_checked = True
             for line in self._unsaid:
-                print_error(line, prefix="prep")
+                say(line)
             self._unsaid.clear()
 
     def _leave_out(self, node: _Node, why: str) -> None:
@@ -236,7 +236,7 @@ class _Run:
         self._left_out[node.id] = f"node {node.name} {why}"
         line = f"ENGINE=ray: left out: {self._left_out[node.id]}"
         if any(other.is_checked for other in self._nodes.values()):
-            print_error(line, prefix="prep")
+            say(line)
         else:
             self._unsaid.append(line)
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from resolute.console import counted
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.sources.targets.target_cells import is_number
 
 if TYPE_CHECKING:
-    from resolute.prep.config import Settings
+    from resolute.prep.settings import Settings
 
     from .inputs import Inputs
 
@@ -84,7 +85,7 @@ def _photos_of_other_formats(ignored: Mapping[str, int]) -> list[str]:
     if not photos:
         return []
     return [
-        f"{sum(photos.values())} files in formats that prep does not read were left out "
+        f"left out, as prep does not read their format: {counted(sum(photos.values()), 'file')} "
         f"({', '.join(_by_count(photos, _MAX_NAMED))}); convert them to JPEG or PNG if they belong to the set"
     ]
 
@@ -99,7 +100,7 @@ def _empty_classes(inputs: Inputs) -> list[str]:
         return []
     numbered = list(inputs.classes) == list(map(str, range(len(inputs.classes))))
     hint = "numeric labels should count from 0 without gaps" if numbered else "check that they are classes"
-    return [f"{len(empty)} of {len(inputs.classes)} classes have no training image ({_first_names(empty)}); {hint}"]
+    return [f"classes without a training image: {len(empty)} of {len(inputs.classes)} ({_first_names(empty)}); {hint}"]
 
 
 def _similar_classes(classes: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.target import Target
-from resolute.prep.config import Settings
+from resolute.prep.settings import Settings
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.filesystem import path_kind
 from resolute.prep.sources.image_ref import Source, is_url
@@ -188,7 +188,7 @@ def _refuse_scores(settings: Settings, train: Catalog) -> None:
 def _refuse_unreachable_copies(settings: Settings, source: Source) -> None:
     """Raise `ResoluteError` if images would be unpacked to a local disk that other nodes cannot read."""
     if source.copies and settings.engine != "local" and is_url(settings.out):
-        engine = "ENGINE=ray" if settings.engine == "ray" else "`prep plan`"
+        engine = "ENGINE=ray" if settings.engine == "ray" else "`resolute jobs plan`"
         raise ResoluteError(
             f"{source.root}: must be unpacked where all nodes can read it, got {engine} and OUT={settings.out}, "
             "expected OUT on a shared disk; use such an OUT, unpack the source first, or use ENGINE=local"

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from resolute.console import counted
 from resolute.pipeline.dataset.format import duplicates_name, rejects_name
 from resolute.pipeline.dataset.target import Target
 from resolute.pipeline.plan.order import Order, sample_ids
@@ -36,27 +37,26 @@ def summary(result: BuildResult, store: Store, *, workers: int = 0) -> str:
     source = manifest["source"]
     samples = sum(split["samples"] for split in manifest["splits"].values())
     ignored = describe_ignored(result.ignored)
-    lines = [f"{store.where}: {samples} images, {classes}, {counts}; ignored: {ignored}"]
+    lines = [f"{store.where}: {counted(samples, 'image')}, {classes}, {counts}; ignored: {ignored}"]
     if result.kept_shards:
         converted = stats.images - stats.rejects
-        kept = "1 shard was" if result.kept_shards == 1 else f"{result.kept_shards} shards were"
-        lines.append(f"  {kept} kept, {converted} images were converted now")
+        lines.append(f"  kept {counted(result.kept_shards, 'shard')}, converted {counted(converted, 'image')} now")
     if stats.images:
         lines.append(
-            f"  {result.elapsed_s:.1f} s, {stats.images / result.elapsed_s:.0f} images/s with {workers} workers; "
-            f"{_time_shares(stats)}"
+            f"  {result.elapsed_s:.1f} s, {stats.images / result.elapsed_s:.0f} images/s with "
+            f"{counted(workers, 'worker')}; {_time_shares(stats)}"
         )
     lines += _generations(manifest, store.where)
     for res, info in manifest["resolutions"].items():
         tars = tar_sizes(manifest, res)
         lines.append(
-            f"  {res:>4} px: short side {info['short_side']} px, {len(tars)} shard{'s'[:len(tars) != 1]}, "
+            f"  {res:>4} px: short side {info['short_side']} px, {counted(len(tars), 'shard')}, "
             f"{sum(tars) / 1e6:.1f} MB, {sum(tars) / samples / 1e3:.1f} kB per sample"
         )
     with ShardSetReader(store, manifest) as reader:
         lines += [f"  {line}" for line in mixing_lines(reader)]
         if without := _without_labels(reader, list(manifest["splits"])):
-            lines.append(f"  {without} images have no label")
+            lines.append(f"  without a label: {counted(without, 'image')}")
         sides = {int(res): info["short_side"] for res, info in manifest["resolutions"].items()}
         sources = (reader.sources(split) for split in manifest["splits"])
         lines += [f"  WARNING: {warning}" for warning in (*result.warnings, *size_warnings(sides, sources))]
@@ -107,8 +107,8 @@ def _generations(manifest: dict[str, Any], where: str) -> list[str]:
     added = ", ".join(f"{name} {count}" for name, count in newest["samples"].items())
     classes = newest["classes"] - before["classes"]
     left_out = sum(newest["dropped"].values())
-    text = f"  generation {len(generations) - 1} added {added}, {classes} new classes"
-    lines = [text + (f"; {left_out} samples of the set are left out" if left_out else "")]
+    text = f"  generation {len(generations) - 1} added {added}, {counted(classes, 'new class', plural='new classes')}"
+    lines = [text + (f"; left out of the set: {counted(left_out, 'sample')}" if left_out else "")]
     dropped = newest["dropped"] != before["dropped"]
     changes = describe_changes(where, newest["removed"], newest["changed"], dropped=dropped)
     return lines + [f"  {line}" for line in changes]
@@ -123,14 +123,15 @@ def _time_shares(stats: RunStats) -> str:
 def _duplicates(counts: dict[str, int], path: str) -> list[str]:
     if not counts["groups"]:
         return []
-    extra = f"{counts['extra']} images are exact copies of others; all are kept"
-    lines = [f"  duplicates: {extra}, see {path}"]
+    extra = counted(counts["extra"], "exact copy of another image", plural="exact copies of other images")
+    lines = [f"  duplicates: {extra}; all are kept, see {path}"]
     if counts["two_labels"]:
-        lines.append(f"  WARNING: {counts['two_labels']} groups of copies have different targets: one is wrong")
+        groups = counted(counts["two_labels"], "group")
+        lines.append(f"  WARNING: copies with different targets, one of which is wrong: {groups}")
     if counts["across_splits"]:
         lines.append(
-            f"  WARNING: {counts['across_splits']} files are in both train and val, which makes val look too good; "
-            "leave them out of train with DUPLICATES=drop REBUILD=1 (--duplicates drop --rebuild)"
+            f"  WARNING: {counted(counts['across_splits'], 'file')} in both train and val, which makes val look too "
+            "good; leave them out of train with DUPLICATES=drop REBUILD=1 (--duplicates drop --rebuild)"
         )
     return lines
 

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from resolute.console import print_error
+from resolute.console import say
 from resolute.pipeline.dataset.format import FORMAT, tar_name
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.storage.output import Store
@@ -70,13 +70,14 @@ def card(manifest: Mapping[str, Any]) -> bytes:
     counts = " and ".join(f"{n} {'training' if split == 'train' else 'validation'}" for split, n in samples.items())
     what = {"class": f"{len(target)} classes", "labels": f"any of {len(target)} labels",
             "values": ", ".join(target.names)}[target.kind]  # fmt: skip
+    short_sides = ", ".join(f"{side} px ({res}px)" for res, side in sides)
     text = f"""---
 {yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=10**6)}---
 
 # Photos at {", ".join(f"{res}" for res, _ in sides)} px
 
 {counts} photos; target: {what}. Every config holds the same photos in the same
-order, as JPEGs in WebDataset tars, with a short side of {", ".join(f"{side} px ({res}px)" for res, side in sides)}, written by Resolute.
+order, as JPEGs in WebDataset tars, with a short side of {short_sides}, written by Resolute.
 
 ```python
 from datasets import load_dataset
@@ -106,10 +107,9 @@ def write_card(store: Store, manifest: Mapping[str, Any]) -> None:
     elif not is_unedited(old):
         missing = [f"{res}px" for res in manifest["resolutions"] if f"{res}px".encode() not in old]
         if missing:
-            print_error(
+            say(
                 f"{store.where}/{CARD}: kept, got one that was written or edited by someone else, without a config for "
-                f"{', '.join(missing)}, which load_dataset needs; add it, or delete the file and run the same command",
-                prefix="prep",
+                f"{', '.join(missing)}, which load_dataset needs; add it, or delete the file and run the same command"
             )
 
 
@@ -157,7 +157,7 @@ def is_own_croissant(store: Store) -> bool:
     old, listed = _read(store, CROISSANT), f'"{CROISSANT}": {{'.encode()
     if old is None or old.startswith(_CROISSANT_HEAD) or listed in (_read(store, MANIFEST) or b""):
         return True
-    print_error(f"{store.where}/{CROISSANT}: kept, got a file that prep has not written, expected none", prefix="prep")
+    say(f"{store.where}/{CROISSANT}: kept, got a file that prep has not written, expected none")
     return False
 
 

@@ -9,10 +9,10 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from resolute.console import print_error
+from resolute.console import say
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.source_record import SOURCE_RECORD, parse_record, record_bytes, shards_command
-from resolute.prep.config import MARGIN, Settings
+from resolute.prep.settings import MARGIN, Settings
 from resolute.prep.storage.output import Store
 
 from .existing_set import MANIFEST, ExistingSet
@@ -24,7 +24,7 @@ __all__ = [
 
 def write_record(store: Store, settings: Settings) -> None:
     """Record the settings of the set at `store`. Raises `ResoluteError` if it cannot be written."""
-    defaults = Settings(src="-", out="-", resolutions=settings.resolutions)
+    defaults = Settings(src="-", out="-", res=settings.res)
     variables: dict[str, object] = {"SRC": settings.src}
     names = ("kind", "labels", "columns", "target", "classes", "val", "val_labels", "val_list", "val_frac", "quality",
              "max_bad", "unlabelled", "duplicates", "seed", "shard_samples")  # fmt: skip
@@ -74,7 +74,7 @@ def check_replaced_source(
         classes, images = existing.plan.get("classes", []), existing.plan.get("source", {}).get("images", "?")
         names_text = ", ".join(map(str, classes[:3])) + (", …" if len(classes) > 3 else "")
         what = f"{images} images, {len(classes)} classes ({names_text})"
-        print_error(f"{store.where}: replacing a set of {what}", prefix="prep")
+        say(f"{store.where}: replacing a set of {what}")
 
 
 def missing_source_error(

@@ -55,7 +55,7 @@ def _fill(path: str, columns: str | None, out: ScanWriter) -> None:
     except ImportError:
         raise ResoluteError(
             f"{path}: Parquet needs pyarrow, got none, expected it to be installed; "
-            "run `pip install -e '.[parquet]'`"
+            "run `pip install 'resolute-vision[parquet]'`"
         ) from None
     name, row_number = file_name(path), 0
     with open_file(path) as raw, pq.ParquetFile(raw) as file:

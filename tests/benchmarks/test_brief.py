@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from resolute.benchmarks import brief, change
+from resolute.cli import main
 from tests.conftest import RESOLUTIONS
 from tests.support.pages import bench_result
 
@@ -97,7 +98,7 @@ def test_the_command_measures_all_and_ends_with_the_sentence(
     out = tmp_path / "bench.html"
     words = ["--shards", str(shard_root), "--seconds", "1", "--threads", "1", "--batch-size", "8", "--device", "cpu",
              "--model", "test_resnet", "--out", str(out)]  # fmt: skip
-    assert brief.main(words) == 0
+    assert main(["bench", *words]) == 0
     result = json.loads((tmp_path / "bench.json").read_text())
     assert [entry["res"] for entry in result["loader"]["res"]] == list(RESOLUTIONS)
     assert all(set(entry["loaders"]) == {"ours", "pillow"} for entry in result["loader"]["res"])
@@ -113,7 +114,7 @@ def test_the_command_measures_all_and_ends_with_the_sentence(
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["--seconds", "0"], "--seconds: got 0, expected above 0"),
+    (["--seconds", "0"], "--seconds: got '0', expected number, above 0"),
     (["--out", "page.pdf"], "page.pdf, expected a name that ends in .html"),
     (["--res", "32"], "got one resolution, expected two or more"),
     (["--model", "nosuch"], "--model: got 'nosuch', expected a timm model"),
@@ -123,7 +124,7 @@ def test_mistakes_are_reported_in_one_line(
     words: list[str], message: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    assert brief.main(["--shards", str(shard_root), "--device", "cpu", *words]) == 2
+    assert main(["bench", "--shards", str(shard_root), "--device", "cpu", *words]) == 2
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from resolute.benchmarks.gpu_check.__main__ import main, overall, run_part
+from resolute.benchmarks.gpu_check.check import overall, run_part
 from resolute.benchmarks.gpu_check.parts import PARTS, busy_and_gaps, run, switch_costs
 from resolute.benchmarks.gpu_check.result import Part, Result, Settings
+from resolute.cli import main
 
 PART = Part(name="pixels", title="Pixels", limit_s=20)
 
 
 def check(folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
-    status = main(["--device", "cpu", "--threads", "1", "--out", str(folder), *words])
+    status = main(["gpu-check", "--device", "cpu", "--threads", "1", "--out", str(folder), *words])
     return status, json.loads((folder / "gpu-check.json").read_text())
 
 

@@ -298,7 +298,7 @@ def test_bad_arguments_are_reported_in_one_line(
     command = importlib.import_module(f"resolute.benchmarks.{module}").main
     assert command([*line(shard_root), "--only", "pillow", *more]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ")
+    assert error.startswith("python -m resolute.benchmarks.")
     assert error.count("\n") == 1
     assert expected in error
 

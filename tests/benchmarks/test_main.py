@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from resolute.benchmarks import __main__ as command
+from resolute.benchmarks import at_length
 from resolute.benchmarks.record import commit
 from resolute.benchmarks.setting import default_file
 from resolute.pipeline.dataset.shard_set import ShardSet
 from tests.conftest import RESOLUTIONS
+from tests.support.cli import bench
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +45,7 @@ def walk(value: Any) -> Iterator[Any]:
 def ran(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
     """The result file of a run of all parts, as it is on disk, and as text."""
     out = tmp_path_factory.mktemp("bench") / "result.json"
-    assert command.main(words(shard_root, out)) == 0
+    assert bench(words(shard_root, out)) == 0
     assert [path.name for path in out.parent.iterdir()] == ["result.json"]
     return json.loads(out.read_text()), out.read_text()
 
@@ -81,7 +82,7 @@ def test_results_record_machine_versions_and_settings(ran: tuple[dict[str, Any],
     assert result["settings"]["batch_size"] == 8
     assert result["commit"] == commit()
     assert result["rounds"] == 2
-    assert result["command"].startswith("python -m resolute.benchmarks --shards ")
+    assert result["command"].startswith("resolute bench-all --shards ")
 
 
 def test_results_contain_no_absolute_path_or_host_name(ran: tuple[dict[str, Any], str], shard_root: Path) -> None:
@@ -94,9 +95,9 @@ def test_results_contain_no_absolute_path_or_host_name(ran: tuple[dict[str, Any]
 def test_only_the_requested_parts_run_and_are_printed(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main(words(shard_root, tmp_path / "r.json", "--only", "loader", "--rounds", "1")) == 0
+    assert bench(words(shard_root, tmp_path / "r.json", "--only", "loader", "--rounds", "1")) == 0
     result = json.loads((tmp_path / "r.json").read_text())
-    assert set(result) & set(command.PARTS) == {"loader"}
+    assert set(result) & set(at_length.PARTS) == {"loader"}
     printed = capsys.readouterr()
     assert printed.err == ""
     for res in RESOLUTIONS:
@@ -109,24 +110,22 @@ def test_a_default_result_is_named_after_the_device(
     monkeypatch.chdir(tmp_path)
     arguments = words(shard_root, tmp_path, "--only", "loader", "--rounds", "1")
     del arguments[2:4]
-    assert command.main(arguments) == 0
+    assert bench(arguments) == 0
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json")] == ["bench/bench-cpu.json"]
     assert str(default_file("bench", "NVIDIA H200 NVL")) == "bench/bench-h200-nvl.json"
 
 
 def test_help_names_every_part_and_default(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        command.main(["--help"])
-    assert end.value.code == 0
+    assert bench(["--help"]) == 0
     text = "".join(capsys.readouterr().out.split())
-    for word in (*command.PARTS, "--shards", "--model", "resnet10t", "default: 5.0", "default: 64,", "bench-cpu.json"):
-        assert word.replace(" ", "") in text
+    for word in (*at_length.PARTS, "--shards", "--model", "resnet10t", "default: 5.0", "default: 64,"):
+        assert word.replace(" ", "") in text.replace("\u2502", "")
 
 
 @pytest.mark.gpu
 def test_the_command_runs_on_a_gpu(shard_root: Path, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    assert command.main([*words(shard_root, out), "--device", "cuda"]) == 0
+    assert bench([*words(shard_root, out), "--device", "cuda"]) == 0
     result = json.loads(out.read_text())
     assert result["machine"]["gpu"]
     assert all(set(entry["loaders"]) == {"ours", "pillow"} for entry in result["loader"]["res"])

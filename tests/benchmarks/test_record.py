@@ -22,7 +22,7 @@ def test_a_result_records_the_command_without_absolute_folders() -> None:
     parser.add_argument("--out")
 
     def work(args: argparse.Namespace) -> None:
-        made.append(header(args, rounds=3)["command"])
+        made.append(header(rounds=3)["command"])
 
     words = ["/a/my set", "s3://bucket/set", "photos/train", "a.toml,/a/b.toml", "--out=/a/b/y.json"]
     assert command(parser, work, words) == 0

@@ -126,7 +126,7 @@ def test_events_depend_on_the_seed_only() -> None:
     ("status", "stderr", "expected"),
     [
         (0, "", []),
-        (2, "error: disk full", []),
+        (2, "resolute train: disk full", []),
         (2, "", ["0 lines"]),
         (2, "one\ntwo", ["2 lines"]),
         (0, "warning: something", ["1 lines"]),
@@ -134,7 +134,7 @@ def test_events_depend_on_the_seed_only() -> None:
         (-9, "", ["status -9"]),
         (None, "", ["did not end"]),
         (2, "Traceback (most recent call last):\n  File\nError", ["traceback", "3 lines"]),
-        (0, "prep: 3 shards are there already\n[W1122 14:02:11.5 socket.cpp:1] [c10d] lost", []),
+        (0, "resolute shards: already there: 3 shards\n[W1122 14:02:11.5 socket.cpp:1] [c10d] lost", []),
     ],
 )
 def test_commands_under_a_fault_must_succeed_or_end_with_status_2_and_one_line(
@@ -148,9 +148,9 @@ def test_commands_under_a_fault_must_succeed_or_end_with_status_2_and_one_line(
 
 def test_a_killed_worker_must_end_prep_with_its_line() -> None:
     event = PrepMemory(World(root=Path("none"), store=None), 0).draw(random.Random(0))
-    line = "prep: worker process: died, got SIGKILL in one of 2, which no photo causes"
+    line = "resolute shards: worker process: died, got SIGKILL in one of 2, which no photo causes"
     assert problems_of(event, status=2, final=0, stderr=line, what="prep") == []
-    for status, stderr in ((0, ""), (2, "prep: too many unusable images")):
+    for status, stderr in ((0, ""), (2, "resolute shards: too many unusable images")):
         assert len(problems_of(event, status=status, final=0, stderr=stderr, what="prep")) == 1
 
 
@@ -247,7 +247,8 @@ print(process.wait(20), repr(process.stderr))
 def test_a_short_soak_has_no_findings(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
     words = ["--only", "prep-folder,train-1", "--seed", 7, "--index", 2, "--out", out]
-    done = subprocess.run([sys.executable, "-m", "resolute.benchmarks.soak", *map(str, words)], capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-m", "resolute.benchmarks.soak", *map(str, words)], text=True,
+                          capture_output=True,
                           timeout=900)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(out.read_text())

@@ -15,10 +15,10 @@ import pytest
 from resolute.benchmarks.training.__main__ import main as compare
 from resolute.benchmarks.training.split import PARTS, Parts, Photo, divide, main
 from resolute.errors import ResoluteError
-from resolute.prep.__main__ import main as prep
 from resolute.train.recipe.schema import Recipe
 from tests.benchmarks.test_training import tiny, write_log
 from tests.conftest import make_photos
+from tests.support.cli import prep
 
 SHARES = {"tune": 0.1, "choose": 0.05, "report": 0.2}
 

@@ -44,7 +44,7 @@ batch_size = 8
 
 
 class Sandbox:
-    """`run(command)` runs a command of a page in the folder: what `make` would start, or `python -m`."""
+    """`run(command)` runs a command of a page in the folder: what `make` would start, `resolute` or `python -m`."""
 
     def __init__(self, folder: Path, scratch: Path) -> None:
         folder.mkdir()
@@ -63,8 +63,9 @@ class Sandbox:
                 self._python(call, command)
             (self.folder / "calls").unlink()
         else:
-            assert words[:2] == ["python", "-m"], f"{command}: neither make nor python -m; add it to LEFT_OUT"
-            self._python(words[1:], command)
+            is_resolute = words[0] == "resolute"
+            assert is_resolute or words[:2] == ["python", "-m"], f"{command}: add it to LEFT_OUT"
+            self._python(["-m", *words] if is_resolute else words[1:], command)
 
     def _python(self, words: Sequence[str], command: str) -> None:
         assert words[0] == "-m", command
@@ -90,7 +91,7 @@ class Sandbox:
     def add_set(self) -> None:
         """The set `shards`, with a validation split."""
         make_photos(self.folder / "set-photos", each=12)
-        self.run("python -m resolute.prep --src set-photos --out shards --res 128,160,224 --val-frac 0.25")
+        self.run("resolute shards --src set-photos --out shards --res 128,160,224 --val-frac 0.25")
 
     def add_run(self) -> None:
         """The run `first` on the set."""
@@ -99,7 +100,7 @@ class Sandbox:
     def add_growing_photos(self) -> None:
         """A set of class folders, to which photos have come since, and of which one is gone."""
         make_photos(self.folder / "photos", each=12)
-        self.run("python -m resolute.prep --src photos --out shards --res 128,160")
+        self.run("resolute shards --src photos --out shards --res 128,160")
         for label in range(3):
             folder = self.folder / "photos" / f"class{label}"
             shutil.copy(folder / "000.jpg", folder / "later.jpg")

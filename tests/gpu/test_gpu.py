@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
-from resolute.train.__main__ import main
 from resolute.train.logs.metrics import Meter, NullLogWriter, read_log
 from resolute.train.loop import Learner
 from resolute.train.recipe.schema import Recipe

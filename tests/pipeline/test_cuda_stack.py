@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -88,13 +87,6 @@ def test_driver_and_gpus_are_read_from_nvidia_smi_or_the_driver_from_the_kernel_
     assert driver_and_gpus(tmp_path / "none") == (None, [])
 
 
-def test_every_stack_is_an_extra_with_torch_dali_and_its_decoders_pinned() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for stack, codec, jpeg in (("cuda12", "cu12", "nvidia-nvjpeg-cu12"), ("cuda13", "cu13", "nvidia-nvjpeg")):
-        names = [pin.partition("==")[0] for pin in extras[stack][:5] if "==" in pin]
-        assert names == ["torch", "torchvision", f"nvidia-dali-{stack}0", f"nvidia-nvimgcodec-{codec}", jpeg]
-
-
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     """`make` before `make env`: without the stamp of an environment."""
@@ -115,7 +107,7 @@ def test_make_env_installs_and_records_the_stack(
 ) -> None:
     fake_nvidia_smi(make.folder, monkeypatch, driver)
     (call,) = make.calls("env", *words)
-    assert call[-2:] == ["--editable", f".[{stack}]"]
+    assert call[-4:] == ["--constraint", f"locks/{stack}.txt", "--editable", f".[{stack},train]"]
     assert (make.folder / ".venv" / ".resolute-ready").read_text() == f"{stack}\n"
     (make.folder / "calls").unlink()
     other_version = {"cuda12": "13", "cuda13": "12"}[stack]
@@ -139,7 +131,7 @@ def test_make_env_with_too_old_a_driver_or_gpu_installs_nothing(
 def test_training_without_dali_is_refused_in_one_line(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['nvidia.dali'] = None\n"
-        "from train.__main__ import main\n"
+        "from resolute.cli import main\n"
         f"sys.exit(main(['train', '--shards', {str(tmp_path)!r}, '--recipe', 'train/recipes/demo.toml']))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from resolute.prep.__main__ import main
 from tests import SHARED_DATA
+from tests.support.cli import prep as main
 
 CLASSES = ("apple", "bee", "cat")
 
@@ -62,7 +62,7 @@ def prep(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
 
     def run(*argv: object) -> Ran:
         words = [str(word) for word in argv]
-        if "--workers" not in words and "ray" not in words:
+        if not any(word.startswith("--workers") for word in words) and "ray" not in words:
             words += ["--workers", "2"]
         capfd.readouterr()
         status = main(words)

@@ -54,7 +54,8 @@ def check_clean(ran: Any, out: Path) -> None:
 
 def errors(ran: Any) -> list[str]:
     """The lines on stderr that do not describe the targets of a table."""
-    return [line for line in ran.err.splitlines() if "(TARGET=" not in line and not line.startswith("prep:   line ")]
+    lines = ran.err.splitlines()
+    return [line for line in lines if "(TARGET=" not in line and not line.startswith("resolute shards:   line ")]
 
 
 @pytest.mark.slow
@@ -79,7 +80,7 @@ def test_no_credential_of_a_source_is_printed_or_written(
         ran = prep(*argv, "--out", out)
         assert ran.status == 0, ran.err
         check_clean(ran, out)
-        check_clean(prep(*argv, "--out", tmp_path / "dry", "--dry-run"), out)
+        check_clean(prep(*argv, "--out", tmp_path / "dry", "--dry"), out)
         refused = prep(*argv, "--quality", 50, "--out", out)
         assert (refused.status, len(errors(refused))) == (2, 1), refused.err
         check_clean(refused, out)

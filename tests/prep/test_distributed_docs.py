@@ -123,7 +123,7 @@ def test_the_kubernetes_job_makes_the_set_of_a_single_prep(
     bash(local(blocks("bash")[1]).splitlines()[1])
     for index in range(-(-SHARDS // PER_JOB)):
         bash(local(script), JOB_COMPLETION_INDEX=str(index))
-    bash(f"python -m resolute.prep finalize --out {tmp_path}/set")
+    bash(f"resolute jobs finish --out {tmp_path}/set")
     assert tree(tmp_path / "set") == fresh()
 
 

@@ -20,11 +20,11 @@ from PIL import Image
 from resolute.pipeline.dataset.format import manifest_bytes
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import Target
-from resolute.prep.__main__ import main
 from resolute.prep.report.summary import mixing_lines
 from resolute.prep.storage import output
-from resolute.prep.verify import main as verify
 from tests.conftest import make_photos
+from tests.support.cli import prep as main
+from tests.support.cli import verify
 from tests.support.s3 import s3_server  # noqa: F401  # a fixture
 from tests.support.source_formats import jpeg, make_tree, pack, pack_parquet, pack_samples, pack_table
 from tests.support.trees import tree
@@ -59,7 +59,7 @@ def add(photos: Path, scene: Scene) -> Callable[..., list[str]]:
 def refused(ran: Any, *words: str) -> None:
     """Exactly one line, *where: got X, expected Y; do Z*, that contains `words`."""
     assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1), (ran.out, ran.err)
-    assert re.match(r"prep: .+: .*got .+expected .+; .+", ran.err), ran.err
+    assert re.match(r"resolute (shards|jobs \w+): .+: .*got .+expected .+; .+", ran.err), ran.err
     for word in words:
         assert word in ran.err
 
@@ -100,7 +100,7 @@ def test_an_extension_adds_the_new_photos_and_changes_no_older_byte(
     new = [*add("bee", 12), *add("aardvark", 10), *add("cat", 5)]
     ran = prep(*argv, "--extend")
     assert ran.status == 0, ran.err
-    assert "generation 1 added train 25, val 2, 1 new classes" in ran.out
+    assert "generation 1 added train 25, val 2, 1 new class" in ran.out
     after = tree(tmp_path / "s")
     assert own_files(before).items() <= after.items()
     opened = ShardSet.open(tmp_path / "s")
@@ -159,10 +159,10 @@ def test_a_set_extended_twice_with_any_workers_or_jobs_has_the_same_bytes(
         assert prep(*argv, "--extend", "--max-bad", 0.1, "--workers", 1 + step).status == 0
         words = [*argv[:2], "--out", tmp_path / "jobs", *argv[4:], "--extend", "--max-bad", 0.1]
         assert main(["plan", *map(str, words)]) == 0
-        assert main(["shards", "--out", str(tmp_path / "jobs"), "--range", "1:", "--workers", "1"]) == 0
-        assert main(["finalize", "--out", str(tmp_path / "jobs")]) == 2
-        assert main(["shards", "--out", str(tmp_path / "jobs"), "--range", "0:1", "--workers", "1"]) == 0
-        assert main(["finalize", "--out", str(tmp_path / "jobs")]) == 0
+        assert main(["range", "--out", str(tmp_path / "jobs"), "--range", "1:", "--workers", "1"]) == 0
+        assert main(["finish", "--out", str(tmp_path / "jobs")]) == 2
+        assert main(["range", "--out", str(tmp_path / "jobs"), "--range", "0:1", "--workers", "1"]) == 0
+        assert main(["finish", "--out", str(tmp_path / "jobs")]) == 0
         assert tree(tmp_path / "jobs") == tree(tmp_path / "s")
     manifest = json.loads((tmp_path / "s" / "manifest.json").read_text())
     assert [added["shards"]["train"] for added in manifest["generations"]] == [3, 2, 2]
@@ -294,7 +294,7 @@ def test_drop_leaves_out_removed_photos_and_takes_the_new_versions_of_changed_on
         change(photos / name, scene, 9001)
     ran = prep(*argv, "--extend", "--drop")
     assert ran.status == 0, ran.err
-    assert "4 samples of the set are left out" in ran.out
+    assert "left out of the set: 4 samples" in ran.out
     assert "2 gone and 2 changed, left out from this generation on" in ran.out
     assert own_files(before).items() <= tree(tmp_path / "s").items()
     assert names(tmp_path / "s", "train") == [name for name in kept if name not in (kept[3], kept[7])] + [kept[7]]
@@ -540,17 +540,17 @@ def test_a_dry_run_says_what_an_extension_would_do_and_writes_nothing(
     assert prep(*argv).status == 0
     (photos / names(tmp_path / "s", "train")[0]).unlink()
     before = tree(tmp_path / "s")
-    ran = prep(*argv, "--extend", "--drop", "--dry-run")
+    ran = prep(*argv, "--extend", "--drop", "--dry")
     assert ran.status == 0, ran.err
     assert f"{photos}: 0 new photos for {tmp_path / 's'} (train 0, val 0), 0 new classes" in ran.out
     add("bee", 12)
     add("dog", 2)
     change(photos / names(tmp_path / "s", "val")[0], scene, 5)
-    ran = prep(*argv, "--extend", "--dry-run")
-    assert f"{photos}: 14 new photos for {tmp_path / 's'} (train 12, val 2), 1 new classes (dog)" in ran.out
+    ran = prep(*argv, "--extend", "--dry")
+    assert f"{photos}: 14 new photos for {tmp_path / 's'} (train 12, val 2), 1 new class (dog)" in ran.out
     assert "1 gone and 1 changed, kept as they are" in ran.out
     assert "estimated from 12 random images" in ran.out
-    assert "15 new photos" in prep(*argv, "--extend", "--drop", "--dry-run").out
+    assert "15 new photos" in prep(*argv, "--extend", "--drop", "--dry").out
     assert tree(tmp_path / "s") == before
 
 
@@ -665,10 +665,10 @@ def test_jobs_refuse_a_set_that_is_no_longer_the_one_to_extend(
     assert prep(*argv).status == 0
     add("bee", 4)
     assert main(["plan", *map(str, argv), "--extend"]) == 0
-    assert main(["shards", "--out", str(tmp_path / "s"), "--range", ":", "--workers", "1"]) == 0
+    assert main(["range", "--out", str(tmp_path / "s"), "--range", ":", "--workers", "1"]) == 0
     (tmp_path / "s" / "manifest.json").write_bytes(b"{}")
     capfd.readouterr()
-    assert main(["finalize", "--out", str(tmp_path / "s")]) == 2
+    assert main(["finish", "--out", str(tmp_path / "s")]) == 2
     err = capfd.readouterr().err
     assert err.count("\n") == 1
     assert "not the set that the plan extends" in err or "damaged" in err, err

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.prep.config import Settings
 from resolute.prep.plan.inputs import list_inputs
+from resolute.prep.settings import Settings
 from tests.support.source_formats import files_in, pack_parquet, pack_tar, pack_zip
 from tests.support.trees import tree
 
@@ -123,9 +123,9 @@ def test_duplicates_are_kept_counted_and_listed(photos: Path, tmp_path: Path, pr
     words = ("--src", photos, "--out", tmp_path / "s", "--res", "32", "--val-list", tmp_path / "val.txt")
     ran = prep(*words, "--duplicates", "keep")
     assert ran.status == 0, ran.err
-    assert "3 images are exact copies of others; all are kept" in ran.out
-    assert "WARNING: 1 groups of copies have different targets" in ran.out
-    assert "WARNING: 1 files are in both train and val, which makes val look too good; " in ran.out
+    assert "3 exact copies of other images; all are kept" in ran.out
+    assert "WARNING: copies with different targets, one of which is wrong: 1 group" in ran.out
+    assert "WARNING: 1 file in both train and val, which makes val look too good; " in ran.out
     assert "DUPLICATES=drop REBUILD=1" in ran.out
     duplicates = json.loads((tmp_path / "s" / "manifest.json").read_text())["source"]["duplicates"]
     assert duplicates == {"groups": 3, "extra": 3, "two_labels": 1, "across_splits": 1}
@@ -140,7 +140,7 @@ def test_duplicates_are_kept_counted_and_listed(photos: Path, tmp_path: Path, pr
 
 def test_a_dry_run_counts_and_estimates_and_writes_nothing(photos: Path, tmp_path: Path, prep: Prep) -> None:
     argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32,48")
-    ran = prep(*argv, "--dry-run")
+    ran = prep(*argv, "--dry")
     assert ran.status == 0, ran.err
     assert "60 images, 3 classes, train 54, val 6" in ran.out
     assert "nothing was written" in ran.out
@@ -153,7 +153,7 @@ def test_a_dry_run_counts_and_estimates_and_writes_nothing(photos: Path, tmp_pat
 
 def test_the_summary_of_the_inputs_changes_with_content_names_and_splits_only(photos: Path) -> None:
     def summary(**changes: Any) -> str:
-        settings = Settings(src=str(photos), out=str(photos.parent / "s"), resolutions=(32,), **changes)
+        settings = Settings(src=str(photos), out=str(photos.parent / "s"), res=(32,), **changes)
         inputs = list_inputs(settings, photos.parent / "scratch", photos.parent / "scratch" / "spool")
         return json.dumps(inputs.summary(), sort_keys=True)
 

@@ -21,8 +21,8 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
-from resolute.prep.__main__ import main
-from resolute.prep.verify import main as verify
+from tests.support.cli import prep as main
+from tests.support.cli import verify
 from tests.support.source_formats import pack_samples
 from tests.support.trees import tree
 
@@ -118,9 +118,10 @@ def argv(photos: Path, table: Path, out: Path) -> tuple[object, ...]:
 
 def refused(ran: Any, *words: str) -> None:
     """One line, *where: got X, expected Y; do Z*, that contains `words`."""
-    lines = [line for line in ran.err.splitlines() if "(TARGET=" not in line and not line.startswith("prep:   ")]
+    lines = [line for line in ran.err.splitlines()
+             if "(TARGET=" not in line and not line.startswith("resolute shards:   ")]  # fmt: skip
     assert (ran.status, ran.out, len(lines)) == (2, "", 1), (ran.out, ran.err)
-    assert re.fullmatch(r"prep: .+: .*got .+expected .+; .+", lines[0]), ran.err
+    assert re.fullmatch(r"resolute shards: .+: .*got .+expected .+; .+", lines[0]), ran.err
     for word in words:
         assert word in ran.err
 
@@ -151,8 +152,8 @@ def test_repair_further_resolutions_and_jobs_give_the_bytes_of_one_run(
     jobs = tmp_path / "jobs"
     assert main([str(word) for word in ("plan", *both[:5], jobs, *both[6:])]) == 0
     for part in ("2:", ":2"):
-        assert main(["shards", "--out", str(jobs), "--range", part, "--workers", "1"]) == 0
-    assert main(["finalize", "--out", str(jobs)]) == 0
+        assert main(["range", "--out", str(jobs), "--range", part, "--workers", "1"]) == 0
+    assert main(["finish", "--out", str(jobs)]) == 0
     assert tree(jobs) == once
 
 
@@ -237,7 +238,7 @@ def test_a_validation_table_has_a_column_for_each_label_of_training(
 
     own, val = table(tmp_path / "a.csv", NAMES, [i for i in range(60) if i % 4]), tmp_path / "b.csv"
     words = ("--src", tmp_path / "train", "--labels", own, "--val", tmp_path / "val", "--val-labels", val,
-             "--res", "32", "--dry-run", "--out", tmp_path / "s")  # fmt: skip
+             "--res", "32", "--dry", "--out", tmp_path / "s")  # fmt: skip
     table(val, ("bright", "red", "two eyes"), range(0, 60, 4))
     refused(prep(*words), "got a table that lacks near,", "expected the 4 of SRC's table")
     table(val, ("bright", "red", "spiny", "two eyes"), range(0, 60, 4))
@@ -257,7 +258,7 @@ def test_a_validation_column_of_a_single_class_is_not_one_of_class_numbers(
     val = write_table(tmp_path / "b.csv", ("image_id", "far"), [(name, 1) for name, *_ in rows[::4]])
     refused(
         prep("--src", tmp_path / "train", "--labels", own, "--val", tmp_path / "val", "--val-labels", val,
-             "--res", "32", "--dry-run", "--out", tmp_path / "s"),
+             "--res", "32", "--dry", "--out", tmp_path / "s"),
         "got a table that lacks near, expected the 2 of SRC's table",
     )  # fmt: skip
 
@@ -395,7 +396,7 @@ def test_whole_numbers_that_hardly_recur_end_prep_unless_target_is_set(
     if form == "json":
         contents = [{"label": score} for score in scores]
         src = ("--src", pack_samples(tmp_path / "w.tar", samples_of(photos, names, contents)))
-    words = (*src, "--out", tmp_path / "s", "--res", "32", "--dry-run")
+    words = (*src, "--out", tmp_path / "s", "--res", "32", "--dry")
     refused(prep(*words), "got 45 different ones for 60 photos, 42 of them once", "TARGET=values", "TARGET=class")
     for target, shown in (("values", "1 value"), ("class", "145 classes")):
         ran = prep(*words, "--target", target)
@@ -428,8 +429,8 @@ def test_what_a_table_lacks_is_counted(photos: Path, names: list[str], tmp_path:
     assert ran.status == 0, ran.err
     assert "1 duplicate names" in ran.out
     assert "9 unlabelled" in ran.out
-    assert f"{1 + sum(not own for own in LABELS[:50])} images have no label" in ran.out
-    assert "WARNING: 1 of 5 classes have no training image (unseen)" in ran.out
+    assert f"without a label: {1 + sum(not own for own in LABELS[:50])} images" in ran.out
+    assert "WARNING: classes without a training image: 1 of 5 (unseen)" in ran.out
     page = (tmp_path / "s" / "report.html").read_text()
     for text in ("Labels per sample", "Most frequent pairs", "two eyes"):
         assert text in page
@@ -442,7 +443,7 @@ def test_duplicates_with_two_targets_are_reported(photos: Path, names: list[str]
     table = write_table(tmp_path / "t.csv", ("image_id", "angle [deg]"), values)
     ran = prep(*argv(photos, table, tmp_path / "s"), "--val-frac", 0)
     assert ran.status == 0, ran.err
-    assert "WARNING: 1 groups of copies have different targets: one is wrong" in ran.out
+    assert "WARNING: copies with different targets, one of which is wrong: 1 group" in ran.out
     groups = [json.loads(line) for line in (tmp_path / "s" / "duplicates.jsonl").read_text().splitlines()]
     targets = sorted([entry["target"] for entry in group] for group in groups)
     np.testing.assert_allclose(sorted(np.ravel(targets)), [1 / 3, 2 / 3, 1.5, 1.5], rtol=1e-7)
@@ -452,7 +453,7 @@ def test_duplicates_with_two_targets_are_reported(photos: Path, names: list[str]
 
 
 def test_a_dry_run_shows_what_a_table_means(photos: Path, names: list[str], tmp_path: Path, prep: Prep) -> None:
-    ran = prep(*argv(photos, value_table(tmp_path / "t.csv", names), tmp_path / "s"), "--dry-run")
+    ran = prep(*argv(photos, value_table(tmp_path / "t.csv", names), tmp_path / "s"), "--dry")
     assert ran.status == 0, ran.err
     assert "2 numbers for each of 60 photos (TARGET=values): 2 columns of numbers" in ran.out
     assert f"line 2: {names[0]}: age {VALUES[0, 0]:.6g} years" in ran.out

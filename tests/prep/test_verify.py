@@ -27,8 +27,9 @@ from resolute.prep.shards.file_check import Damage, check_file, read_with_retry
 from resolute.prep.shards.record import ShardRecord
 from resolute.prep.storage.hashed_file import FileInfo
 from resolute.prep.storage.output import LocalStore, open_store
-from resolute.prep.verify import main, to_rebuild, verify
+from resolute.prep.verify import to_rebuild, verify
 from tests import ROOT
+from tests.support.cli import verify as main
 from tests.support.s3 import s3_server  # noqa: F401  # a fixture
 from tests.support.trees import tree
 
@@ -153,7 +154,7 @@ def test_invalid_arguments_are_reported_in_one_line(
     assert main([str(tmp_path / argv[0]), *argv[1:]] if argv else []) == 2
     out, err = capfd.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("verify: ")
+    assert err.startswith("resolute verify: ")
 
 
 def test_set_of_a_newer_version_is_refused(whole: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -187,14 +188,14 @@ def test_an_interrupted_verify_ends_in_one_line_and_leaves_no_process(whole: Pat
     manifest["files"]["48/train-000000.tar"]["bytes"] = 0
     (whole / "manifest.json").write_bytes(manifest_bytes(manifest))
     process = subprocess.Popen(
-        [sys.executable, "-m", "resolute.prep.verify", str(whole), "--workers", "2"],
+        [sys.executable, "-m", "resolute", "verify", str(whole), "--workers", "2"],
         cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     with pipe.open("wb"):  # why: opens when the worker does
         os.killpg(process.pid, signal.SIGINT)
         time.sleep(0.3)
     _, err = process.communicate(timeout=30)  # why: ends when the last process that holds stderr has ended
-    assert (process.returncode, err) == (130, "verify: interrupted\n")
+    assert (process.returncode, err) == (130, "resolute verify: interrupted\n")
     assert not (whole / "damaged.json").exists()
 
 
@@ -210,7 +211,7 @@ def test_a_set_in_an_object_store_is_verified_in_place(shard_root: Path, s3_serv
     fs = fsspec.filesystem("s3")
     fs.put(f"{shard_root}/", f"{s3_server}/set/", recursive=True)
     # why: in a process of its own, whose workers then know the server too
-    command = [sys.executable, "-m", "resolute.prep.verify", f"{s3_server}/set", "--workers", "2"]
+    command = [sys.executable, "-m", "resolute", "verify", f"{s3_server}/set", "--workers", "2"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("s3://bucket/set: sound, 90 samples")

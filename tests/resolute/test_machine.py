@@ -40,7 +40,8 @@ def test_affinity_and_cgroup_quotas_bound_the_number_of_cpus(
 
 
 def test_cpus_are_counted_in_one_module_only() -> None:
-    files = [path for folder in ("resolute", "pipeline", "prep", "train", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    folders = ("resolute", "pipeline", "prep", "train", "benchmarks")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     others = [
         str(path.relative_to(ROOT))
         for path in [*files, ROOT / "Makefile"]
@@ -50,11 +51,11 @@ def test_cpus_are_counted_in_one_module_only() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["train train", "train eval", "train predict", "benchmarks"])
-def test_default_thread_counts_respect_the_affinity_mask(module: str) -> None:
+@pytest.mark.parametrize("command", ["train", "eval", "predict", "bench-all"])
+def test_default_thread_counts_respect_the_affinity_mask(command: str) -> None:
     few = {min(os.sched_getaffinity(0))}
     done = subprocess.run(
-        [sys.executable, "-m", *f"resolute.{module}".split(), "--help"], cwd=ROOT, capture_output=True, text=True, check=True,
+        [sys.executable, "-m", "resolute", command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True,
         preexec_fn=lambda: os.sched_setaffinity(0, few),
     )  # fmt: skip
     text = " ".join(done.stdout.split())

@@ -76,18 +76,19 @@ class Command:
     """A running command line. `out` and `err` are the paths of its outputs."""
 
     def __init__(
-        self, module: str, arguments: Sequence[object], *, folder: Path, scratch: Path, stdout: str = "",
+        self, name: str, arguments: Sequence[object], *, folder: Path, scratch: Path, stdout: str = "",
         closed: Sequence[int] = (), unprivileged: bool = False,
     ) -> None:  # fmt: skip
-        """`stdout`: a file instead of the one in `scratch`; `closed`: descriptors that are closed at the start."""
-        module = module if module.startswith(("tests.", "resolute.")) else f"resolute.{module}"
+        """name: a command of `resolute`, such as "jobs plan", or a module. `stdout`: a file instead of the one in
+        `scratch`; `closed`: descriptors that are closed at the start."""
+        module, words = (name, []) if "." in name or name == "resolute" else ("resolute", name.split())
         number = f"{time.monotonic_ns()}"
         self.out, self.err = scratch / f"{number}.out", scratch / f"{number}.err"
         self.out.touch()
         self.err.touch()
         self._status: int | None = None
         self.pid: int = Server.get().ask(
-            start=module, arguments=[str(word) for word in arguments], folder=str(folder),
+            start=module, arguments=[*words, *map(str, arguments)], folder=str(folder),
             out=stdout or str(self.out), err=str(self.err), closed=list(closed), unprivileged=unprivileged,
         )  # fmt: skip
 
@@ -124,9 +125,9 @@ class Command:
         )  # fmt: skip
 
 
-def run(module: str, arguments: Sequence[object], *, folder: Path, scratch: Path, **words: Any) -> Ended:
+def run(name: str, arguments: Sequence[object], *, folder: Path, scratch: Path, **words: Any) -> Ended:
     """Run a command line to its end."""
-    return Command(module, arguments, folder=folder, scratch=scratch, **words).end()
+    return Command(name, arguments, folder=folder, scratch=scratch, **words).end()
 
 
 def _serve() -> None:
@@ -221,7 +222,7 @@ def assert_one_line(ended: Ended) -> None:
     # progress of indexing is printed before its errors are known
     lines = [line for line in ended.err.splitlines() if ": indexing " not in line]
     assert len(lines) == 1, ended.err
-    assert re.match(r"\w+: .+: .+", lines[0]), lines[0]
+    assert re.match(r"resolute[\w -]*: .+: .+", lines[0]), lines[0]
     assert ";" in lines[0], lines[0]
     assert "Traceback" not in ended.out
 

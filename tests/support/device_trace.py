@@ -24,7 +24,7 @@ from tests import ROOT
 __all__ = ["DEVICE", "DeviceTrace", "functions_called", "unmarked_syncs"]
 
 DEVICE = torch.device("meta")
-_PACKAGES = (str(ROOT / "pipeline"), str(ROOT / "train"))
+_PACKAGES = (str(ROOT / "resolute" / "pipeline"), str(ROOT / "resolute" / "train"))
 _aten = torch.ops.aten
 _READS = {_aten._local_scalar_dense.default, _aten.equal.default, _aten.is_nonzero.default}
 _DYNAMIC = {_aten.nonzero.default, _aten.masked_select.default, _aten._unique2.default}
@@ -77,8 +77,8 @@ class DeviceTrace(TorchDispatchMode):
         return torch.empty_like(source, device=to, dtype=kwargs.get("dtype"))
 
     def _record(self, kind: str) -> None:
-        calls = [f"{Path(frame.filename).relative_to(ROOT)}, {frame.name}" for frame in traceback.extract_stack()
-                 if frame.filename.startswith(_PACKAGES)]  # fmt: skip
+        calls = [f"{Path(frame.filename).relative_to(ROOT / 'resolute')}, {frame.name}"
+                 for frame in traceback.extract_stack() if frame.filename.startswith(_PACKAGES)]  # fmt: skip
         self.events.append(f"{kind}: {calls[-1] if calls else 'elsewhere'}")
 
 
@@ -116,7 +116,7 @@ def unmarked_syncs(function: CodeType | Callable[..., Any]) -> list[str]:
     Also copies without `non_blocking`, such as by `to()`, `copy_()` or `torch.tensor`, and a gradient scaler's `step`.
     None for a function of a file that does not import torch.
     """
-    path = Path(inspect.getsourcefile(function) or "").relative_to(ROOT)
+    path = Path(inspect.getsourcefile(function) or "").resolve().relative_to(ROOT)
     if "import torch" not in (ROOT / path).read_text():
         return []
     lines, first = inspect.getsourcelines(function)

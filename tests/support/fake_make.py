@@ -24,8 +24,9 @@ class Make:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("Makefile", "pyproject.toml"):
-            shutil.copy(ROOT / name, folder)
+        (folder / "locks").mkdir()
+        for name in ("Makefile", "pyproject.toml", "locks/cuda12.txt", "locks/cuda13.txt"):
+            shutil.copy2(ROOT / name, folder / name)
         (folder / ".venv" / "bin").mkdir(parents=True)
         (folder / ".venv" / "bin" / "python").write_text(STUB)
         (folder / ".venv" / "bin" / "python").chmod(0o755)

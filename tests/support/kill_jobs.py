@@ -1,4 +1,4 @@
-"""Make a set by `prep plan`, `shards` and `finalize`, and kill each of them, again and again, at random moments.
+"""Make a set by `resolute jobs plan`, `range` and `finish`, and kill each of them, again and again, at random moments.
 
 `python tests/support/kill_jobs.py KILLS SEED OUT ARGUMENTS-OF-PREP…`. Two jobs with overlapping ranges run at a time.
 Prints a line a kill, and the number of kills that met a running process.
@@ -20,9 +20,9 @@ from tests.support.kill_prep import attempt, wait_for_lock
 def run(kills: int, seed: int, out: Path, argv: list[str]) -> int:
     rng = random.Random(seed)
     place = ["--out", str(out)]
-    shards = ["shards", *place, "--workers", "2", "--range"]
+    shards = ["range", *place, "--workers", "2", "--range"]
     met = 0
-    for commands in ([["plan", *argv, *place]], [[*shards, ":80"], [*shards, "40:"]], [["finalize", *place]]):
+    for commands in ([["plan", *argv, *place]], [[*shards, ":80"], [*shards, "40:"]], [["finish", *place]]):
         for n in range(kills):
             children = [attempt(command) for command in commands]
             time.sleep(rng.uniform(0, 0.25))

@@ -17,10 +17,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import resolute.prep.convert.worker
-import resolute.prep.execute.process_pool
-import resolute.prep.prepare
-from resolute.prep.__main__ import main
+from resolute.prep.execute import process_pool
+from tests.support.cli import prep as main
 
 _TOO_LATE = 70
 
@@ -30,7 +28,7 @@ def attempt(argv: list[str]) -> int:
     child = os.fork()
     if child == 0:
         os.setsid()
-        resolute.prep.execute.process_pool.open_pool = partial(resolute.prep.execute.process_pool.open_pool, method="fork")
+        process_pool.open_pool = partial(process_pool.open_pool, method="fork")
         try:
             os._exit(main(argv))
         finally:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from resolute.prep.__main__ import main as prep
 from resolute.report.page import render
 from tests import ROOT
 from tests.conftest import make_photos
+from tests.support.cli import prep
 from tests.support.synthetic_log import GPU, write_log
 
 __all__ = ["PAGES", "bench_result"]
@@ -113,7 +113,7 @@ def bench_result() -> dict[str, Any]:
                 for i, step_s in enumerate((0.02, 0.03, 0.06))]  # fmt: skip
 
     return {
-        "command": "python -m resolute.benchmarks.brief", "date": "2026-01-02", "commit": "0123456789ab", "took_s": 88.0,
+        "command": "resolute bench", "date": "2026-01-02", "commit": "0123456789ab", "took_s": 88.0,
         "machine": {"cpu": "Some CPU", "cores": 2, "gpu": None, "load_before": 1.5},
         "settings": {"device": "cpu", "threads": 2, "batch_size": 32, "model": "resnet10t"},
         "shards": {"name": "some <photos>", "resolutions": sizes},
@@ -153,7 +153,7 @@ def schedule(_: pytest.FixtureRequest, folder: Path) -> bytes:
 
 
 def _command(folder: Path, *words: object) -> bytes:
-    from resolute.train.__main__ import main
+    from resolute.cli import main
 
     folder.mkdir()
     (folder / "recipe.toml").write_text(SCHEDULE)

@@ -6,7 +6,9 @@ import timm
 import torch
 
 import resolute.benchmarks.loader
+import resolute.cli
 import resolute.pipeline.loader.loader
+import resolute.prep.commands
 import resolute.prep.prepare
 import resolute.prep.report.report
 import resolute.prep.verify

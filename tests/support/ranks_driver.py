@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from resolute.cli import main
 from resolute.console import guard_process
 from resolute.pipeline.loader.loader import Batch
 from resolute.train import loop
 from resolute.train import trainer as runs
-from resolute.train.__main__ import main
 from resolute.train.devices.distributed import Ranks, join
 from resolute.train.model.build import compile_network
 from resolute.train.planner.measure import synthetic

@@ -1,4 +1,4 @@
-"""`python -m resolute.train` that sends itself signals at the nth call of a function, independent of the machine's speed.
+"""`resolute` that sends itself signals at the nth call of a function, independent of the machine's speed.
 
 `python -m tests.support.signal_at_call MODULE:OWNER:FUNCTION:CALL:SIGNAL[,SIGNAL…] ARGUMENTS-OF-TRAIN…`; with a leading
 --nohup SIGHUP is ignored from the start.
@@ -12,8 +12,8 @@ import signal
 import sys
 from typing import Any
 
+from resolute.cli import main
 from resolute.console import guard_process, run_main
-from resolute.train.__main__ import main
 
 
 def install(cue: str) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from resolute.prep.__main__ import main as prep
 from tests.conftest import make_photos
+from tests.support.cli import prep
 
 
 def stages(*tables: tuple[int, int, int]) -> str:
@@ -102,7 +102,7 @@ flip = true
 @pytest.fixture(scope="session")
 def trained(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run with EMA, two resolutions and test-time flip; read-only."""
-    from resolute.train.__main__ import main
+    from resolute.cli import main
 
     folder = tmp_path_factory.mktemp("trained")
     (folder / "small.toml").write_text(SMALL)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.storage.local import Folder
 from resolute.train import trainer as runs
-from resolute.train.__main__ import main
 from tests.train.conftest import without_clocks
 
 RECIPE = """

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from resolute.cli import main
 from resolute.errors import ResoluteError, StorageError
 from resolute.train import checkpoint
-from resolute.train.__main__ import main
 
 IDENTITY = {"recipe": {"optim": {"lr": 0.5}, "stages": [{"res": 32}]}, "shards": "abc"}
 

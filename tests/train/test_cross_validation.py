@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.train import trainer as runs
-from resolute.train.__main__ import main
 from resolute.train.logs.metrics import read_log
 from tests.train.conftest import without_clocks
 
@@ -64,7 +64,7 @@ def test_several_folds_do_not_resume_from_a_named_checkpoint(
     assert "--from: got best.pt for 2 folds, expected one fold, such as --folds 0/3" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("folds", ["1", "x", "", "all", "0,2", "3/3", "0,0/3", "0,00/3", "/3", "1/2/3", "99999999999"])
+@pytest.mark.parametrize("folds", ["1", "x", "all", "0,2", "3/3", "0,0/3", "0,00/3", "/3", "1/2/3", "99999999999"])
 def test_folds_that_cannot_be_are_refused(
     folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], folds: str
 ) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from resolute.cli import main
 from resolute.pipeline.dataset.format import key_name
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
 from resolute.train import loop
-from resolute.train.__main__ import main
 from resolute.train.devices.distributed import Ranks
 from resolute.train.early_stopping import Progress, all_finite
 from resolute.train.logs.score import best_epoch, best_score

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.prep.__main__ import main as prep
 from resolute.train import checkpoint, trainer
-from resolute.train.__main__ import main
 from resolute.train.inference.saved_run import open_eval_set, open_saved_run, training_overlap
 from tests.conftest import make_photos
+from tests.support.cli import prep
 from tests.train.conftest import SMALL, stages, without_clocks
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from resolute.prep.__main__ import main as prep
-from resolute.train.__main__ import main
+from resolute.cli import main
 from resolute.train.logs.metrics import read_log
+from tests.support.cli import prep
 
 # The losses of `RECIPE`, on the set of `shard_root`. To be made again only after a change that is meant to change them.
 GOLDEN = Path(__file__).with_name("golden_losses.json")

@@ -8,8 +8,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.train.__main__ import main
 from resolute.train.logs.metrics import read_log
 from tests.support.damage import damage_sample
 from tests.support.s3 import running_s3

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from resolute.benchmarks.__main__ import main as bench
-from resolute.train.__main__ import main
+from resolute.cli import main
+from tests.support.cli import bench
 
 Command = Callable[[str], int]
 SUFFIXES = {"eval": ".json", "export": ".safetensors", "predict": ".csv", "lr": ".html", "lr-find": ".html",
@@ -75,7 +75,7 @@ def test_an_earlier_result_is_overwritten(commands: dict[str, Command], command:
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
-@pytest.mark.parametrize("source", ["", "  "])
+@pytest.mark.parametrize("source", ["  "])
 def test_predict_without_a_source_is_refused(
     trained: Path, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,10 +12,10 @@ import torch
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.prep.__main__ import main as prep
 from resolute.train.optim.schedule import Rates, epoch_samples, epoch_steps
 from resolute.train.recipe.schema import Recipe
 from resolute.train.warmup import shapes
+from tests.support.cli import prep
 from tests.support.commands import Ended
 from tests.train.conftest import without_clocks
 
@@ -72,7 +72,8 @@ def test_a_run_killed_inside_its_ramps_is_bit_identical_even_if_a_resolution_is_
     root = tmp_path / "shards"
     shutil.copytree(shard_root, root)
     for call in (4, 7, 5):  # in the first stage at 32 and 48 px, and in the second
-        killed = forked("tests.support.signal_at_call", f"resolute.train.loop:Learner:train_step:{call}:9", *words(root, "cut"))
+        cue = f"resolute.train.loop:Learner:train_step:{call}:9"
+        killed = forked("tests.support.signal_at_call", cue, *words(root, "cut"))
         assert killed.status == 137
         if call == 4:  # why 40: drawn in the second stage, and until now read from 48 px
             added = ["--src", shard_root.parent / "photos", "--out", root, "--res", "32,40,48,64", "--val-frac", "0.17",

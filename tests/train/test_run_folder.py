@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.train import trainer as runs_module
-from resolute.train.__main__ import main
 from resolute.train.run_folder import existing_run, new_run
 
 READERS: dict[str, Callable[[str], list[str]]] = {
@@ -61,7 +61,7 @@ def test_training_resumes_a_run_by_any_of_its_names(
     assert sorted(checkout.rglob("*")) == before
 
 
-WRONG = ["", "  ", ".", "..", "./", "runs", "runs/..", "runs/.", "/", "-x", "--out", "x" * 300]
+WRONG = ["  ", ".", "..", "./", "runs", "runs/..", "runs/.", "/", "-x", "--out", "x" * 300]
 
 
 @pytest.mark.parametrize("target", WRONG)
@@ -77,6 +77,12 @@ def test_invalid_run_names_are_refused_with_a_list_of_the_runs(
     assert main(["train", "--shards", "shards", "--recipe", "r.toml", f"--run={target}"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert sorted(checkout.rglob("*")) == before
+
+
+def test_without_a_run_all_of_them_are_listed(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in READERS:
+        assert main([name]) == 2
+        assert "RUN: got nothing, expected the name or path of a run; runs in runs: cv" in capsys.readouterr().err
 
 
 def test_a_missing_run_is_reported_with_a_list_of_the_runs(checkout: Path) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
-from resolute.train.__main__ import main
 from resolute.train.recipe.schema import Recipe
 from resolute.train.show import model_inputs
 
@@ -93,7 +93,7 @@ def test_the_sheet_is_drawn_and_bad_arguments_are_reported_in_one_line(
     for wrong, message in (
         (["--out", str(tmp_path / "a.nosuch")], "a.nosuch, expected a name that ends in .html"),
         (["--out", str(tmp_path / "new" / "a.html")], "a.html: not written (No such folder)"),
-        (["--count", "0"], "argument --count: got '0'"),
+        (["--count", "0"], "--count: got '0'"),
         (["--colour"], "--colour"),
     ):
         capsys.readouterr()

@@ -18,11 +18,11 @@ from PIL import Image
 from safetensors import safe_open
 from torch import nn
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import Target
 from resolute.train import checkpoint
-from resolute.train.__main__ import main
 from resolute.train.inference.saved_run import open_saved_run
 from resolute.train.logs.metrics import read_log
 from resolute.train.model.head import Head

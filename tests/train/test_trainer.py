@@ -22,22 +22,23 @@ import numpy as np
 import pytest
 import torch
 
+from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Batch, Loader
 from resolute.pipeline.plan.plan import Plan
-from resolute.prep.__main__ import main as prep
-from resolute.train.__main__ import main
 from resolute.train.logs.metrics import read_log
 from resolute.train.loop import Learner
 from resolute.train.planner import measure as measuring
 from resolute.train.recipe.schema import Recipe
 from tests import ROOT
+from tests.support.cli import prep
 from tests.support.commands import Ended
 from tests.train.conftest import without_clocks
 
 Words = Callable[[Path], list[str]]
 Started = Callable[..., Ended]
-STEP, SAVE, EVAL = "resolute.train.loop:Learner:train_step", "resolute.train.checkpoint::save", "resolute.train.loop:Learner:eval_step"
+STEP, EVAL = "resolute.train.loop:Learner:train_step", "resolute.train.loop:Learner:eval_step"
+SAVE = "resolute.train.checkpoint::save"
 pytestmark = pytest.mark.slow
 SYNC = "os::fsync"  # in the middle of a save: log or partial file are written but not committed
 
@@ -220,7 +221,7 @@ def test_a_loader_that_ends_early_does_not_finish_the_run(
 
 
 def test_a_closed_stdout_reader_does_not_end_the_run(finished: Path, words: Words, tmp_path: Path) -> None:
-    line = shlex.join([sys.executable, "-m", "resolute.train", *words(tmp_path)])
+    line = shlex.join([sys.executable, "-m", "resolute", *words(tmp_path)])
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {line} | head -1"], cwd=ROOT, capture_output=True,
                           text=True, check=False)  # fmt: skip
     assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stderr

@@ -14,12 +14,12 @@ import pytest
 import torch
 from PIL import Image
 
+from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import Target
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.batching import rank_bounds
 from resolute.pipeline.plan.plan import Plan
-from resolute.train.__main__ import main
 from resolute.train.devices.distributed import Ranks
 from resolute.train.model.head import Head
 from resolute.train.validation import Validation, average_precision, score_batch

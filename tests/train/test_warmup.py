@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
-from resolute.train.__main__ import main
 from resolute.train.devices.distributed import Ranks
 from resolute.train.loop import Learner
 from resolute.train.recipe.schema import Recipe
@@ -104,7 +104,6 @@ def check(shard_set: ShardSet, model: str = "test_resnet", ranks: int = 1, micro
 @pytest.mark.parametrize(("keys", "message"), [
     ({"batch_size": 1}, "stages[1].batch_size: 1 is a single sample per step"),
     ({"batch_size": 8, "micro": 8}, "optim.grad_accum_steps: 8 micro-batches of the 8 samples per step"),
-    ({"batch_size": 8, "fraction": 0.01}, "stages[1].fraction: 0.01 is a single sample per epoch"),
     ({"batch_size": 2}, "stages[1].batch_size: 2 leaves a last batch of a single sample of the epoch's 75"),
 ])  # fmt: skip
 def test_a_batch_norm_with_a_single_sample_is_refused_by_key(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from resolute.benchmarks.__main__ import main as bench
-from resolute.train.__main__ import main
+from resolute.cli import main
 from resolute.train.inference import export
 from resolute.train.logs.metrics import read_log
+from tests.support.cli import bench
 from tests.support.third_party_tars import encoded, write
 from tests.train.conftest import stages
 

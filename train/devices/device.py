@@ -1,28 +1,15 @@
-"""Selects the device of a run from `--device`; never falls back from a GPU to the CPU silently.
-
-`python -m resolute.train.devices.device --gpus 8` fails with a one-line error on a machine with fewer GPUs; `make train GPUS=8`
-runs it first.
-"""
+"""Selects the device of a run from `--device`; never falls back from a GPU to the CPU silently."""
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before the slow imports
-    from resolute.console import guard_process
-
-    guard_process()
-
-import argparse
-from collections.abc import Sequence
-
 import torch
 
-from resolute.console import Parser, command
 from resolute.errors import ResoluteError
 from resolute.pipeline import cuda
 
 from .distributed import Ranks
 
-__all__ = ["device_name", "main", "pick_device"]
+__all__ = ["device_name", "pick_device"]
 
 
 def pick_device(name: str, ranks: Ranks | None = None, *, threads: int | None = None) -> torch.device:
@@ -62,27 +49,3 @@ def _pick(name: str, ranks: Ranks | None) -> torch.device:
 
 def device_name(device: torch.device) -> str:
     return cuda.device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    about = "Check that this machine has a GPU for each process."
-    parser = Parser(prog="python -m resolute.train.devices.device", description=about)
-    parser.add_argument("--gpus", required=True, metavar="N", help="number of processes on this machine, one per GPU")
-    return command(parser, _check_gpus, arguments)
-
-
-def _check_gpus(args: argparse.Namespace) -> None:
-    if not args.gpus.isdecimal() or int(args.gpus) < 1:
-        raise ResoluteError(f"GPUS: got {args.gpus}, expected the number of GPUs to use; write it as GPUS=8")
-    count = cuda.device_count()
-    if int(args.gpus) > count:
-        raise ResoluteError(
-            f"GPUS: got {args.gpus}, expected at most {count}, the GPUs of this machine; lower it"
-            + ("" if count else ", or add DEVICE=cpu for processes that share the CPU")
-        )
-
-
-if __name__ == "__main__":
-    from resolute.console import run_main
-
-    run_main(main)

@@ -1,4 +1,4 @@
-"""`python -m resolute.train.devices.launch OPTIONS -m -- train …`: torchrun that ends in a line instead of a traceback.
+"""Starts the processes of a command with `--gpus`, one per GPU, with torchrun; ends in a line instead of a traceback.
 
 On a signal it lets all processes save and stop. Exit status: 128 + the signal's number, or that of the process that
 failed first, which has printed why.
@@ -6,11 +6,7 @@ failed first, which has printed why.
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before the slow imports
-    from resolute.console import guard_process
-
-    guard_process()
-
+import os
 import signal
 from collections.abc import Sequence
 
@@ -18,15 +14,32 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from resolute.console import print_error
+from resolute.console import say
+from resolute.errors import ResoluteError
+from resolute.pipeline import cuda
+from resolute.train.options import PlanOptions, TrainOptions
 
-__all__ = ["main"]
+__all__ = ["launch", "torchrun_arguments"]
+
+_RESTARTS = 3
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run torchrun with its own `arguments`; returns the exit status."""
+def launch(options: PlanOptions | TrainOptions, words: Sequence[str]) -> int:
+    """Run `resolute WORDS` in `options.gpus` processes; returns the exit status. Raises `ResoluteError`.
+
+    Each process gets the same words, and knows by torchrun's environment variables that it need not start others.
+    """
+    # why here: torchrun starts its processes again after an error
+    count = cuda.device_count()
+    if options.device != "cpu" and (options.gpus or 0) > count:
+        raise ResoluteError(
+            f"--gpus: got {options.gpus}, expected at most {count}, the GPUs of this machine; lower it"
+            + ("" if count else ", or add --device cpu (make: DEVICE=cpu) for processes that share the CPU")
+        )
+    if options.head:
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # why: a store that outlives a restart names the dead
     try:
-        torchrun.run(torchrun.parse_args(arguments))
+        torchrun.run(torchrun.parse_args([*torchrun_arguments(options), *words]))
     except SignalException as error:
         return _stopped(error.sigval, "all processes have ended")
     except ChildFailedError as error:
@@ -37,13 +50,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def torchrun_arguments(options: PlanOptions | TrainOptions) -> list[str]:
+    """The arguments of torchrun before those of `resolute`."""
+    resumes_elsewhere = getattr(options, "from_", "last.pt") != "last.pt"
+    restarts = options.restarts if options.restarts is not None else 0 if resumes_elsewhere else _RESTARTS
+    place = ["--standalone"] if options.head is None else [
+        f"--nnodes={options.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={options.head}",
+        f"--rdzv-id={options.run or 'resolute'}",
+    ]  # fmt: skip
+    # why --: torchrun has a --run-path
+    return [f"--nproc-per-node={options.gpus}", f"--max-restarts={restarts}", *place, "-m", "--", "resolute"]
+
+
 def _stopped(number: int, how: str) -> int:
     name = signal.Signals(number).name
-    print_error(f"{name}: {how}; run the same command to resume from the last checkpoint", prefix="stopped")
+    say(f"{name}: {how}; run the same command to resume from the last checkpoint")
     return 128 + number
-
-
-if __name__ == "__main__":
-    from resolute.console import run_main
-
-    run_main(main)

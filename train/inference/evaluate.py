@@ -1,22 +1,22 @@
-"""`python -m resolute.train eval RUN --shards SHARDS`: the exact metrics of a run at one or more resolutions.
+"""`resolute eval RUN --shards SHARDS`: the exact metrics of a run at one or more resolutions.
 
 Every sample of the split counts exactly once. The results are printed and written to eval.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import Any
 
 import torch
 
-from resolute.errors import ResoluteError
+from resolute.console import counted
 from resolute.files import check_output, output_file
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.train.devices.device import pick_device
 from resolute.train.logs.score import METRICS, Metric
 from resolute.train.loop import eval_logits
+from resolute.train.options import EvalOptions
 from resolute.train.run_folder import existing_run
 from resolute.train.validation import Validation, score_batch
 
@@ -58,18 +58,16 @@ def evaluate(
     return rows
 
 
-def main(args: argparse.Namespace) -> None:
+def main(args: EvalOptions) -> None:
     """Run the command."""
     saved = open_saved_run(existing_run(args.run))
     path = args.json or saved.path.parent / "eval.json"
     check_output(path, setting="--json", suffixes=(".json",))
-    res = (args.res or str(saved.res)).split(",")
-    if not all(word.isdigit() and int(word) for word in res):
-        raise ResoluteError(f"--res: got {args.res}, expected px separated by commas; write it as 160,208,224")
+    res = args.res or (saved.res,)
     shards = open_eval_set(args.shards, saved, fold=args.fold, val=args.val, classes=args.classes,
                            target=args.target)  # fmt: skip
     device, flip = pick_device(args.device, threads=args.threads), args.flip or saved.recipe.eval.flip
-    rows = evaluate(saved, shards, [int(word) for word in res], device=device, threads=args.threads, flip=flip,
+    rows = evaluate(saved, shards, list(res), device=device, threads=args.threads, flip=flip,
                     split=args.split)  # fmt: skip
     overlap = training_overlap(saved, shards, split=args.split, fold=args.fold)
     about = {"checkpoint": str(saved.path), "step": saved.step, "recipe_hash": saved.recipe.hash,
@@ -77,7 +75,7 @@ def main(args: argparse.Namespace) -> None:
              "note": overlap and overlap.text}  # fmt: skip
     with output_file(path) as file:
         file.write((json.dumps({**about, "rows": rows}, indent=1) + "\n").encode())
-    print(f"{saved.path} (step {saved.step}), {rows[0]['samples']} samples of {shards.root}, {args.split}, "
+    print(f"{saved.path} (step {saved.step}), {counted(rows[0]['samples'], 'sample')} of {shards.root}, {args.split}, "
           f"flip {'on' if flip else 'off'}")  # fmt: skip
     metrics = METRICS[saved.head.target.kind]
     print("  res  weights " + " ".join(metric.title.rjust(_width(metric)) for metric in metrics))

@@ -1,4 +1,4 @@
-"""`python -m resolute.train export RUN`: writes the best weights as a safetensors file, an ONNX model or a Hugging Face folder.
+"""`resolute export RUN`: writes the best weights as a safetensors file, an ONNX model or a Hugging Face folder.
 
 The name of the output decides: `NAME.safetensors` and a folder (a name without suffix) are loaded by timm, `NAME.onnx`
 by ONNX Runtime. The metadata holds the class names, the validation preprocessing as timm's `pretrained_cfg_overlay`,
@@ -8,7 +8,6 @@ program.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import shutil
@@ -25,6 +24,7 @@ from resolute.errors import ResoluteError, check_installed
 from resolute.files import check_output, output_file, write_errors
 from resolute.train.model.build import size_options
 from resolute.train.model.head import Head
+from resolute.train.options import ExportOptions
 from resolute.train.run_folder import existing_run
 
 from .saved_run import SavedRun, open_saved_run
@@ -292,7 +292,7 @@ def _is_hf(folder: Path) -> bool:
 _FORMATS = {".safetensors": (export, _is_safetensors), ".onnx": (export_onnx, _is_onnx), "": (export_hf, _is_hf)}
 
 
-def main(args: argparse.Namespace) -> None:
+def main(args: ExportOptions) -> None:
     """Run the command."""
     saved = open_saved_run(existing_run(args.run))
     path = args.out or saved.path.parent / "model.safetensors"

@@ -1,4 +1,4 @@
-"""`python -m resolute.train predict RUN --src photos --out pred.csv`: classes, labels or values of images, from a run or folds.
+"""`resolute predict RUN --src photos --out pred.csv`: classes, labels or values of images, from a run or folds.
 
 Image files are selected and decoded exactly as by `prep`. The predictions of several folds are averaged, except on the
 shards that they were trained on: there each photo is predicted by the fold that held it out (out of fold).
@@ -6,7 +6,6 @@ shards that they were trained on: there each photo is predicted by the fold that
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import itertools
@@ -23,6 +22,7 @@ from PIL import Image
 from torch import nn
 from tqdm import tqdm
 
+from resolute.console import counted
 from resolute.errors import ResoluteError
 from resolute.files import check_output, output_file
 from resolute.pipeline.dataset.open_dataset import is_foreign
@@ -38,6 +38,7 @@ from resolute.train.devices.device import pick_device
 from resolute.train.logs.score import METRICS
 from resolute.train.loop import eval_logits
 from resolute.train.model.head import Head
+from resolute.train.options import PredictOptions
 from resolute.train.run_folder import existing_run
 from resolute.train.validation import metrics_of
 
@@ -272,7 +273,7 @@ def write_predictions(
         text.flush()
         text.detach()  # why: closing it would close the file before it is renamed
     failures = f"; {failed} could not be read, see the column error" if failed else ""
-    return f"{out}: {done} images{_accuracy(head, known, correct) if known and accuracy else ''}{failures}"
+    return f"{out}: {counted(done, 'image')}{_accuracy(head, known, correct) if known and accuracy else ''}{failures}"
 
 
 def _accuracy(head: Head, known: list[tuple[torch.Tensor, torch.Tensor]], correct: int) -> str:
@@ -286,7 +287,7 @@ def _accuracy(head: Head, known: list[tuple[torch.Tensor, torch.Tensor]], correc
     return f", {', '.join(texts)}"
 
 
-def main(args: argparse.Namespace) -> None:
+def main(args: PredictOptions) -> None:
     """Run the command."""
     if args.src is not None and not args.src.strip():
         raise ResoluteError("SRC: got nothing, expected a folder of images, an image or a shard set; set SRC")
@@ -312,7 +313,7 @@ def main(args: argparse.Namespace) -> None:
     else:
         if args.fold is not None:
             raise ResoluteError(f"--fold: got {args.fold} for photos, expected a shard set; omit it")
-        paths, root = find_images(Path(args.src))
+        paths, root = find_images(Path(args.src or ""))
         total = len(paths)
         ensembles = [_ensemble(members, args, device)]
         batches = predict_folder(ensembles[0], paths, root, threads=args.threads)
@@ -340,7 +341,7 @@ def _check_out(out: Path) -> None:
         raise ResoluteError(f"--out: {out} exists and holds no predictions, expected a new name; choose another")
 
 
-def _ensemble(members: list[SavedRun], args: argparse.Namespace, device: torch.device) -> Ensemble:
+def _ensemble(members: list[SavedRun], args: PredictOptions, device: torch.device) -> Ensemble:
     return Ensemble(members, weights=args.weights, flip=args.flip, device=device, res=args.res)
 
 
@@ -363,11 +364,11 @@ def _predicted(sets: Sequence[ShardSet], split: str, total: int) -> str:
     rest = f", not the {' and '.join(others)}" if len(sets) == 1 and others else ""
     is_fold = sets[0].stored_split(split) != split
     part = f"the {'folds' if len(sets) > 1 else 'fold'} held out" if is_fold else split
-    return f"{sets[0].root}: predicting the {total} photos of {part}{rest}"
+    return f"{sets[0].root}: predicting {counted(total, 'photo')} of {part}{rest}"
 
 
 def _sources(
-    members: list[SavedRun], args: argparse.Namespace
+    members: list[SavedRun], args: PredictOptions
 ) -> tuple[list[tuple[list[SavedRun], ShardSet]], str, bool]:
     """(runs, shard set to predict) pairs, a note for the user, and whether the accuracy is meaningful.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import shutil
 import sys
@@ -163,10 +164,11 @@ def _create(model: Model, *, classes: int, pretrained: bool) -> nn.Module:
         for key, name in (("drop_rate", "drop_rate"), ("drop_path_rate", "drop_path_rate"), ("aa_layer", "blurpool")):
             if key in str(error) and key in ours:
                 raise ResoluteError(f"model.{name}: timm's {model.name} does not support it; remove it") from None
-        known = timm.list_models(f"*{model.name[:6]}*", pretrained=pretrained)[:5]
+        names = timm.list_models(pretrained=pretrained)
+        known = difflib.get_close_matches(model.name, {name.partition(".")[0] for name in names}, n=1)
         raise ResoluteError(
             f"model: timm cannot build {model.name!r} with {model.kwargs}{' pretrained' * pretrained}: {error}; "
-            f"expected a timm model (near: {', '.join(known) or 'none'}); see timm.list_models()"
+            f"expected a timm model; {f'did you mean {known[0]}?' if known else 'see timm.list_models()'}"
         ) from None
     if model.blurpool and not any(isinstance(module, BlurPool2d) for module in network.modules()):
         raise ResoluteError(f"model.blurpool: without effect, {model.name} has no strided layers to blur; remove it")

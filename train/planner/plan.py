@@ -5,7 +5,6 @@ With SUGGEST it writes a recipe for the budget, and nothing else (see `suggest.p
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import datetime
@@ -28,6 +27,7 @@ from resolute.train.cross_validation import chosen_folds
 from resolute.train.devices.distributed import Ranks, join
 from resolute.train.logs.hardware import describe, process_age_s
 from resolute.train.loop import Learner
+from resolute.train.options import PlanOptions
 from resolute.train.recipe.schema import Recipe
 from resolute.train.report.classes import HEADS, class_rows
 from resolute.train.setup import Options
@@ -43,8 +43,8 @@ __all__ = ["main", "plan"]
 _CLASSES = 3  # most and least frequent ones shown
 
 
-def main(args: argparse.Namespace) -> int:
-    """`python -m resolute.train plan`: print, and write to `--json`, the forecast of a run. Returns the exit status."""
+def main(args: PlanOptions) -> int:
+    """`resolute plan`: print, and write to `--json`, the forecast of a run. Returns the exit status."""
     if args.json:
         check_output(args.json, setting="--json", suffixes=(".json",))
     if args.suggest:

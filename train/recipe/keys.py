@@ -1,21 +1,26 @@
-"""`python -m resolute.train keys`: all recipe keys from the dataclasses: key, type, range, default and help."""
+"""`resolute keys`: all recipe keys, as a table, or as the JSON Schema with which editors complete and check recipes."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
-import types
-import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from resolute.pipeline.plan.recipe_key import range_text
+import pydantic
+from pydantic.json_schema import GenerateJsonSchema
+
+from resolute.files import output_file
+from resolute.settings import definitions
+from resolute.train.options import KeysOptions
 
 from .schema import Augment, Recipe, Regularization, Stage
 
-__all__ = ["Row", "keys", "main", "table"]
+__all__ = ["Row", "keys", "main", "schema", "table"]
+
+# In this draft, editors show everything that the recipe's types say: taplo knows 4 to 7
+_DRAFT = "http://json-schema.org/draft-07/schema#"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,15 +34,12 @@ class Row:
 
 def keys() -> Iterator[Row]:
     """Every recipe key: top-level keys first, then section by section in source order."""
-    sections = {name: hint for name, hint in typing.get_type_hints(Recipe).items() if dataclasses.is_dataclass(hint)}
+    sections = {key.name: key.annotation for key in definitions(Recipe) if dataclasses.is_dataclass(key.annotation)}
     for section, cls in {"": Recipe, "stages": Stage, **sections, "augment": Augment,
                          "regularization": Regularization}.items():
-        hints = typing.get_type_hints(cls)
-        for field in dataclasses.fields(cls):
-            if "help" in field.metadata:
-                kind = ", ".join(filter(None, (_kind(hints[field.name]), range_text(field.metadata["bounds"]))))
-                yield Row(section=section, name=field.name, kind=kind, default=_default(field),
-                          help=field.metadata["help"])  # fmt: skip
+        for key in definitions(cls):
+            if key.help:
+                yield Row(section=section, name=key.name, kind=key.kind, default=_shown(key.default), help=key.help)
 
 
 def table() -> str:
@@ -53,32 +55,51 @@ def table() -> str:
     return "\n".join(lines[1:])
 
 
-def main(_: argparse.Namespace) -> None:
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a recipe file: what TOML may hold, without the checks that compare several keys."""
+    whole = pydantic.TypeAdapter(Recipe).json_schema(schema_generator=_TomlSchema)
+    del whole["properties"]["name"]  # the file's
+    whole["required"].remove("name")
+    run = {name: {"$ref": f"#/$defs/{name.capitalize()}"} for name in ("augment", "regularization")}
+    return {"$schema": _DRAFT, **whole, "properties": {**whole["properties"], **run}}
+
+
+class _TomlSchema(GenerateJsonSchema):
+    """Without null, which TOML does not have, in the words of `_DRAFT`."""
+
+    def nullable_schema(self, schema: Any) -> Any:
+        return self.generate_inner(schema["schema"])
+
+    def tuple_schema(self, schema: Any) -> Any:
+        made = super().tuple_schema(schema)
+        if items := made.pop("prefixItems", []):  # they are alike
+            made["items"] = items[0]
+        return made
+
+    def default_schema(self, schema: Any) -> Any:
+        made = super().default_schema(schema)
+        if made.get("default") is None or isinstance(made["default"], dict):  # a table's are those of its keys
+            made.pop("default", None)
+        return made
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def main(args: KeysOptions) -> None:
     """Run the command."""
-    print(table())
+    if args.schema is None:
+        print(table())
+        return
+    with output_file(args.schema) as file:
+        file.write((json.dumps(schema(), indent=2, ensure_ascii=False) + "\n").encode())
+    print(args.schema)
 
 
-def _kind(hint: Any) -> str:
-    if dataclasses.is_dataclass(hint):
-        return "table"
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        return " or ".join(_kind(arg) for arg in args if arg is not types.NoneType)
-    if origin is Literal:
-        return ", ".join(f"`{json.dumps(arg)}`" for arg in args)
-    if origin is tuple:
-        return "list of numbers" if args[-1] is Ellipsis else f"{len(args)} numbers"
-    names = {int: "integer", float: "number", bool: "`true`, `false`", str: "text", dict: "table"}
-    return names[origin or hint]
-
-
-def _default(field: dataclasses.Field[Any]) -> str:
-    if field.default is not dataclasses.MISSING:
-        value = field.default
-    elif field.default_factory is not dataclasses.MISSING:
-        value = {} if dataclasses.is_dataclass(field.default_factory) else field.default_factory()
-    else:
+def _shown(default: Any) -> str:
+    if default is dataclasses.MISSING:
         return "required"
+    value = {} if dataclasses.is_dataclass(default) else default
     if isinstance(value, float):
         value = round(value, 4) if abs(value) >= 1e-3 else value
     if isinstance(value, tuple):

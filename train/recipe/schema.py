@@ -11,26 +11,26 @@ import hashlib
 import json
 import tomllib
 import typing
-from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from resolute.errors import ResoluteError, check
-from resolute.pipeline.plan.recipe_key import check_ranges, key
 from resolute.pipeline.plan.stage import (
     AUGMENT_STRENGTHS,
     AUTO,
-    BATCH_SIZES,
     MAX_BATCH,
     MAX_EPOCHS,
     Augment,
+    BatchSize,
+    Positive,
     Regularization,
+    Seed,
     Stage,
     without_effect,
 )
+from resolute.settings import setting, settings
 
-from .parse import build
 from .sections import Distill, Ema, Freeze, Loss, Model, Optim, Precision, Schedule, Stop
 
 if TYPE_CHECKING:
@@ -47,83 +47,80 @@ _REPLACES = {"drop_rate": "model", "drop_path_rate": "model", "label_smoothing":
              **dict.fromkeys(AUGMENT_STRENGTHS, "augment")}  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings("data")
 class Data:
-    order: Literal["full", "block", "auto"] = key(
+    order: Literal["full", "block", "auto"] = setting(
         "full", "full: uniform shuffle, random reads; block: shuffled blocks of adjacent samples, mixed within a "
         "window, for network disks and object stores; auto: block for shards behind a URL, else full; a resumed run "
         "keeps its order"
     )  # fmt: skip
-    fraction_mode: Literal["rotate", "fixed"] = key(
+    fraction_mode: Literal["rotate", "fixed"] = setting(
         "rotate", "for stages with fraction < 1: another part of the data each epoch, or the same nested subset"
     )
-    sampling: Literal["uniform", "balanced", "sqrt"] = key(
+    sampling: Literal["uniform", "balanced", "sqrt"] = setting(
         "uniform", "uniform: every sample once per epoch; balanced: all classes equally often, in an epoch of the same "
         "length; sqrt: in proportion to the square root of their size, between the two"
     )  # fmt: skip
-    on_bad_sample: Literal["error", "skip"] = key(
+    on_bad_sample: Literal["error", "skip"] = setting(
         "error", "damaged sample: stop the run and name it, or replace it by the next sample and log it"
     )
-    folds: int | None = key(
+    folds: int | None = setting(
         None, "divide the training split into this many folds, stratified by class; the set's own validation split "
         "takes no part", ge=2
     )  # fmt: skip
-    fold: int | None = key(None, "fold held out for validation, below `folds`; the others are trained on", ge=0)
-    mean: tuple[float, float, float] = key(
+    fold: int | None = setting(None, "fold held out for validation, below `folds`; the others are trained on", ge=0)
+    mean: tuple[float, float, float] = setting(
         (0.485, 0.456, 0.406), "per-channel RGB mean to subtract from pixels in 0 to 1 (timm's IMAGENET_DEFAULT_MEAN)"
     )
-    std: tuple[float, float, float] = key(
-        (0.229, 0.224, 0.225), "per-channel RGB standard deviation to divide by (IMAGENET_DEFAULT_STD)", gt=0
+    std: tuple[Positive, Positive, Positive] = setting(
+        (0.229, 0.224, 0.225), "per-channel RGB standard deviation to divide by (IMAGENET_DEFAULT_STD)"
     )
 
-    mean_std: Literal["keys", "pretrained"] = key(
+    mean_std: Literal["keys", "pretrained"] = setting(
         "keys", "pretrained: mean and std of timm's pretrained weights of `model.name`, instead of the two keys"
     )
 
     def __post_init__(self) -> None:
-        check_ranges(self, "data.")
         fold, folds = self.fold, self.folds
         are_both = (fold is None) == (folds is None)
         check(are_both, "data", "only one of fold and folds", "both (fold = 0, folds = 5) or neither")
         check(fold is None or folds is None or fold < folds, "data.fold", fold, f"0 to {(folds or 0) - 1}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings("eval", renamed={"crop_frac": "eval.crop_pct"})
 class Eval:
-    every_epochs: int = key(1, "epochs between validations; the last epoch is always validated", ge=1)
-    batch_size: int = key(256, "samples per validation batch, over all ranks", ge=1, le=MAX_BATCH)
-    crop_pct: float | None = key(None, "centre crop's side / short side; none: from prep's margin, 0.875", gt=0, le=1)
-    flip: bool = key(False, "test-time flip: average the logits of each image and its mirror image")
+    every_epochs: int = setting(1, "epochs between validations; the last epoch is always validated", ge=1)
+    batch_size: BatchSize = setting(256, "samples per validation batch, over all ranks")
+    crop_pct: float | None = setting(
+        None, "centre crop's side / short side; none: from prep's margin, 0.875", gt=0, le=1
+    )
+    flip: bool = setting(False, "test-time flip: average the logits of each image and its mirror image")
 
-    def __post_init__(self) -> None:
-        check_ranges(self, "eval.")
 
-
-@dataclass(frozen=True, kw_only=True)
+@settings("")
 class Recipe:
     name: str
     stages: tuple[Stage, ...]
-    seed: int = key(0, "of initial weights, sample order and augmentation", ge=0, le=2**63 - 1)
-    scale_epochs: float = key(
+    seed: Seed = setting(0, "of initial weights, sample order and augmentation")
+    scale_epochs: float = setting(
         1.0, "factor on the epochs of every stage, and on `schedule.warmup_epochs`, `period_epochs`, "
         "`milestone_epochs` and `ema.last_epochs`; whole numbers are rounded to the nearest, halves up, to at least 1",
         gt=0, le=MAX_EPOCHS
     )  # fmt: skip
-    data: Data = field(default_factory=Data)
-    model: Model = field(default_factory=Model)
-    optim: Optim = field(default_factory=Optim)
-    loss: Loss = field(default_factory=Loss)
-    distill: Distill = field(default_factory=Distill)
-    schedule: Schedule = field(default_factory=Schedule)
-    freeze: Freeze = field(default_factory=Freeze)
-    ema: Ema = field(default_factory=Ema)
-    precision: Precision = field(default_factory=Precision)
-    eval: Eval = field(default_factory=Eval)
-    stop: Stop = field(default_factory=Stop)
+    data: Data = Data()
+    model: Model = Model()
+    optim: Optim = Optim()
+    loss: Loss = Loss()
+    distill: Distill = Distill()
+    schedule: Schedule = Schedule()
+    freeze: Freeze = Freeze()
+    ema: Ema = Ema()
+    precision: Precision = Precision()
+    eval: Eval = Eval()
+    stop: Stop = Stop()
 
     def __post_init__(self) -> None:
         check(len(self.stages) > 0, "stages", "none", "at least one [[stages]] table")
-        check_ranges(self, "")
         expected = f"at most {MAX_EPOCHS} over all stages"
         check(self.total_epochs <= MAX_EPOCHS, "stages.epochs", self.total_epochs, expected)
         sizes = [shape.batch_size for s in self.stages for shape in s.shapes if s.batch_size != AUTO]
@@ -202,7 +199,7 @@ class Recipe:
 
         Raises `ResoluteError` for keys that this version does not know and for values out of range.
         """
-        return typing.cast(Recipe, build(cls, {**_without_none(values), "name": name}, ""))
+        return cls(**{**_without_none(values), "name": name})
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
@@ -237,14 +234,10 @@ class Recipe:
                            for stage, value in zip(stages, own, strict=True)]  # fmt: skip
         try:
             for number, stage in enumerate(table["stages"]):
-                size = stage.get("batch_size")
-                good = size != AUTO and (not isinstance(size, str) or size in ("auto", "constant_pixels"))
-                check(good, "stages.batch_size", repr(size), BATCH_SIZES)
-                if size == "auto":
-                    stage["batch_size"] = AUTO
-                if size == "constant_pixels" and "base_batch_size" not in stage:
+                check(stage.get("batch_size") != AUTO, "stages.batch_size", AUTO, f'1 to {MAX_BATCH}, or "auto"')
+                if stage.get("batch_size") == "constant_pixels" and "base_batch_size" not in stage:
                     _keep_pixels(table["stages"], number)
-            recipe = typing.cast(Recipe, build(cls, {**table, "name": name}, ""))
+            recipe = cls(**{**table, "name": name})
             recipe = _regularized(recipe, *tables["regularization"])
             _refuse_without_effect(recipe, {**table, "augment": base, "regularization": tables["regularization"][0]})
             for stage, written in zip(recipe.stages, stages, strict=True):
@@ -280,12 +273,12 @@ def _regularized(recipe: Recipe, run: dict[str, Any], *stages: dict[str, Any]) -
 
     Raises `ResoluteError` for an invalid value, and for a pair if the run has a single resolution.
     """
-    base = build(Regularization, run, "regularization").strengths
+    base = Regularization(**run).strengths
     sizes = [res for stage in recipe.stages for res in stage.resolutions]
     smallest, largest = min(sizes), max(sizes)
     regularized = []
     for stage, own in zip(recipe.stages, stages, strict=True):
-        values = Regularization(**{**base, **build(Regularization, own, "stages.regularization").strengths})
+        values = Regularization(**{**base, **Regularization(**own).strengths})
         for name, value in values.strengths.items():
             if isinstance(value, tuple):
                 expected = f"a number, since all stages have {largest} px"

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from resolute.errors import check
-from resolute.pipeline.plan.recipe_key import check_ranges, described, key
+from resolute.settings import setting, settings
 
 __all__ = ["Distill", "Ema", "Freeze", "Loss", "Model", "Optim", "Precision", "Schedule", "Stop"]
 
@@ -18,30 +19,33 @@ __all__ = ["Distill", "Ema", "Freeze", "Loss", "Model", "Optim", "Precision", "S
 _USES = {"sgd": (True, False), "adamw": (False, True), "lamb": (False, True)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings("model", renamed={
+    "options": "model.kwargs", "antialias": "model.blurpool", "checkpoint_blocks": "model.grad_checkpointing",
+})  # fmt: skip
 class Model:
-    name: str = key("resnet50", "any timm model name")
-    kwargs: dict[str, Any] = field(default_factory=dict, metadata=described("keyword arguments for timm.create_model"))
-    weights: str = key("", """initial weights: "" (random), "pretrained" (timm's), or a .safetensors or .pth file""")
-    weights_kind: Literal["best", "raw", "ema"] = key(
+    name: str = setting("resnet50", "any timm model name")
+    kwargs: dict[str, Any] = setting({}, "keyword arguments for timm.create_model")
+    weights: str = setting(
+        "", """initial weights: "" (random), "pretrained" (timm's), or a .safetensors or .pth file"""
+    )
+    weights_kind: Literal["best", "raw", "ema"] = setting(
         "best", "for files with raw and averaged weights; best: those with the better validation (checkpoints of this "
         "project), else the averaged ones"
     )  # fmt: skip
-    drop_rate: float = key(0.0, "dropout, mostly before the head, as timm's model defines it; 0 = off", ge=0, lt=1)
-    drop_path_rate: float = key(
+    drop_rate: float = setting(0.0, "dropout, mostly before the head, as timm's model defines it; 0 = off", ge=0, lt=1)
+    drop_path_rate: float = setting(
         0.0, "stochastic depth: drop rate of the last block, lower before it; 0 = off", ge=0, lt=1
     )
-    blurpool: bool = key(False, "blur before strided convolutions and pooling (BlurPool), if timm's model supports it")
-    norm: Literal["batch", "sync", "ghost", "group"] = key(
+    blurpool: bool = setting(
+        False, "blur before strided convolutions and pooling (BlurPool), if timm's model supports it"
+    )
+    norm: Literal["batch", "sync", "ghost", "group"] = setting(
         "batch", "type that replaces batch norms; sync: over all ranks"
     )
-    ghost_batch: int = key(32, "ghost: minimum number of samples per normalised group", ge=2)
-    norm_groups: int = key(32, "group: number of channel groups; lowered to a divisor of the channels", ge=1)
-    bn_momentum: float | None = key(None, "weight of a batch in running statistics; none: the model's", gt=0, le=1)
-    grad_checkpointing: bool = key(False, "gradient checkpointing: recompute blocks in backward to save memory")
-
-    def __post_init__(self) -> None:
-        check_ranges(self, "model.")
+    ghost_batch: int = setting(32, "ghost: minimum number of samples per normalised group", ge=2)
+    norm_groups: int = setting(32, "group: number of channel groups; lowered to a divisor of the channels", ge=1)
+    bn_momentum: float | None = setting(None, "weight of a batch in running statistics; none: the model's", gt=0, le=1)
+    grad_checkpointing: bool = setting(False, "gradient checkpointing: recompute blocks in backward to save memory")
 
     def without_effect(self) -> dict[str, str | Literal[False]]:
         no_file = self.weights in ("", "pretrained") and f"model.weights is {self.weights or 'empty'}, not a file"
@@ -53,31 +57,35 @@ class Model:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings("optim", renamed={
+    "smoothing": "loss.label_smoothing", "centralise": "optim.gradient_centralization",
+    "accumulate": "optim.grad_accum_steps",
+})  # fmt: skip
 class Optim:
-    name: str = key("sgd", "any optimizer of timm.optim with momentum or two betas; sgd uses Nesterov momentum")
-    lr: float = key(0.5, "peak learning rate of the schedule, before `lr_scale`", gt=0)
-    weight_decay: float = key(5e-5, "not applied to norms, biases and what the model excludes", ge=0)
-    layer_decay: float | None = key(None, "factor on the learning rate per layer below the head; none: off", gt=0, le=1)
-    head_lr_scale: float = key(1.0, "factor on the learning rate of the head (the classifier)", gt=0)
-    momentum: float = key(0.9, "sgd and others with momentum; the schedule may lower it", ge=0, lt=1)
-    betas: tuple[float, float] | None = key(
+    name: str = setting("sgd", "any optimizer of timm.optim with momentum or two betas; sgd uses Nesterov momentum")
+    lr: float = setting(0.5, "peak learning rate of the schedule, before `lr_scale`", gt=0)
+    weight_decay: float = setting(5e-5, "not applied to norms, biases and what the model excludes", ge=0)
+    layer_decay: float | None = setting(
+        None, "factor on the learning rate per layer below the head; none: off", gt=0, le=1
+    )
+    head_lr_scale: float = setting(1.0, "factor on the learning rate of the head (the classifier)", gt=0)
+    momentum: float = setting(0.9, "sgd and others with momentum; the schedule may lower it", ge=0, lt=1)
+    betas: tuple[float, float] | None = setting(
         None, "adamw, lamb and others with betas; the schedule may lower the first, except muon's, which are those of "
         "the AdamW for vectors; none: 0.9, 0.999, muon's 0.9, 0.95"
     )  # fmt: skip
-    fused: bool = key(False, "sgd and adamw: torch's fused kernel; results differ only by rounding")
-    lookahead: int = key(0, "Lookahead: optimizer steps between updates of the slow weights; 0 = off", ge=0)
-    lookahead_alpha: float = key(0.5, "Lookahead: step size of the slow weights", gt=0, le=1)
-    clip_norm: float = key(0.0, "maximum L2 norm of the gradient of all weights together; 0 = off", ge=0)
-    clip_value: float = key(0.0, "maximum absolute value of a gradient element; 0 = off", ge=0)
-    clip_agc: float = key(
+    fused: bool = setting(False, "sgd and adamw: torch's fused kernel; results differ only by rounding")
+    lookahead: int = setting(0, "Lookahead: optimizer steps between updates of the slow weights; 0 = off", ge=0)
+    lookahead_alpha: float = setting(0.5, "Lookahead: step size of the slow weights", gt=0, le=1)
+    clip_norm: float = setting(0.0, "maximum L2 norm of the gradient of all weights together; 0 = off", ge=0)
+    clip_value: float = setting(0.0, "maximum absolute value of a gradient element; 0 = off", ge=0)
+    clip_agc: float = setting(
         0.0, "adaptive clipping: maximum gradient norm / weight norm per unit, except the head; 0 = off", ge=0
     )
-    gradient_centralization: bool = key(False, "subtract the mean of each unit's gradient")
-    grad_accum_steps: int = key(1, "micro-batches per optimizer step; `batch_size` is the sum over them", ge=1)
+    gradient_centralization: bool = setting(False, "subtract the mean of each unit's gradient")
+    grad_accum_steps: int = setting(1, "micro-batches per optimizer step; `batch_size` is the sum over them", ge=1)
 
     def __post_init__(self) -> None:
-        check_ranges(self, "optim.")
         if self.betas is None:
             object.__setattr__(self, "betas", (0.9, 0.95) if self._uses == (True, True) else (0.9, 0.999))
         clips = {name: getattr(self, name) for name in ("clip_norm", "clip_value", "clip_agc")}
@@ -110,7 +118,10 @@ class Optim:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings("schedule", renamed={
+    "warmup_frac": "schedule.pct_start", "start_div": "schedule.div_factor", "final_div": "schedule.final_div_factor",
+    "momentum_low": "schedule.base_momentum",
+})  # fmt: skip
 class Schedule:
     """Learning rate and momentum per optimizer step. Kinds ending in "_stage" restart in each stage.
 
@@ -121,38 +132,41 @@ class Schedule:
 
     kind: Literal[
         "onecycle", "onecycle_stage", "cosine_stage", "cosine_restarts", "warmup_cosine", "flat_cosine", "step"
-    ] = key(
+    ] = setting(
         "onecycle", "OneCycle over the run or per stage; cosine decay per stage, with warm restarts, after a warm-up, "
         "or after a constant part; step decay"
     )  # fmt: skip
-    progress: Literal["steps", "samples", "epochs"] = key(
+    progress: Literal["steps", "samples", "epochs"] = setting(
         "steps", "onecycle, warmup_cosine, flat_cosine: the curve's x axis. steps favours stages with small batches; "
         "samples weights each epoch by the samples it takes; epochs weights all epochs equally, whatever their fraction"
     )  # fmt: skip
-    pct_start: float = key(0.25, "onecycle kinds, warmup_cosine: fraction of the curve with a rising LR", gt=0, lt=1)
-    warmup_epochs: float | None = key(
+    pct_start: float = setting(
+        0.25, "onecycle kinds, warmup_cosine: fraction of the curve with a rising LR", gt=0, lt=1
+    )
+    warmup_epochs: float | None = setting(
         None, "onecycle, warmup_cosine: epochs with a rising LR, instead of `pct_start`; flat_cosine: the same, none: "
         "no warm-up", gt=0
     )  # fmt: skip
-    flat_until: float = key(
+    flat_until: float = setting(
         0.75, "flat_cosine: fraction of the curve up to which the LR stays at its peak, after any warm-up", gt=0, lt=1
     )
-    div_factor: float = key(10.0, "kinds with a rising LR: first LR = peak / div_factor", ge=1)
-    final_div_factor: float = key(1e3, "all kinds except step: last LR = first LR / final_div_factor", ge=1)
-    base_momentum: float = key(
+    div_factor: float = setting(10.0, "kinds with a rising LR: first LR = peak / div_factor", ge=1)
+    final_div_factor: float = setting(1e3, "all kinds except step: last LR = first LR / final_div_factor", ge=1)
+    base_momentum: float = setting(
         0.85, "onecycle kinds: momentum at the LR's peak; at both ends optim.momentum or betas[0]", ge=0, lt=1
     )
-    period_epochs: int = key(10, "cosine_restarts: length of the first period, in epochs", ge=1)
-    period_mult: int = key(1, "cosine_restarts: ratio of consecutive period lengths", ge=1)
-    milestone_epochs: tuple[int, ...] = key((), "step: rising epochs (0-based) at which the LR drops", ge=1)
-    gamma: float = key(0.1, "step: factor on the LR at each milestone", gt=0, lt=1)
-    batch_rule: Literal["none", "linear", "sqrt"] = key(
+    period_epochs: int = setting(10, "cosine_restarts: length of the first period, in epochs", ge=1)
+    period_mult: int = setting(1, "cosine_restarts: ratio of consecutive period lengths", ge=1)
+    milestone_epochs: tuple[Annotated[int, Field(ge=1)], ...] = setting(
+        (), "step: rising epochs (0-based) at which the LR drops"
+    )
+    gamma: float = setting(0.1, "step: factor on the LR at each milestone", gt=0, lt=1)
+    batch_rule: Literal["none", "linear", "sqrt"] = setting(
         "none", "multiply the LR by batch_size / base_batch or its root"
     )
-    base_batch: int | None = key(None, "batch size that optim.lr is meant for; none: the first stage's", ge=1)
+    base_batch: int | None = setting(None, "batch size that optim.lr is meant for; none: the first stage's", ge=1)
 
     def __post_init__(self) -> None:
-        check_ranges(self, "schedule.")
         marks = self.milestone_epochs
         check(list(marks) == sorted({*marks}), "schedule.milestone_epochs", list(marks), "rising epochs")
         check(self.kind != "step" or bool(marks), "schedule.milestone_epochs", "none", "at least one for kind step")
@@ -177,28 +191,27 @@ class Schedule:
         return reasons | ({"base_batch": "schedule.batch_rule is none"} if self.batch_rule == "none" else {})
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings("freeze")
 class Freeze:
     """The layers that train in each stage. Frozen layers are in eval mode: no updates, fixed statistics, no dropout."""
 
-    mode: Literal["none", "freeze", "unfreeze"] = key("none", "use the stages' freeze_to, or their unfreeze_to")
+    mode: Literal["none", "freeze", "unfreeze"] = setting("none", "use the stages' freeze_to, or their unfreeze_to")
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings("ema")
 class Ema:
-    decay: float = key(0.0, "weight of the previous average per step; 0 = off", ge=0, lt=1)
-    half_life_epochs: float = key(
+    decay: float = setting(0.0, "weight of the previous average per step; 0 = off", ge=0, lt=1)
+    half_life_epochs: float = setting(
         0.0, "instead of `decay`: epochs after which a contribution has half its weight; 0 = off", ge=0
     )
-    half_life_steps: float = key(0.0, "the same in optimizer steps; 0 = off", ge=0)
-    last_epochs: int = key(
+    half_life_steps: float = setting(0.0, "the same in optimizer steps; 0 = off", ge=0)
+    last_epochs: int = setting(
         0, "instead of `decay`: stochastic weight averaging, the plain mean of the weights and norm statistics after "
         "each step of the run's last epochs, this many of them; 0 = off", ge=0
     )  # fmt: skip
-    warmup: bool = key(True, "cap the decay at 1 - (1 + step)^(-2/3) early in the run, as timm's ModelEmaV3")
+    warmup: bool = setting(True, "cap the decay at 1 - (1 + step)^(-2/3) early in the run, as timm's ModelEmaV3")
 
     def __post_init__(self) -> None:
-        check_ranges(self, "ema.")
         chosen = [name for name in ("decay", "half_life_epochs", "half_life_steps", "last_epochs")
                   if getattr(self, name)]  # fmt: skip
         expected = "one of decay, half_life_epochs, half_life_steps and last_epochs"
@@ -214,50 +227,49 @@ class Ema:
         )}  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings("precision")
 class Precision:
-    amp: Literal["auto", "bf16", "fp16", "off"] = key(
+    amp: Literal["auto", "bf16", "fp16", "off"] = setting(
         "auto", "autocast dtype; auto: bf16, or where the device would emulate it fp16 (GPU) or off (CPU)"
     )
-    channels_last: bool = key(True, "memory format of images and weights")
-    tf32: Literal["convolutions", "all", "off"] = key(
+    channels_last: bool = setting(True, "memory format of images and weights")
+    tf32: Literal["convolutions", "all", "off"] = setting(
         "convolutions", "on a GPU with amp off: operations computed in TF32 (10 instead of 23 mantissa bits)"
     )
-    compile: bool = key(False, "torch.compile: one graph per shape, and per drop rate, all compiled during the warm-up")
+    compile: bool = setting(
+        False, "torch.compile: one graph per shape, and per drop rate, all compiled during the warm-up"
+    )
 
     def without_effect(self) -> dict[str, str | Literal[False]]:
         return {"tf32": self.amp != "off" and f"precision.amp is {self.amp}, which is less precise"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings("loss")
 class Loss:
-    kind: Literal["auto", "ce", "bce", "asl", "mse", "l1", "huber"] = key(
+    kind: Literal["auto", "ce", "bce", "asl", "mse", "l1", "huber"] = setting(
         "auto", "classes: ce (cross-entropy), bce (binary, per class) or asl (asymmetric, per class); several labels: "
         "bce or asl; values: mse, l1 or huber. auto: the first of the set's kind"
     )  # fmt: skip
-    label_smoothing: float = key(0.0, "ce, bce: label smoothing", ge=0, lt=1)
-    threshold: float = key(0.0, "bce: targets above it become 1, all others 0; 0 = off", ge=0, lt=1)
-    sum_classes: bool = key(False, "bce, asl: sum over the classes instead of their mean")
-    gamma_neg: float = key(4.0, "asl: focusing power of absent classes", ge=0)
-    gamma_pos: float = key(1.0, "asl: focusing power of present classes", ge=0)
-    clip: float = key(0.05, "asl: probability below which an absent class has no loss", ge=0, lt=1)
-    delta: float = key(1.0, "huber: error at which the loss turns from quadratic to linear", gt=0)
-    standardize: bool = key(
+    label_smoothing: float = setting(0.0, "ce, bce: label smoothing", ge=0, lt=1)
+    threshold: float = setting(0.0, "bce: targets above it become 1, all others 0; 0 = off", ge=0, lt=1)
+    sum_classes: bool = setting(False, "bce, asl: sum over the classes instead of their mean")
+    gamma_neg: float = setting(4.0, "asl: focusing power of absent classes", ge=0)
+    gamma_pos: float = setting(1.0, "asl: focusing power of present classes", ge=0)
+    clip: float = setting(0.05, "asl: probability below which an absent class has no loss", ge=0, lt=1)
+    delta: float = setting(1.0, "huber: error at which the loss turns from quadratic to linear", gt=0)
+    standardize: bool = setting(
         True, "values: predict (value - mean) / std of the training split; all reported and predicted values are in "
         "the table's units"
     )  # fmt: skip
-    class_weights: Literal["none", "balanced"] | dict[str, float] = field(default="none", metadata=described(
-        "factor on the loss of each class (bce: on the terms of present classes); balanced: the inverse of its "
+    class_weights: Literal["none", "balanced"] | dict[str, Annotated[float, Field(gt=0)]] = setting(
+        "none", "factor on the loss of each class (bce: on the terms of present classes); balanced: the inverse of its "
         'frequency, 1 on average; a table { "class name" = weight } has 1 for all others. Validation is not weighted'
-    ))  # fmt: skip
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        check_ranges(self, "loss.")
         weights = self.class_weights
         if isinstance(weights, dict):
             check(bool(weights), "loss.class_weights", "an empty table", 'weights of classes, "balanced" or "none"')
-            for name, weight in weights.items():
-                check(weight > 0, f"loss.class_weights.{name}", weight, "above 0")
 
     def without_effect(self) -> dict[str, str | Literal[False]]:
         readers = {
@@ -268,18 +280,17 @@ class Loss:
         return {key: self.kind not in kinds and f"loss.kind is {self.kind}" for key, kinds in readers.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings("distill", renamed={"options": "distill.kwargs"})
 class Distill:
     """Knowledge distillation from a teacher that sees the same images. Source: Hinton et al., arXiv 1503.02531."""
 
-    teacher: str = key("", 'any timm model with the same classes; "" = off')
-    weights: str = key("pretrained", "the teacher's weights, as `model.weights`")
-    kwargs: dict[str, Any] = field(default_factory=dict, metadata=described("keyword arguments for timm.create_model"))
-    alpha: float = key(0.5, "weight of the distillation loss; the label loss has 1 - alpha", gt=0, le=1)
-    temperature: float = key(4.0, "divisor of both networks' logits", gt=0)
+    teacher: str = setting("", 'any timm model with the same classes; "" = off')
+    weights: str = setting("pretrained", "the teacher's weights, as `model.weights`")
+    kwargs: dict[str, Any] = setting({}, "keyword arguments for timm.create_model")
+    alpha: float = setting(0.5, "weight of the distillation loss; the label loss has 1 - alpha", gt=0, le=1)
+    temperature: float = setting(4.0, "divisor of both networks' logits", gt=0)
 
     def __post_init__(self) -> None:
-        check_ranges(self, "distill.")
         check(not self.teacher or bool(self.weights), "distill.weights", "none", 'a file or "pretrained"')
 
     def without_effect(self) -> dict[str, str | Literal[False]]:
@@ -287,14 +298,11 @@ class Distill:
         return dict.fromkeys(keys, not self.teacher and "distill.teacher is empty, off")
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings("stop")
 class Stop:
     """Early stopping on the better top-1 (classes), mAP (several labels) or R² (values) of raw and averaged weights."""
 
-    patience: int = key(0, "epochs without improvement after which the run stops; 0 = off", ge=0)
-    min_delta: float = key(
+    patience: int = setting(0, "epochs without improvement after which the run stops; 0 = off", ge=0)
+    min_delta: float = setting(
         0.0, "increase of top-1, mAP or R² that counts as improvement (0.001 is 0.1 points)", ge=0, lt=1
     )
-
-    def __post_init__(self) -> None:
-        check_ranges(self, "stop.")

@@ -1,4 +1,4 @@
-"""`python -m resolute.train compare RUN RUN …`: one page about several runs, from their logs; imports neither torch nor DALI.
+"""`resolute compare RUN RUN …`: one page about several runs, from their logs; imports neither torch nor DALI.
 
 Accuracy against time and epochs, losses, step times, tables, and the settings in which the runs differ. A run of folds
 stands for its folds.
@@ -6,7 +6,6 @@ stands for its folds.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +20,7 @@ from resolute.report.charts import Chart, Series, chart
 from resolute.report.page import figures_page
 from resolute.train.logs.run_log import RunLogReader, format_duration
 from resolute.train.logs.score import Metric, best_score
+from resolute.train.options import CompareOptions
 from resolute.train.run_folder import existing_run
 
 from .curves import metrics_of, time_unit
@@ -253,7 +253,7 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
         yield key, "-" if value is None else str(value)
 
 
-def main(args: argparse.Namespace) -> None:
+def main(args: CompareOptions) -> None:
     """Run the command."""
     check_output(args.out, setting="--out", suffixes=(".html",))
     runs = open_runs(args.runs)

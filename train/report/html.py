@@ -1,11 +1,10 @@
-"""`python -m resolute.train report RUN`: writes RUN/report.html from run.jsonl and validation.json.
+"""`resolute report RUN`: writes RUN/report.html from run.jsonl and validation.json.
 
 Training does so after every epoch. The page is self-contained and needs no network.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from resolute.report.charts import Chart, Series, chart, short
 from resolute.report.page import render
 from resolute.train.logs.run_log import Columns, RunLogReader, format_duration
 from resolute.train.logs.score import best_score, main_metric
+from resolute.train.options import ReportOptions
 from resolute.train.recipe.schema import Recipe
 from resolute.train.recipe.toml import recipe_text
 from resolute.train.run_folder import existing_run
@@ -231,7 +231,7 @@ def _facts(run: RunLogReader) -> list[tuple[str, object]]:
     return [(key.replace("_", " "), str(value)) for key, value in facts.items()]
 
 
-def main(args: argparse.Namespace) -> None:
+def main(args: ReportOptions) -> None:
     """Run the command."""
     folder = existing_run(args.run)
     run = RunLogReader(folder / "run.jsonl")

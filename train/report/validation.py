@@ -74,7 +74,8 @@ def read_validation(folder: Path) -> dict[str, Any] | None:
 
 
 def confused_photos(
-    folder: Path, shards: ShardSet, *, mean: Sequence[float], std: Sequence[float], crop_pct: float | None
+    folder: Path, shards: ShardSet, *, mean: tuple[float, float, float], std: tuple[float, float, float],
+    crop_pct: float | None,
 ) -> None:
     """Add photos of the most confused pairs to RUN/validation.json, as the network saw them in validation.
 
@@ -91,7 +92,7 @@ def confused_photos(
     photos: dict[int, str] = {}
     try:
         plan = Plan.evaluation(subset, [table["res"]], batch_size=len(wanted), crop_frac=crop_pct)
-        with Loader(plan, threads=1, mean=tuple(mean), std=tuple(std)) as loader:
+        with Loader(plan, threads=1, mean=mean, std=std) as loader:
             images = torch.cat([batch.images for batch in loader]).permute(0, 2, 3, 1).numpy()
     except ResoluteError:
         return

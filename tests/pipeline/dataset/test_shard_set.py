@@ -16,8 +16,8 @@ from resolute.pipeline.dataset.format import FORMAT, VERSION, manifest_bytes, re
 from resolute.pipeline.dataset.index_array import checksums, checksums_name
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.storage.base import open_files
-from resolute.prep.__main__ import main as prep
 from tests.conftest import make_photos
+from tests.support.cli import prep
 
 
 @pytest.fixture

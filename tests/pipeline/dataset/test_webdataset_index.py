@@ -69,7 +69,8 @@ def test_a_damaged_block_of_a_large_index_is_detected_when_it_is_used(tmp_path: 
 
 
 def test_concurrent_processes_index_the_same_tars_once(tars: Path) -> None:
-    code = "import sys; from pipeline import open_webdataset as o; print(o(sys.argv[1], threads=1).hash)"
+    code = "import sys; from resolute.pipeline.dataset.webdataset.open import open_webdataset as o; " \
+           "print(o(sys.argv[1], threads=1).hash)"  # fmt: skip
     runs = [
         subprocess.Popen([sys.executable, "-c", code, str(tars)], stdout=-1, stderr=-1, text=True) for _ in range(3)
     ]

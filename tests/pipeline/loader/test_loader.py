@@ -349,15 +349,21 @@ def test_the_graph_is_built_for_the_largest_batch_of_the_rank(
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"threads": 0}, "threads: out of range, got 0"),
-    ({"depth": 0}, "depth: out of range, got 0"),
-    ({"rank": 2, "world_size": 2}, "rank: out of range, got 2, expected 0 to 1"),
-    ({"rank": -1}, "rank: out of range, got -1, expected 0 to 0"),
-    ({"world_size": 0}, "world_size: out of range, got 0"),
+    ({"threads": 0}, "Loader.threads: got 0, expected integer, at least 1; correct it"),
+    ({"depth": 0}, "Loader.depth: got 0, expected integer, at least 1; correct it"),
+    ({"rank": 2, "world_size": 2}, "Loader.rank: got 2, expected 0 to 1; correct it"),
+    ({"rank": -1}, "Loader.rank: got -1, expected integer, at least 0; correct it"),
+    ({"world_size": 0}, "Loader.world_size: got 0, expected integer, at least 1"),
     ({"rank": 0, "world_size": 16}, "cannot feed 16 ranks"),
-    ({"start": -1}, "start: out of range, got -1"),
-    ({"on_bad_sample": "ignore"}, "on_bad_sample: got 'ignore', expected error or skip"),
-    ({"decode": "disk"}, "decode: got 'disk', expected cpu or gpu"),
+    ({"start": -1}, "Loader.start: got -1, expected integer, at least 0"),
+    ({"start": 10**6}, "Loader.start: got 1000000, expected 0 to "),
+    ({"batch_size": 3}, "Loader.batch_size: no such argument; known: plan, device"),
+    ({"deepth": 3}, "Loader.deepth: no such argument; did you mean depth?"),
+    ({"mean": [0.5, 0.5]}, r"Loader.mean: got \[0.5, 0.5\], expected 3 numbers"),
+    ({"std": (0.2, 0.2, 0)}, "Loader.std: got 0, expected 3 numbers, above 0"),
+    ({"check_crc": 1}, "Loader.check_crc: got 1, expected true, false"),
+    ({"on_bad_sample": "ignore"}, "Loader.on_bad_sample: got 'ignore', expected \"error\", \"skip\""),
+    ({"decode": "disk"}, "Loader.decode: got 'disk', expected \"cpu\", \"gpu\""),
     ({"device": "meta"}, "device: got meta, expected cpu or cuda"),
 ])  # fmt: skip
 def test_options_out_of_range_are_refused_in_one_line(plan: Plan, options: dict[str, Any], words: str) -> None:
@@ -387,7 +393,7 @@ def test_the_graph_runs_on_the_device_of_the_batches(
     assert (made["device_id"], made["decode"], made["hw_decoder_load"]) == (index, "gpu", 0.65)
     made = requested_graph(monkeypatch, plan, device=device, decode="gpu", hw_decoder_load=0.9)
     assert made["hw_decoder_load"] == 0.9
-    with pytest.raises(ResoluteError, match=r"hw_decoder_load: out of range, got 1\.5, expected 0 to 1"):
+    with pytest.raises(ResoluteError, match=r"Loader\.hw_decoder_load: got 1\.5, expected number, 0 to 1"):
         Loader(plan, device=device, decode="gpu", hw_decoder_load=1.5)
 
 
@@ -422,7 +428,7 @@ def test_the_loss_of_soft_targets_is_the_weighted_sum_of_the_losses_of_both_labe
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.1])
 def test_a_smoothing_out_of_range_is_refused(plan: Plan, smoothing: float) -> None:
-    with Loader(plan) as loader, pytest.raises(ResoluteError, match=r"smoothing: out of range, got .*, expected 0"):
+    with Loader(plan) as loader, pytest.raises(ResoluteError, match=r"smoothing: got .*, expected 0 to 1"):
         next(loader).soft_targets(3, smoothing=smoothing)
 
 

@@ -160,7 +160,7 @@ def test_constant_pixels_keeps_the_pixels_of_a_step() -> None:
     ({"res": []}, "stages.res: got [], expected a number, or at least two different ones"),
     ({"res": [64]}, "stages.res: got [64], expected a number, or at least two"),
     ({"res": [64, 64]}, "stages.res: got [64, 64], expected a number, or at least two different"),
-    ({"res": [64, 0]}, "stages.res: got [64, 0], expected each 1 to"),
+    ({"res": [64, 0]}, "stages.res: got [64, 0], expected integer or list of numbers, 1 to"),
     ({"res_step": 7, "res": [32, 64]}, "stages.res_step: got 7, expected a divisor of 32, the difference of the two in "
      "res, such as 4"),
     ({"res_step": 8}, "stages.res_step: got 8 with res = (32, 40, 48, 56, 64), expected res = [first, last]"),

@@ -308,9 +308,9 @@ def test_a_loader_resumes_bit_exactly_at_any_batch(shard_set: ShardSet, order: O
 
 
 def test_sampling_that_is_impossible_is_refused_in_one_line(shard_set: ShardSet) -> None:
-    with pytest.raises(ResoluteError, match=r"^data.sampling: got rare, expected uniform, balanced or sqrt; choose"):
+    with pytest.raises(ResoluteError, match=r"^Plan.sampling: got 'rare', expected \"uniform\", \"balanced\""):
         plan_of(shard_set, "rare")  # type: ignore[arg-type]
-    values = with_targets(shard_set, Target(kind="values", names=("age",)), [[1.0]] * 20)
+    values = with_targets(shard_set, Target(kind="values", names=("age",)), [[1.0]] * 40)
     with pytest.raises(ResoluteError, match=r"data.sampling: got sqrt, but the targets of .* are values, .*; leave"):
         plan_of(values, "sqrt")
     assert plan_of(values, "uniform").class_counts(0).tolist() == []

@@ -177,7 +177,7 @@ def test_settings_that_are_off_do_not_change_the_identity_of_a_plan(shard_set: S
     ({"crop_mode": "simple", "ratio": [0.9, 1.1]}, "augment.ratio: without effect, crop_mode is simple; remove it"),
     ({"flip_mode": "alternate", "flip_prob": 0.3}, "augment.flip_prob: without effect, flip_mode is alternate"),
     ({"magnitude_std": 1.5}, "augment.magnitude_std: without effect, policy is not randaugment; remove it"),
-    ({"shift_px": -1}, "augment.shift_px: got -1, expected 0 to 64"),
+    ({"shift_px": -1}, "augment.shift_px: got -1, expected integer, 0 to 64"),
     ({"crop_mode": "centre"}, "augment.crop_mode: got 'centre'"),
 ])  # fmt: skip
 def test_settings_without_effect_are_refused(table: dict[str, Any], message: str) -> None:

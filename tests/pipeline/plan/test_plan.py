@@ -81,7 +81,7 @@ def test_fixed_fractions_are_nested_subsets(shard_set: ShardSet, order: Order) -
 
 
 def test_the_order_auto_must_be_resolved_before_planning(shard_set: ShardSet) -> None:
-    with pytest.raises(ResoluteError, match="order: got auto, expected full or block; choose one"):
+    with pytest.raises(ResoluteError, match=r"Plan\.order: got 'auto', expected \"full\", \"block\"; correct it"):
         _plan(shard_set, order="auto")  # type: ignore[arg-type]
 
 

@@ -45,7 +45,8 @@ def test_a_missing_driver_is_named_with_the_command_that_installs_it(
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, "s3", raising=False)
-    for url, words in (("s3://b/set", r"run `pip install -e '\.\[s3\]'`"), ("gs://b/set", r"pip install gcsfs")):
+    remedies = {"s3://b/set": r"run `pip install 'resolute-vision\[s3\]'`", "gs://b/set": "pip install gcsfs"}
+    for url, words in remedies.items():
         with pytest.raises(ResoluteError, match=words):
             open_files(url, cache=settings(tmp_path))
     with pytest.raises(ResoluteError, match="not understood"):

@@ -10,8 +10,8 @@ import pytest
 
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.storage.read_at import read_at
-from resolute.prep.__main__ import main as prep
 from tests.conftest import make_photos
+from tests.support.cli import prep
 
 CONTENT = bytes(range(256)) * 4
 

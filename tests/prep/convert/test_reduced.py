@@ -166,7 +166,7 @@ def test_bytes_of_a_size_do_not_depend_on_which_others_are_stored(scene: Scene, 
 
 def test_cpus_without_vector_instructions_decode_large_photos_to_the_same_bytes(scene: Scene) -> None:
     code = (
-        "import sys, numpy as np; from prep.convert.decode import decode_reduced; "
+        "import sys, numpy as np; from resolute.prep.convert.decode import decode_reduced; "
         "data = sys.stdin.buffer.read(); "
         "sys.stdout.buffer.write(b''.join(decode_reduced(data, factor).pixels.tobytes() for factor in (2, 4, 8)))"
     )

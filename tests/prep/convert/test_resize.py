@@ -142,7 +142,7 @@ def test_pixels_do_not_depend_on_memory_around_them(scene: Scene) -> None:
 
 def test_baseline_cpus_produce_the_same_bytes_without_a_compile_cache_folder(scene: Scene) -> None:
     code = (
-        "import sys, numpy as np; from prep.convert.resize import resize; "
+        "import sys, numpy as np; from resolute.prep.convert.resize import resize; "
         "pixels = np.frombuffer(sys.stdin.buffer.read(), np.uint8).reshape(77, 123, 3); "
         "sys.stdout.buffer.write(resize(pixels, 61, 38).tobytes())"
     )

@@ -151,7 +151,7 @@ def extra_nodes(cluster: Any, *nodes: tuple[Path, dict[str, Any]]) -> Iterator[l
 def left_out(err: str) -> list[str]:
     """The lines about nodes that are left out; there are no others."""
     lines = err.splitlines()
-    assert all(line.startswith("prep: ENGINE=ray: left out: node ") for line in lines), err
+    assert all(line.startswith("resolute shards: ENGINE=ray: left out: node ") for line in lines), err
     return lines
 
 
@@ -173,7 +173,7 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tup
             if len(lines) == expected:
                 go.touch()
 
-        monkeypatch.setattr("resolute.prep.execute.ray.print_error", take)
+        monkeypatch.setattr("resolute.prep.execute.ray.say", take)
         code = (
             "import os, time, simplejpeg\ndecode = simplejpeg.decode_jpeg\nend_s = time.monotonic() + 90\n"
             "def held(*args, **options):\n"
@@ -311,7 +311,7 @@ def test_tasks_of_an_ended_driver_write_nothing_more(
     photos = make_photos(tmp_path / "photos", classes=2, each=80)
     out = tmp_path / "ray"
     argv = ["--src", photos, "--out", out, "--res", "32,48", "--shard-samples", 2]
-    words = [sys.executable, "-m", "resolute.prep", *argv, "--engine", "ray", "--ray-address", cluster.address]
+    words = [sys.executable, "-m", "resolute", "shards", *argv, "--engine", "ray", "--ray-address", cluster.address]
     with subprocess.Popen(list(map(str, words)), cwd=ROOT, stderr=subprocess.DEVNULL) as driver:
         deadline = time.monotonic() + 120
         while len(list(out.glob("records/*-48.rec"))) < 4 and time.monotonic() < deadline:

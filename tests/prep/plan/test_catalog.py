@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from resolute.errors import ResoluteError
-from resolute.prep.config import Settings
 from resolute.prep.plan import catalog as catalogs
 from resolute.prep.plan import external_sort as runs
 from resolute.prep.plan.catalog import ByteRanges, Catalog, write_catalog
 from resolute.prep.plan.classes import read_classes
 from resolute.prep.plan.inputs import list_catalogs
+from resolute.prep.settings import Settings
 from resolute.prep.sources.image_ref import ZIPPED, ByteRange, ImageRef, SourceTarget
 
 
@@ -247,7 +247,7 @@ def list_of(path: Path, rows: Iterable[tuple[str, str]]) -> str:
 
 def split_classes(tmp_path: Path, **options: Any) -> dict[str, dict[str, list[str]]]:
     """{split: {photo: names of its classes}} of the sources that the options of `Settings` name."""
-    settings = Settings(out=str(tmp_path / "out"), resolutions=(32,), **options)
+    settings = Settings(out=str(tmp_path / "out"), res=(32,), **options)
     listed, _ = list_catalogs(settings, tmp_path / "scratch", tmp_path / "cache")
     found: dict[str, dict[str, list[str]]] = {}
     for split, each in listed.items():

@@ -12,8 +12,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from resolute.prep.__main__ import main
 from resolute.prep.plan.copies import find_copies, leaders
+from tests.support.cli import prep as main
 from tests.support.source_formats import catalog, jpeg, make_tree, pack, pack_samples
 from tests.support.trees import tree
 
@@ -53,7 +53,7 @@ def test_a_file_in_src_and_val_is_refused_before_the_conversion(
         parts = "train.txt", "link/val.txt"
     monkeypatch.chdir(tmp_path)
     shown = f"p2.{how}/02.jpg, p2.{how}/05.jpg, p2.{how}/08.jpg, …" if how.startswith("tar") else "05.jpg"
-    for dry in ([], ["--dry-run"]):
+    for dry in ([], ["--dry"]):
         ran = prep("--src", parts[0], "--val", parts[1], "--out", tmp_path / "s", "--res", "32", *dry)
         refused(ran, f"{parts[1]}: holds photos of SRC, got 4 files that are also in {parts[0]}, such as ", shown)
         assert not (tmp_path / "s" / "32").exists()
@@ -85,8 +85,8 @@ def test_copies_are_held_out_together_by_default(photos: Path, tmp_path: Path, p
     assert prep(*words, "--out", tmp_path / "before").status == 0
     copies = copy_half(photos)
     assert len(copies) == 30
-    dry = prep(*words, "--out", tmp_path / "s", "--dry-run")
-    assert "duplicates: 30 images are exact copies of others; kept in one split" in dry.out
+    dry = prep(*words, "--out", tmp_path / "s", "--dry")
+    assert "duplicates: 30 exact copies of other images; kept in one split" in dry.out
     ran = prep(*words, "--out", tmp_path / "s")
     assert ran.status == 0, ran.err
     assert "both train and val" not in ran.out
@@ -99,8 +99,8 @@ def test_copies_are_held_out_together_by_default(photos: Path, tmp_path: Path, p
     assert any((copy in kept["val"]) != (photo in kept["val"]) for copy, photo in copies.items())
     jobs = tmp_path / "jobs"
     assert main([str(word) for word in ("plan", *words, "--out", jobs)]) == 0
-    assert main(["shards", "--out", str(jobs), "--range", ":", "--workers", "1"]) == 0
-    assert main(["finalize", "--out", str(jobs)]) == 0
+    assert main(["range", "--out", str(jobs), "--range", ":", "--workers", "1"]) == 0
+    assert main(["finish", "--out", str(jobs)]) == 0
     assert tree(jobs) == tree(tmp_path / "s")
 
 
@@ -109,7 +109,7 @@ def test_of_copies_one_is_stored_if_told_so(photos: Path, tmp_path: Path, prep: 
     assert prep(*words, "--out", tmp_path / "before").status == 0
     copies = copy_half(photos)
     words = (*words, "--out", tmp_path / "s", "--duplicates", "drop")
-    assert "duplicates: 30 images are exact copies of others; left out" in prep(*words, "--dry-run").out
+    assert "duplicates: 30 exact copies of other images; left out" in prep(*words, "--dry").out
     ran = prep(*words)
     assert ran.status == 0, ran.err
     assert "60 images" in ran.out
@@ -136,7 +136,7 @@ def test_copies_in_given_splits_end_prep_before_the_conversion_unless_allowed(
     (tmp_path / "val.txt").write_text("\n".join(chosen))
     given = ("--val", tmp_path / "val") if how == "val" else ("--val-list", tmp_path / "val.txt")
     words = ("--src", photos, "--res", "32", *given, "--out", tmp_path / "s")
-    for dry in ([], ["--dry-run"]):
+    for dry in ([], ["--dry"]):
         ran = prep(*words, *dry)
         refused(ran, str(given[1]), f"got 4 with exact copies there, such as {', '.join(chosen[:3])}, …",
                 "DUPLICATES=drop (--duplicates drop)", "DUPLICATES=keep")  # fmt: skip

@@ -48,12 +48,12 @@ def test_ignored_files_are_counted_by_suffix_with_a_hint(photos: Path, tmp_path:
         rows = "".join(f"{p.relative_to(photos)},{p.relative_to(photos).parts[0]}\n" for p in images)
         (tmp_path / "labels.csv").write_text("id,label\n" + rows)
         more = ["--labels", tmp_path / "labels.csv"]
-    for dry in ([], ["--dry-run"]):
+    for dry in ([], ["--dry"]):
         ran = prep("--src", src, "--out", tmp_path / "s", "--res", "32", *more, *dry)
         assert ran.status == 0
         assert "10 other files (5 .heic, 2 .cr2, 1 .md, 1 .txt, 1 without a usual suffix)" in ran.out
         (warning,) = warnings(ran.out)
-        assert "7 files in formats that prep does not read were left out (5 .heic, 2 .cr2); convert" in warning
+        assert "left out, as prep does not read their format: 7 files (5 .heic, 2 .cr2); convert" in warning
         if not dry:
             report = (tmp_path / "s" / "report.html").read_text()
             assert ".heic" in report
@@ -81,8 +81,8 @@ def test_classes_without_an_image_are_named(photos: Path, tmp_path: Path, prep: 
     assert ran.status == 0
     (warning,) = warnings(ran.out)
     expected = {
-        "numbers": "8 of 11 classes have no training image (1, 2, 3, 4, 6, 7, 8, 9); numeric labels",
-        "classes": "1 of 4 classes have no training image (zebra)",
+        "numbers": "classes without a training image: 8 of 11 (1, 2, 3, 4, 6, 7, 8, 9); numeric labels",
+        "classes": "classes without a training image: 1 of 4 (zebra)",
     }
     assert expected[source] in warning
 
@@ -102,12 +102,12 @@ def test_classes_that_look_alike_are_named(tmp_path: Path, scene: Scene, prep: P
 def test_numbers_mixed_with_names_are_reported(photos: Path, tmp_path: Path, scene: Scene, prep: Prep) -> None:
     names = [path.relative_to(photos) for path in sorted(photos.rglob("*.jpg"))]
     (photos / "list.txt").write_text("".join(f"{name} {i % 4 if i else 'bird'}\n" for i, name in enumerate(names)))
-    ran = prep("--src", photos / "list.txt", "--out", tmp_path / "s", "--res", "32", "--dry-run")
+    ran = prep("--src", photos / "list.txt", "--out", tmp_path / "s", "--res", "32", "--dry")
     (warning,) = warnings(ran.out)
     assert "class names are numbers but for 1 of 5 (bird), so all are taken as names" in warning
     val = make_photos(tmp_path / "val", scene, {"x": 4})
     (val / "list.txt").write_text("".join(f"x/{i}.jpg {i % 3}\n" for i in range(4)))
-    ran = prep("--src", photos, "--val", val / "list.txt", "--out", tmp_path / "s", "--res", "32", "--dry-run")
+    ran = prep("--src", photos, "--val", val / "list.txt", "--out", tmp_path / "s", "--res", "32", "--dry")
     (warning,) = warnings(ran.out)
     assert "count these names in their order (0 is apple, 1 is bee, 2 is cat); check" in warning
 
@@ -125,7 +125,7 @@ def test_a_validation_split_much_larger_than_requested_is_reported(
 
 
 def test_photos_smaller_than_res_needs_are_reported(photos: Path, tmp_path: Path, prep: Prep) -> None:
-    for dry in (["--dry-run"], []):
+    for dry in (["--dry"], []):
         ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32,50000", *dry)
         assert ran.status == 0
         (warning,) = warnings(ran.out)
@@ -152,7 +152,7 @@ def test_printed_figures_equal_the_sets(photos: Path, tmp_path: Path, prep: Prep
     assert "rejected: 1" in ran.out
     assert "shuffle" not in ran.out, "60 photos are too few to judge the order"
     (tmp_path / "s" / "32" / "val-000000.tar").unlink()
-    assert "1 shard was kept, 2 images were converted now" in prep(*argv).out
+    assert "kept 1 shard, converted 2 images now" in prep(*argv).out
 
 
 def test_shuffle_quality_is_printed_for_larger_sets(tmp_path: Path, scene: Scene, prep: Prep) -> None:

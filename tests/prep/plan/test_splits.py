@@ -11,11 +11,11 @@ import pytest
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.rng import permute, stream_key
-from resolute.prep.config import Settings
 from resolute.prep.plan import splits as members
 from resolute.prep.plan.catalog import Catalog, write_catalog
 from resolute.prep.plan.inputs import check_no_overlap
 from resolute.prep.plan.splits import make_splits
+from resolute.prep.settings import Settings
 from resolute.prep.sources.image_ref import ImageRef
 from tests.prep.plan.test_catalog import ListedSource
 
@@ -126,7 +126,7 @@ def test_overlapping_folders_are_refused(tmp_path: Path) -> None:
     photos = str(tmp_path / "photos")
 
     def check(**places: str) -> None:
-        check_no_overlap(Settings(resolutions=(32,), **places))  # type: ignore[arg-type]
+        check_no_overlap(Settings(res=(32,), **places))  # type: ignore[arg-type]
 
     for out in (photos, f"{photos}/bee", f"{photos}/new/deep", f"{tmp_path}/link/x", f"{tmp_path}/out/../photos/x"):
         with pytest.raises(ResoluteError, match=r"is inside SRC.*OUT"):

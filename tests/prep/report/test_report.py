@@ -21,11 +21,11 @@ from PIL import Image
 from resolute.pipeline.dataset.format import SOURCE
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import Target
-from resolute.prep.config import Settings
 from resolute.prep.execute.stats import RunStats
 from resolute.prep.prepare import BuildResult, build
 from resolute.prep.report.charts import SourceCounts, class_chart, source_charts
 from resolute.prep.report.report import write_report
+from resolute.prep.settings import Settings
 from resolute.prep.storage.output import LocalStore, open_store
 
 ODD = ["<b>bold</b> & \"co\"", "$x_1$ 猫", "a" * 90]  # fmt: skip
@@ -77,7 +77,7 @@ class Page(HTMLParser):
 
 
 def made(src: Path, out: Path, **settings: Any) -> tuple[BuildResult, Page]:
-    words: dict[str, Any] = {"resolutions": (32, 48), "workers": 2, "shard_samples": 20, **settings}
+    words: dict[str, Any] = {"res": (32, 48), "workers": 2, "shard_samples": 20, **settings}
     built = build(Settings(src=str(src), out=str(out), **words))
     assert write_report(LocalStore(out), built) == f"{out}/report.html"
     return built, Page((out / "report.html").read_bytes())
@@ -119,8 +119,8 @@ def test_the_report_shows_the_figures_of_the_set(photos: Path, tmp_path: Path) -
     assert "2 of 63 images were rejected." in words
     assert "bee/bad.jpg: " in words
     assert "apple/worse.jpg: empty file" in words
-    assert "1 images are exact copies of others, in 1 groups" in words
-    assert "1 groups of copies have different targets" in words
+    assert "Exact copies of other images: 1, in 1 group;" in words
+    assert "Copies with different targets, one of which is wrong: 1 group" in words
     assert "bee/twin.jpg" in words
     for res in ("32", "48"):
         tars = [i["bytes"] for n, i in built.manifest["files"].items() if n.startswith(f"{res}/") and n.endswith("tar")]
@@ -153,7 +153,7 @@ def test_one_sample_per_class_and_a_single_resolution_are_enough(tmp_path: Path)
         (tmp_path / "photos" / f"c{label}").mkdir(parents=True)
         for i in range(2):
             Image.new("RGB", (40, 40), (label * 90, i * 200, 0)).save(tmp_path / "photos" / f"c{label}" / f"{i}.png")
-    _, page = made(tmp_path / "photos", tmp_path / "s", val_frac=0.4, resolutions=(64,))
+    _, page = made(tmp_path / "photos", tmp_path / "s", val_frac=0.4, res=(64,))
     assert [len(sheet) for sheet in page.sheets] == [3]
     assert "Training samples per class: 1 to 1, median 1." in page.text
     assert "6 are smaller than the 73 px stored for 64 px; they were not enlarged." in page.text
@@ -178,7 +178,7 @@ def test_panoramas_keep_their_aspect_ratio_and_a_bounded_size(tmp_path: Path) ->
     for i in range(6):
         (tmp_path / "photos" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
         Image.effect_noise((2000, 80), 20).convert("RGB").save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.jpg")
-    _, page = made(tmp_path / "photos", tmp_path / "s", resolutions=(64,))
+    _, page = made(tmp_path / "photos", tmp_path / "s", res=(64,))
     sizes = [(int(a["width"] or 0), int(a["height"] or 0)) for kind, _, a in page.images if kind == "jpeg"]
     assert set(sizes) == {(146, 6)}
 
@@ -188,7 +188,7 @@ def test_the_report_is_overwritten_and_not_part_of_the_set(photos: Path, tmp_pat
     manifest = (tmp_path / "s" / "manifest.json").read_bytes()
     assert b"report" not in manifest
     (tmp_path / "s" / ".report.html.0123456789ab.partial").touch()  # of a run that was killed while it wrote it
-    built = build(Settings(src=str(photos), out=str(tmp_path / "s"), resolutions=(32, 48), shard_samples=20, workers=2))
+    built = build(Settings(src=str(photos), out=str(tmp_path / "s"), res=(32, 48), shard_samples=20, workers=2))
     assert built.stats is None
     write_report(open_store(str(tmp_path / "s")), built)
     assert "no images were converted" in (tmp_path / "s" / "report.html").read_text()
@@ -253,7 +253,7 @@ def test_a_full_disk_while_writing_the_report_is_reported(
     from resolute.errors import ResoluteError
     from resolute.prep.storage import hashed_file as writer
 
-    built = build(Settings(src=str(photos), out=str(tmp_path / "s"), resolutions=(32,), workers=2))
+    built = build(Settings(src=str(photos), out=str(tmp_path / "s"), res=(32,), workers=2))
 
     class Full(io.RawIOBase):
         def write(self, data: Any) -> int:

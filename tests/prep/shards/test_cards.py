@@ -11,7 +11,7 @@ import pytest
 
 from resolute.pipeline.dataset.format import manifest_bytes
 from resolute.prep.shards.cards import card, croissant, is_unedited
-from resolute.prep.verify import main as verify
+from tests.support.cli import verify
 from tests.support.source_formats import pack_table
 from tests.support.trees import tree
 

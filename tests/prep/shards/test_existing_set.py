@@ -97,7 +97,7 @@ def test_only_incomplete_shards_are_rebuilt(argv: tuple[object, ...], tmp_path: 
     before = {path: path.stat().st_ino for path in (tmp_path / "s").rglob("*.tar")}
     ran = prep(*argv)
     assert ran.status == 0
-    assert "2 shards were kept" in ran.out
+    assert "kept 2 shards" in ran.out
     assert tree(tmp_path / "s") == whole
     after = {path: path.stat().st_ino for path in (tmp_path / "s").rglob("*.tar")}
     assert {path.name for path in after if after[path] != before[path]} == {"train-000001.tar", "val-000000.tar"}
@@ -149,7 +149,7 @@ def test_a_run_with_too_many_rejects_keeps_its_finished_shards(
     assert kept > 0
     ran = prep(*argv, "--max-bad", 0.1)
     assert ran.status == 0
-    assert f"{kept} shards were kept" in ran.out
+    assert f"kept {kept} shards" in ran.out
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -185,7 +185,7 @@ def test_a_full_disk_is_reported_in_one_line_and_leaves_no_partial_file(
     monkeypatch.undo()
     ran = prep(*argv)
     assert ran.status == 0
-    assert re.search("1 shard was kept|[23] shards were kept", ran.out)
+    assert re.search("kept 1 shard|kept [23] shards", ran.out)
     assert prep(*argv[:2], "--out", tmp_path / "fresh", *argv[4:]).status == 0
     assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
 
@@ -228,7 +228,7 @@ def test_an_interrupted_prep_leaves_no_process_and_is_resumed(
     argv: tuple[object, ...], tmp_path: Path, prep: Prep, sent: signal.Signals
 ) -> None:
     argv = (*argv[:-1], 2)
-    command = [sys.executable, "-m", "resolute.prep", *map(str, argv), "--workers", "2"]
+    command = [sys.executable, "-m", "resolute", "shards", *map(str, argv), "--workers", "2"]
     process = subprocess.Popen(
         command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ
     )

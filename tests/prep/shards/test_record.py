@@ -20,9 +20,9 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import SAMPLE, SOURCE, STORED
 from resolute.prep import extension
 from resolute.prep import prepare as building
-from resolute.prep.config import Settings
 from resolute.prep.convert import codecs, worker
 from resolute.prep.convert.batch import Batch, EncodeOptions
+from resolute.prep.settings import Settings
 from resolute.prep.shards.existing_set import PLAN
 from resolute.prep.shards.record import ShardRecord
 from resolute.prep.storage.hashed_file import FileInfo
@@ -84,7 +84,7 @@ def test_shards_with_lost_files_or_damaged_records_are_rebuilt_on_resume(
     file.unlink() if change is None else file.write_bytes(change(file.read_bytes()))
     ran = prep(*argv)
     assert ran.status == 0, ran.err
-    assert "6 shards were kept" in ran.out
+    assert "kept 6 shards" in ran.out
     assert tree(tmp_path / "s") == fresh
 
 
@@ -123,7 +123,7 @@ def test_a_killed_addition_of_a_resolution_does_not_change_the_finished_set(
     assert verify(open_store(str(tmp_path / "s")), workers=1).damaged == {}
     ran = prep(*more)
     assert ran.status == 0, ran.err
-    assert "7 shards were kept" in ran.out
+    assert "kept 7 shards" in ran.out
     assert prep(*argv[:2], "--out", tmp_path / "all", *more[4:]).status == 0
     assert tree(tmp_path / "s") == tree(tmp_path / "all")
 
@@ -361,7 +361,7 @@ def test_each_record_is_read_once_and_files_are_listed_not_probed(
     records = len(list((tmp_path / "s" / "records").glob("*.rec")))
     assert records == 20
     monkeypatch.setattr(building, "open_store", lambda out: Counted(Path(out)))
-    settings = Settings(src=str(photos), out=str(tmp_path / "s"), resolutions=(32,), shard_samples=3, workers=1)
+    settings = Settings(src=str(photos), out=str(tmp_path / "s"), res=(32,), shard_samples=3, workers=1)
 
     def run() -> Counter[str]:
         requests.clear()

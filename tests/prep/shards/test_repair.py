@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from resolute.prep.verify import main, to_rebuild
+from resolute.prep.verify import to_rebuild
+from tests.support.cli import verify as main
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]

@@ -17,7 +17,7 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.source_record import parse_record, record_bytes, shards_command
 from resolute.pipeline.storage.base import open_files
-from resolute.prep.verify import main as verify
+from tests.support.cli import verify
 from tests.support.fake_make import Make
 from tests.support.trees import tree
 
@@ -36,8 +36,8 @@ def run_suggestion(message: str, tmp_path: Path, prep: Prep) -> Any:
     (command,) = re.findall("`make (shards [^`]*)`", message)
     (call,) = Make(tmp_path / "make").calls(*shlex.split(command))
     shutil.rmtree(tmp_path / "make")
-    assert call[:2] == ["-m", "resolute.prep"]
-    return prep(*call[2:])
+    assert call[:3] == ["-m", "resolute", "shards"]
+    return prep(*call[3:])
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_without_src_the_complete_command_of_the_set_is_printed(photos: Path, tm
     assert not out.exists()
     assert prep("--src", photos, "--out", out, "--res", "32").status == 0
     before = tree(out)
-    failed = prep("--src", "", "--out", out, "--res", "48")
+    failed = prep("--out", out, "--res", "48")
     assert failed.status == 2
     assert words_of(failed.err) == {"SRC": str(photos), "OUT": str(out), "RES": "32,48"}
     assert words_of(prep("--out", out).err)["RES"] == "32"
@@ -88,7 +88,8 @@ def test_without_src_the_complete_command_of_the_set_is_printed(photos: Path, tm
 
 @pytest.mark.parametrize("name", ["--out", "--labels", "--val", "--val-list", "--classes"])
 def test_empty_paths_are_refused(photos: Path, tmp_path: Path, prep: Prep, name: str) -> None:
-    failed = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", name, "")
+    words = {"--src": photos, "--out": tmp_path / "s", "--res": "32", name: ""}
+    failed = prep(*(word for pair in words.items() for word in pair))
     assert failed.status == 2
     assert f"{name}: got an empty value" in failed.err
 

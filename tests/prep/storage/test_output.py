@@ -426,7 +426,7 @@ def test_the_scratch_folder_of_a_killed_process_is_deleted_and_one_in_use_is_not
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     killed = (
-        "import os; from pipeline.storage.scratch import ScratchFolder; folder = ScratchFolder();"
+        "import os; from resolute.pipeline.storage.scratch import ScratchFolder; folder = ScratchFolder();"
         "(folder.path / 'spool').write_bytes(b'x'); os.kill(os.getpid(), 9)"
     )
     used = ScratchFolder()
@@ -442,7 +442,7 @@ def test_partial_files_of_a_killed_source_scan_are_deleted_by_the_next(tmp_path:
     source = tmp_path / "x.tar.gz"
     source.write_bytes(b"x")
     killed = (
-        "import os, sys; from pathlib import Path; from prep.sources.scan_cache import cached_scan\n"
+        "import os, sys; from pathlib import Path; from resolute.prep.sources.scan_cache import cached_scan\n"
         "def fill(out):\n"
         "    out.add('a.jpg', 'a', b'half'); os.kill(os.getpid(), 9)\n"
         "cached_scan(Path(sys.argv[1]), sys.argv[2], 'how', fill, copies=True)"

@@ -15,10 +15,10 @@ import pytest
 
 from resolute.errors import ResoluteError, StorageError
 from resolute.prep import prepare as building
-from resolute.prep.config import Settings
 from resolute.prep.convert.batch import Batch, EncodeOptions
 from resolute.prep.convert.worker import convert
 from resolute.prep.plan.catalog import write_catalog
+from resolute.prep.settings import Settings
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.fetch import fetch, fetch_many
 from resolute.prep.sources.image_ref import MISSING, ByteRange
@@ -137,7 +137,7 @@ def test_temporarily_unavailable_photos_are_not_rejected_and_finished_shards_are
     (tmp_path / "away").rename(photos / last)
     ran = prep(*argv, "--out", tmp_path / "s")
     assert ran.status == 0, ran.err
-    assert f"{kept} shards were kept" in ran.out
+    assert f"kept {kept} shards" in ran.out
     assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
 
 
@@ -151,7 +151,7 @@ def test_a_run_stops_as_soon_as_max_bad_is_exceeded(photos: Path, tmp_path: Path
         done = tally.images
 
     settings = Settings(
-        src=str(photos), out=str(tmp_path / "s"), resolutions=(32,), shard_samples=1, max_bad=0.05, workers=1
+        src=str(photos), out=str(tmp_path / "s"), res=(32,), shard_samples=1, max_bad=0.05, workers=1
     )
     with pytest.raises(ResoluteError, match=r"too many unusable images, got 4 of 60 so far \(4 not an image\)"):
         building.build(settings, progress=progress)
@@ -167,7 +167,7 @@ def test_missing_files_are_counted_before_anything_is_converted(photos: Path, tm
     for i in range(4):
         (photos / "cat" / f"lost{i}.jpg").symlink_to(photos / "nowhere.jpg")
     (photos / "cat" / "notes").symlink_to("nowhere")
-    settings = Settings(src=str(photos), out=str(tmp_path / "s"), resolutions=(32,), max_bad=0.05, workers=1)
+    settings = Settings(src=str(photos), out=str(tmp_path / "s"), res=(32,), max_bad=0.05, workers=1)
 
     def progress(tally: Any) -> None:
         raise AssertionError("converted")
@@ -266,7 +266,7 @@ def test_a_stale_file_handle_in_any_call_is_reported_in_one_line(
         return
     assert ran.status == 2
     assert ran.err.count("\n") == 1, ran.err
-    assert ran.err.startswith("prep: ")
+    assert ran.err.startswith("resolute shards: ")
     assert "Stale file handle" in ran.err
     ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--workers", 1)
     assert ran.status == 0, ran.err
@@ -289,7 +289,7 @@ def test_no_manifest_is_written_if_the_folder_was_replaced_during_the_run(
 
     monkeypatch.setattr(building.Records, "drop_lost", replace_folder)
     photos = make_photos(tmp_path / "photos", each=6)
-    settings = Settings(src=str(photos), out=str(out), resolutions=(32,), workers=1)
+    settings = Settings(src=str(photos), out=str(out), res=(32,), workers=1)
     with pytest.raises(StorageError, match="replaced while prep was writing"):
         building.build(settings)
     assert not (out / "manifest.json").exists()

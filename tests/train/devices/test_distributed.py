@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +18,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.run
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
-from resolute.train.__main__ import main
 from resolute.train.devices.distributed import Ranks, _raise_once
 from resolute.train.loop import Learner
 from resolute.train.recipe.schema import Recipe
@@ -29,7 +30,6 @@ from resolute.train.warmup import shapes
 from tests import ROOT
 from tests.support.commands import Ended
 from tests.support.fake_cuda import FakeCuda
-from tests.support.fake_make import Make
 from tests.train.conftest import stages, without_clocks
 
 CPU, DRIVER = torch.device("cpu"), ROOT / "tests" / "support" / "ranks_driver.py"
@@ -245,18 +245,34 @@ def test_every_rank_warms_up_the_same_number_of_shapes(shard_set: ShardSet) -> N
         assert [shape[:2] for shape in each[0]] == [shape[:2] for shape in each[1]]
 
 
-@pytest.mark.parametrize("more", [[], ["NODES=1:2", "HEAD=first:29400"]])
-def test_make_passes_the_arguments_of_a_run_to_torchrun(tmp_path: Path, more: list[str]) -> None:
-    """No argument is parsed as torchrun's own, such as --run as its --run-path."""
-    check, call = Make(tmp_path).calls("train", "GPUS=2", "RUN=x", "FROM=best.pt", "SHARDS=s", *more)
-    assert check == ["-m", "resolute.train.devices.device", "--gpus=2"]
-    assert call[:2] == ["-m", "resolute.train.devices.launch"]
-    got = torch.distributed.run.parse_args(call[2:])
-    assert (got.module, got.training_script, got.nproc_per_node) == (True, "train", "2")
+@pytest.mark.parametrize("more", [[], ["--nodes", "1:2", "--head", "first:29400"]])
+def test_the_arguments_of_a_run_are_not_parsed_as_those_of_torchrun(
+    monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    """Such as --run as its --run-path."""
+    parsed: list[Any] = []
+    monkeypatch.setattr(torch.distributed.run, "run", parsed.append)
+    words = ["train", "--gpus=2", "--run=x", "--from=best.pt", "--shards=s", "--recipe=r.toml", "--device=cpu", *more]
+    assert main(words) == 0
+    (got,) = parsed
+    assert (got.module, got.training_script, got.nproc_per_node) == (True, "resolute", "2")
     assert (got.nnodes, got.rdzv_endpoint) == (("1:2", "first:29400") if more else ("1:1", ""))
-    assert got.training_script_args == [
-        "train", "--shards=s", "--recipe=train/recipes/demo.toml", "--run=x", "--from=best.pt"
-    ]
+    assert (got.max_restarts, got.training_script_args) == (0, words)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [(["--gpus", "2"], "--gpus: got 2, expected at most 0, the GPUs of this machine"),
+     (["--restarts", "2"], "--restarts: has no effect, got no --gpus"),
+     (["--gpus", "2", "--nodes", "2"], "--nodes: got 2 without --head"), (["--gpus", "0"], "--gpus: got '0'")],
+)  # fmt: skip
+def test_processes_that_cannot_be_started_are_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], more: list[str], message: str
+) -> None:
+    assert main(["train", "--shards=s", "--recipe=r.toml", *more]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -274,11 +290,11 @@ def test_a_compiled_network_averages_gradients_during_the_backward_pass_and_comp
 
 
 def launched(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """`make train GPUS=2` in a session of its own, as in a terminal."""
-    line = [sys.executable, "-m", "resolute.train.devices.launch", "--standalone", "--nproc-per-node=2", "-m", "--", "train"]
+    """`resolute train --gpus 2` in a session of its own, as in a terminal."""
+    line = [sys.executable, "-m", "resolute"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*line, *words], cwd=folder, env=environment, text=True, start_new_session=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    return subprocess.Popen([*line, *words, "--gpus", "2"], cwd=folder, env=environment, text=True,
+                            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -295,7 +311,7 @@ def test_ctrl_c_in_a_run_of_two_processes_ends_in_a_line_that_says_how_to_resume
     assert "stopped by SIGINT and saved at batch" in out
     assert "Traceback" not in err
     assert err.splitlines()[-1] == (
-        "stopped: SIGINT: all processes have ended; run the same command to resume from the last checkpoint"
+        "resolute train: SIGINT: all processes have ended; run the same command to resume from the last checkpoint"
     )
     assert (made.folder / "ctrl-c" / "long" / "last.pt").exists()
 
@@ -309,11 +325,6 @@ def test_an_error_in_a_run_of_two_processes_ends_without_a_traceback(made: Made,
     assert process.returncode == 2
     assert "Traceback" not in err
     assert "nothing" in err
-
-
-def test_make_requires_no_gpus_with_device_cpu(tmp_path: Path) -> None:
-    (call,) = Make(tmp_path).calls("train", "GPUS=2", "DEVICE=cpu", "SHARDS=s")
-    assert call[:2] == ["-m", "resolute.train.devices.launch"]
 
 
 def test_an_error_of_all_ranks_is_printed_once() -> None:

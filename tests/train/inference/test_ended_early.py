@@ -11,9 +11,9 @@ import pytest
 import timm
 import torch
 
+from resolute.cli import main
 from resolute.train import checkpoint
 from resolute.train import trainer as runs
-from resolute.train.__main__ import main
 from resolute.train.inference.saved_run import open_saved_run
 from resolute.train.logs.metrics import read_log
 from tests.train.conftest import stages

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
 from resolute.train import checkpoint
-from resolute.train.__main__ import main
 from resolute.train.inference.evaluate import evaluate
 from resolute.train.inference.saved_run import open_saved_run
 from resolute.train.logs.metrics import read_log
@@ -47,7 +47,7 @@ def test_every_resolution_and_split_equals_a_count_by_hand(trained: Path, shard_
     for res, stored in ((32, 32), (40, 48), (64, 64)):
         network = saved.network("ema", CPU)
         val = shard_set.splits["val"]
-        stage = Stage(res=stored, epochs=1, batch_size=75, eval_res=res)
+        stage = Stage(res=stored, epochs=1, batch_size=15, eval_res=res)
         right = 0
         # the training images as validation sees them: the splits swapped
         swapped = dataclasses.replace(shard_set, splits={"train": val, "val": shard_set.splits["train"]})

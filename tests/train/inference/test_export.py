@@ -16,18 +16,18 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
+from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
-from resolute.prep.__main__ import main as prep
 from resolute.train import checkpoint
-from resolute.train.__main__ import main
 from resolute.train.inference.evaluate import evaluate
 from resolute.train.inference.export import export, preprocessing
 from resolute.train.inference.saved_run import SavedRun, open_saved_run
 from resolute.train.model.build import build_model
 from resolute.train.recipe.schema import Model, Recipe
+from tests.support.cli import prep
 
 CPU = torch.device("cpu")
 # far from timm's defaults for this model: 160 px, crop 0.95, mean and std 0.5

@@ -13,8 +13,8 @@ import timm
 import torch
 from PIL import Image
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
-from resolute.train.__main__ import main
 from resolute.train.inference.export import export_hf, export_onnx, preprocessing
 from resolute.train.inference.saved_run import SavedRun, open_saved_run
 from resolute.train.recipe.schema import Model
@@ -124,5 +124,5 @@ def test_an_export_to_onnx_without_its_package_says_what_to_install(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ResoluteError, match=r"onnx is not installed.*pip install -e '.\[onnx\]'"):
+    with pytest.raises(ResoluteError, match=r"onnx is not installed.*pip install 'resolute-vision\[onnx\]'"):
         export_onnx(open_saved_run(trained), tmp_path / "m.onnx")

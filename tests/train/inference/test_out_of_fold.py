@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.prep.__main__ import main as prep
-from resolute.train.__main__ import main
+from tests.support.cli import prep
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_every_photo_is_predicted_by_the_fold_that_did_not_train_on_it(
     assert "out of fold: each photo of fold 0, 1, 2 by the run that held it out" in out
     sets = [ShardSet.open(cv / "s").with_fold(k, 3) for k in range(3)]
     by_fold = [shards.photo_names("val") for shards in sets]
-    assert f"{cv / 's'}: predicting the 30 photos of the folds held out\n" in out
+    assert f"{cv / 's'}: predicting 30 photos of the folds held out\n" in out
     assert {row["split"] for row in rows} == {"train"}  # of the set
     assert sorted(row["image"] for row in rows) == sorted(
         str(path.relative_to(folded / "photos")) for path in (folded / "photos").rglob("*.jpg")
@@ -113,7 +113,7 @@ def test_an_added_resolution_does_not_make_another_set(cv: Path, folded: Path, t
 @pytest.mark.parametrize(
     ("source", "fold", "message"),
     [("t", "1", "t, which the run was not trained on, expected none; omit it"),
-     ("s", "3", "got fold 3 of 3, expected 0 to 2"), ("s", "-1", "got fold -1 of 3, expected 0 to 2")],
+     ("s", "3", "got fold 3 of 3, expected 0 to 2"), ("s", "-1", "--fold: got '-1'")],
 )  # fmt: skip
 def test_a_fold_that_is_none_of_the_runs_is_refused(
     cv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, fold: str, message: str

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
-from resolute.train.__main__ import main
 from resolute.train.logs.loggers import background, csv_files
 from resolute.train.logs.loggers.background import LOGGERS, Loggers
 from resolute.train.logs.loggers.base import Point, Run, configuration, flat
@@ -206,7 +206,7 @@ def test_a_training_with_failing_and_hanging_loggers_ends_with_the_same_weights_
     finally:
         Hanging.released.set()
     assert time.monotonic() - began < 55
-    warnings = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning: logger")]
+    warnings = [line for line in capfd.readouterr().err.splitlines() if line.startswith("resolute train: logger")]
     assert len(warnings) == 2
     assert "logger failing: is off, the training continues without it (OSError: [Errno 28]" in "".join(warnings)
     assert "logger hanging: is not done after" in "".join(warnings)
@@ -226,7 +226,7 @@ def test_a_full_disk_ends_a_logger_only(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "csv" / "step.csv").symlink_to("/dev/full")
     Loggers(["csv"], tmp_path).close()
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: logger csv: is off, the training continues without it (OSError: [Errno 28]")
+    assert line.startswith("resolute train: logger csv: is off, the training continues without it (OSError: [Errno 28]")
 
 
 def test_a_logger_is_called_in_its_own_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ def test_unknown_loggers_are_refused_with_the_names_of_all(
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
 def test_a_logger_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ResoluteError, match=rf"{name} is not installed.*pip install -e '.\[{name}\]'"):
+    with pytest.raises(ResoluteError, match=rf"{name} is not installed.*pip install 'resolute-vision\[{name}\]'"):
         Options(shards="x", recipe=Path("x"), folder=Path("x"), loggers=("csv", name))
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from resolute.cli import main
 from resolute.pipeline.loader.loader import Batch
 from resolute.train import loop
-from resolute.train.__main__ import main
 from resolute.train.loop import Learner
 from resolute.train.planner.measure import restored
 from resolute.train.warmup import warm_up

@@ -18,12 +18,12 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Batch
 from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.pipeline.plan.stage import Augment, Regularization, Stage
-from resolute.train.__main__ import main
 from resolute.train.loop import Learner
 from resolute.train.model.build import compile_network
 from resolute.train.planner.measure import restored
@@ -333,13 +333,14 @@ def _copy(value: Any) -> Any:
 
 @pytest.mark.parametrize(("stages", "tables", "message"), [
     ([], {"regularization": {"drop_rate": [0.1, 0.3]}}, "regularization.drop_rate: got [0.1, 0.3], expected a number"),
-    ([], {"regularization": {"drop_rat": 0.1}}, "unknown key regularization.drop_rat; did you mean regularization"),
-    ([], {"regularization": {"drop_rate": 1.0}}, "regularization.drop_rate: got 1.0, expected at least 0, below 1"),
-    ([], {"regularization": {"drop_rate": [0.1]}}, "regularization.drop_rate: got [0.1], expected a list of 2 numbers"),
-    ([], {"regularization": {"drop_rate": "a"}}, "regularization.drop_rate: got 'a', expected a number"),
+    ([], {"regularization": {"drop_rat": 0.1}}, "regularization.drop_rat: no such setting; did you mean "),
+    ([], {"regularization": {"drop_rate": 1.0}}, "regularization.drop_rate: got 1.0, expected number or 2 numbers, at "
+     "least 0, below 1"),
+    ([], {"regularization": {"drop_rate": [0.1]}}, "regularization.drop_rate: got [0.1], expected number or 2 numbers"),
+    ([], {"regularization": {"drop_rate": "a"}}, "regularization.drop_rate: got 'a', expected number or 2 numbers"),
     ([], {"regularization": 3}, "regularization: got 3, expected a table such as { drop_rate = 0.2 }"),
     ([_stage(regularization=3)], {}, "stages.regularization: got 3, expected a table"),
-    ([_stage(regularization={"rate": 1})], {}, "unknown key stages.regularization.rate"),
+    ([_stage(regularization={"rate": 1})], {}, "regularization.rate: no such setting"),
     ([], {"regularization": {"magnitude": 5}}, "regularization.magnitude: without effect, policy is not randaugment"),
     ([_stage(regularization={"magnitude": 5})], {}, "stages.regularization.magnitude: without effect, policy is not"),
     ([], {"regularization": {"label_smoothing": 0.1}, "loss": {"kind": "asl"}},

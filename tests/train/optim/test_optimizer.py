@@ -303,7 +303,7 @@ def test_lookahead_of_an_unfrozen_parameter_starts_when_it_is_unfrozen() -> None
         ({"name": "lamb", "momentum": 0.8}, "optim.momentum: without effect, lamb uses optim.betas"),
         ({"name": "lion", "momentum": 0.8}, "optim.momentum: without effect, lion uses optim.betas"),
         ({"name": "rmsprop", "betas": [0.9, 0.99]}, "optim.betas: without effect, rmsprop uses optim.momentum"),
-        ({"name": "adamw", "layer_decay": 0.0}, "optim.layer_decay: got 0.0, expected above 0, at most 1"),
+        ({"name": "adamw", "layer_decay": 0.0}, "optim.layer_decay: got 0.0, expected number, above 0, at most 1"),
         ({"name": "lamb", "fused": True}, "optim.fused: without effect, lamb has no fused"),
         ({"lookahead_alpha": 0.4}, "optim.lookahead_alpha: without effect, optim.lookahead is 0"),
         ({"lookahead": -1}, "optim.lookahead: got -1"),

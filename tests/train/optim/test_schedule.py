@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
-from resolute.train.__main__ import main
 from resolute.train.optim.optimizer import build_optimizer
 from resolute.train.optim.schedule import Rates, epoch_samples, epoch_steps
 from resolute.train.plot_lr import Curve, stage_lines
@@ -268,7 +268,7 @@ def test_keys_of_other_schedules_are_refused(kind: str, key: str) -> None:
     ({"kind": "linear"}, "schedule.kind"),
     ({"warmup_epochs": 1, "pct_start": 0.3}, "schedule.pct_start: without effect, schedule.warmup_epochs sets the"),
     ({"warmup_epochs": 5}, "schedule.warmup_epochs: got 5.0, expected below the run's 5 epochs"),
-    ({"warmup_epochs": 0}, "schedule.warmup_epochs: got 0.0, expected above 0"),
+    ({"warmup_epochs": 0}, "schedule.warmup_epochs: got 0, expected number, above 0"),
 ])  # fmt: skip
 def test_invalid_schedules_are_refused(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ResoluteError) as error:
@@ -285,7 +285,7 @@ def test_a_batch_rule_without_effect_is_refused() -> None:
 
 
 def test_steps_per_epoch_equal_those_of_the_plan(shard_set: ShardSet) -> None:
-    stages = (*STAGES, Stage(res=64, epochs=2, batch_size=11, fraction=0.3), Stage(res=64, epochs=1, batch_size=500))
+    stages = (*STAGES, Stage(res=64, epochs=2, batch_size=11, fraction=0.3), Stage(res=64, epochs=1, batch_size=75))
     plan = Plan(shard_set, stages, eval_batch_size=7)
     expected = [segment.batches for segment in plan.passes if segment.split == "train"]
     assert epoch_steps(stages, len(shard_set.splits["train"])) == expected

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import AUTO
-from resolute.train.__main__ import main
 from resolute.train.loop import Learner
 from resolute.train.planner.batch_size import (
     _IN_FLIGHT,
@@ -181,7 +181,8 @@ class Steps:
             monkeypatch.setattr(learner, name, step)
         learner.device = GPU
         monkeypatch.setattr(
-            "resolute.train.planner.batch_size.synthetic", lambda spec, **words: synthetic(spec, **{**words, "device": CPU})
+            "resolute.train.planner.batch_size.synthetic",
+            lambda spec, **words: synthetic(spec, **{**words, "device": CPU}),
         )
         self.fits = real_steps(self.plan, learner, world_size=1)
 
@@ -290,5 +291,5 @@ def test_a_run_that_runs_out_of_memory_ends_in_one_line(
     assert main([*words(tmp_path), "--threads", "1"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     stage, shape, size = ("stage 0", "16x3x32x32", 8) if where == "step" else ("stage 2", "12x3x64x64", 6)
-    assert line.startswith(f"error: {stage}, train: out of memory with images of {shape}, expected")
+    assert line.startswith(f"resolute train: {stage}, train: out of memory with images of {shape}, expected")
     assert f"set batch_size = {size}" in line

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
-from resolute.train.__main__ import main
 from resolute.train.loop import Learner
 from resolute.train.planner import plan as before
 from resolute.train.planner.estimate import (
@@ -312,7 +312,7 @@ def test_the_plan_command_prints_the_estimate_and_leaves_nothing(
     assert main(["plan", *line[1:], "--budget", "soon"]) == 2
     assert "--budget: got 'soon'" in capsys.readouterr().err
     assert main([*line, "--budget", "1s"]) == 2
-    assert "unrecognized arguments: --budget 1s" in capsys.readouterr().err
+    assert "Unknown option: --budget" in capsys.readouterr().err
 
 
 def test_the_plan_command_shows_how_often_rare_and_frequent_classes_are_used(shard_set: ShardSet) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
 from resolute.train import trainer
-from resolute.train.__main__ import main
 from resolute.train.devices.distributed import Ranks
 from resolute.train.devices.trial import trial_fault
 from resolute.train.inference.saved_run import open_saved_run

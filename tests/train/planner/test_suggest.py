@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
-from resolute.train.__main__ import main
 from resolute.train.planner.estimate import Forecast, StageForecast
 from resolute.train.planner.suggest import Candidates, choose, proposal, reasons, score
 from resolute.train.recipe.schema import Recipe

@@ -49,8 +49,8 @@ def test_a_recipe_read_from_a_checkpoint_is_not_scaled_again() -> None:
 
 @pytest.mark.parametrize(("table", "message"), [
     ({"scale_epochs": 1.01}, "scale_epochs: without effect, 1.01 changes no stage's epochs when rounded; remove it"),
-    ({"scale_epochs": 0}, "scale_epochs: got 0.0, expected above 0"),
-    ({"scale_epochs": 1e9}, "scale_epochs: got 1000000000.0, expected above 0, at most 100000"),
+    ({"scale_epochs": 0}, "scale_epochs: got 0, expected number, above 0"),
+    ({"scale_epochs": 1e9}, "scale_epochs: got 1000000000.0, expected number, above 0, at most 100000"),
     ({"scale_epochs": 0.3, "schedule": {"kind": "step", "milestone_epochs": [3, 4]}}, "expected rising epochs"),
     ({"scale_epochs": 0.2, "schedule": {"kind": "step", "milestone_epochs": [9]}}, "below the run's 2 epochs"),
 ])  # fmt: skip

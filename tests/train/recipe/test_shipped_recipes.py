@@ -34,7 +34,8 @@ from tests.train.test_targets import of_kind
 FOLDER = ROOT / "train" / "recipes"
 PATHS = sorted(FOLDER.glob("*.toml"))
 RECIPES = {path.stem: Recipe.load(path) for path in PATHS}
-HEADINGS = {path.stem: path.read_text().partition("\n[")[0] for path in PATHS}
+# the comments at the top, below the line that names the schema
+HEADINGS = {path.stem: path.read_text().partition("\n[")[0].partition("\n")[2] for path in PATHS}
 IMAGENET, CIFAR = (1_281_167, 50_000), (50_000, 10_000)
 # training and validation photos of other sets
 SIZES = {"demo": (2_700, 300), "dogs_efficientnet_b4": (6_000, 3_000), "cifar10": CIFAR,

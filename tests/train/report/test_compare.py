@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
-from resolute.train.__main__ import main
 from resolute.train.logs.score import best_score
 from resolute.train.report.compare import differences, first_reached_s, open_runs, page
 from tests.support.synthetic_log import write_log

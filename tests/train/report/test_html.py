@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
-from resolute.train.__main__ import main
 from resolute.train.logs.run_log import RunLogReader
 from resolute.train.recipe.schema import Recipe
 from resolute.train.recipe.toml import recipe_text

@@ -13,13 +13,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from resolute.console import print_error
-from resolute.errors import ResoluteError, check_installed
+from resolute.console import say
+from resolute.errors import check_installed
 from resolute.train.logs.run_log import RunLogReader
 
 from .base import Logger, Run, points
 
-__all__ = ["LOGGERS", "Loggers", "check_loggers", "parse_loggers"]
+__all__ = ["LOGGERS", "Loggers", "check_loggers"]
 
 # name: (its module and class here, the package that it needs, which is also the extra that installs it)
 LOGGERS = {
@@ -30,16 +30,6 @@ LOGGERS = {
 }
 _EVERY_S = 2.0  # between two reads of the log
 _CLOSE_S = 30.0  # longest wait for all loggers at the end
-
-
-def parse_loggers(text: str | None) -> tuple[str, ...]:
-    """The names in `text`, separated by commas. Raises `ResoluteError` for an unknown or repeated name."""
-    names = tuple(text.split(",")) if text is not None else ()
-    if not set(names) <= set(LOGGERS) or len(set(names)) < len(names):
-        raise ResoluteError(
-            f"--loggers: got {text}, expected {', '.join(LOGGERS)}, each at most once, separated by commas; correct it"
-        )
-    return names
 
 
 def check_loggers(names: Sequence[str]) -> None:
@@ -102,5 +92,5 @@ class _Thread(threading.Thread):
 
 
 def _warn(name: str, text: str) -> None:
-    print_error(f"logger {name}: {text}", prefix="warning")
+    say(f"logger {name}: {text}")
     sys.stderr.flush()

@@ -6,57 +6,23 @@ prints a table; one JSON file records every round's values, the machine and the 
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before the slow imports
-    from resolute.console import guard_process
-
-    guard_process()
-
-import argparse
 import dataclasses
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from .cli import Parser, check_numbers, chosen, command, show_progress
+from .cli import chosen, show_progress
+from .options import BenchAllOptions
 from .record import check_writable, write
-from .setting import add_arguments, default_file, set_up
+from .setting import default_file, set_up
 
 __all__ = ["PARTS", "main"]
 
 PARTS = ("loader", "change", "training")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m resolute.benchmarks",
-        description="Measure on your own shards: the loader's throughput at each resolution and the cost of a stage "
-        "change (both compared with torch's DataLoader and Pillow on the same images), and how much training time is "
-        "lost to loading.",
-        epilog="On a quiet machine this takes minutes: about rounds x resolutions x (5 x seconds + 15 s). Other work "
-        "on the machine shows as a wide (min..max). More: python -m resolute.benchmarks.loader, .change, .storage, .training "
-        "and .prep, each with --help. Exit status: 0 done, 2 for a problem that the one line on stderr explains, "
-        "130 interrupted.",
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add_arguments(parser)
-    add("--only", default=",".join(PARTS), metavar="PART,…", help="parts to run (default: %(default)s)")
-    add("--seconds", type=float, default=5.0, metavar="S",
-        help="length of a measurement, in loader and training (default: %(default)s)")  # fmt: skip
-    add("--rounds", type=int, default=3, metavar="N", help="interleaved rounds of everything (default: %(default)s)")
-    add("--out", type=Path, metavar="FILE",
-        help="JSON to write (default: bench/bench-cpu.json, or bench/bench-<name of the GPU>.json)")  # fmt: skip
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
-    return command(_parser(), _run, argv)
-
-
-def _run(args: argparse.Namespace) -> None:
+def main(args: BenchAllOptions) -> None:
+    """Measure and write the result. Raises `ResoluteError`."""
     parts = chosen(args.only, PARTS)
-    check_numbers(args, rounds=1)
     setting = set_up(args, rounds=args.rounds, changes="change" in parts)
     # why here: --help and command line errors should not wait for slow imports
     from . import change, loader
@@ -90,9 +56,3 @@ def _run(args: argparse.Namespace) -> None:
         result[part] = {"took_s": round(time.perf_counter() - began, 1), **values}
         print(f"\n{text}", flush=True)
     write(out, result)
-
-
-if __name__ == "__main__":
-    from resolute.console import run_main
-
-    run_main(main)

@@ -1,4 +1,4 @@
-"""`python -m resolute.benchmarks.gpu_check`: the first ten minutes on a GPU, as one command. `make gpu-check` runs it.
+"""`resolute gpu-check`: the first ten minutes on a GPU, as one command.
 
 Every part runs in a process of its own with its own time limit, so that neither a failure nor a crash nor a hang stops
 the parts after it. Written to the folder `--out`: report.html, gpu-check.json, and the log and the results of parts.
@@ -6,12 +6,6 @@ the parts after it. Written to the folder `--out`: report.html, gpu-check.json, 
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before the slow imports
-    from resolute.console import guard_process
-
-    guard_process()
-
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -24,11 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from resolute.benchmarks.cli import Parser, chosen, command
+from resolute.benchmarks.cli import chosen
+from resolute.benchmarks.options import GpuCheckOptions
 from resolute.benchmarks.record import find_device, header, write
 from resolute.errors import ResoluteError
 from resolute.files import write_errors
-from resolute.machine import available_cpus
 
 from .parts import PARTS
 from .result import Part, Result, Settings
@@ -74,26 +68,10 @@ def overall(results: Sequence[Result]) -> tuple[str, str]:
     return "failed" if counts["failed"] else "passed", line
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 0, or 1 if a part failed, 2 for a `ResoluteError`."""
-    parser = Parser(prog="python -m resolute.benchmarks.gpu_check", description=__doc__, allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    names = ",".join(part.name for part in PARTS)
-    add = parser.add_argument
-    add("--device", default="auto", metavar="auto|cpu|cuda",
-        help="auto: a GPU if there is one; on a CPU sizes are tiny and times mean nothing")  # fmt: skip
-    add("--shards", metavar="DIR", help="shard set, or plain WebDataset tars (default: made from demo photos)")
-    add("--only", default=names, metavar="PART,…", help="parts to run (default: all, %(default)s)")
-    add("--minutes", type=float, metavar="N",
-        help="parts that could not begin by then are skipped (default: 10, on a CPU 60)")  # fmt: skip
-    add("--threads", type=int, default=available_cpus(), metavar="N", help="CPU threads (default: %(default)s)")
-    add("--out", type=Path, default=Path("gpu-check"), metavar="DIR", help="folder to write to (default: %(default)s)")
-    return command(parser, _run, argv)
-
-
-def _run(args: argparse.Namespace) -> int:
-    began = time.monotonic()
-    only, device, folder = chosen(args.only, [part.name for part in PARTS]), find_device(args.device), args.out
+def main(args: GpuCheckOptions) -> int:
+    """Run the check; returns 1 if a part failed. Raises `ResoluteError`."""
+    began, names = time.monotonic(), [part.name for part in PARTS]
+    only, device, folder = chosen(args.only or names, names), find_device(args.device), args.out
     with write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     memory_gib = 0.0
@@ -106,7 +84,7 @@ def _run(args: argparse.Namespace) -> int:
         threads=args.threads, memory_gib=memory_gib,
     )  # fmt: skip
     minutes = args.minutes or (10 if settings.on_gpu else 60)
-    record = header(args, device=device)
+    record = header(device=device)
     if args.shards is None:
         _make_shards(settings)
     else:
@@ -156,7 +134,7 @@ def _make_shards(settings: Settings) -> None:
     res = ",".join(map(str, settings.resolutions))
     for words in (
         ["resolute.pipeline.examples.demo_photos", "--out", str(photos), "--images", str(settings.photos)],
-        ["resolute.prep", "--src", str(photos), "--out", str(out), "--res", res],
+        ["resolute", "shards", "--src", str(photos), "--out", str(out), "--res", res],
     ):
         command_words = [sys.executable, "-m", *words]
         try:
@@ -167,9 +145,3 @@ def _make_shards(settings: Settings) -> None:
             ) from None
         if done.returncode:
             raise ResoluteError(f"{words[0]}: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
-
-
-if __name__ == "__main__":
-    from resolute.console import run_main
-
-    run_main(main)

@@ -1,0 +1,211 @@
+"""The settings of prep's commands; each field is an option of `resolute shards`, `verify` or `jobs`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from resolute.errors import ResoluteError
+from resolute.machine import available_cpus
+from resolute.pipeline.storage.base import is_url
+from resolute.settings import described, setting, settings
+
+__all__ = ["MARGIN", "RESOLUTIONS", "JobsFinishOptions", "JobsPlanOptions", "JobsRangeOptions", "Settings",
+           "ShardsOptions", "VerifyOptions"]  # fmt: skip
+
+RESOLUTIONS = (128, 160, 224)  # px, of a new set
+# The usual evaluation resizes to 256 px and crops 224. Source: Krizhevsky, Sutskever, Hinton, NIPS 2012, section 2.
+MARGIN = 256 / 224
+_MAX_SIDE_PX = 65_500  # libjpeg's limit
+_OUT = "where `resolute jobs plan` has written the plan: a folder, or a URL such as s3://bucket/set"
+
+
+@settings("")
+class JobsPlanOptions:
+    """What decides the contents of a set. Raises `ResoluteError` for values that cannot be combined."""
+
+    src: str = setting("", "folder of class folders; flat folder with --labels; list file of paths and labels; zip or "
+        "tar of class folders; WebDataset tars or Parquet files (file, folder, pattern); or a URL of these",
+        min_length=1)  # fmt: skip
+    out: str = setting(
+        "shards", "where to write the shards: a folder, or a URL such as s3://bucket/set", min_length=1
+    )
+    res: tuple[Annotated[int, Field(ge=8)], ...] = setting(
+        (), "resolutions to train at, px, ascending (default: 128,160,224, or those of the set to extend)"
+    )
+    kind: Literal["auto", "folders", "table", "listing", "archive", "webdataset", "parquet"] = setting(
+        "auto", "format of SRC, if it is not detected"
+    )
+    labels: str | None = setting(
+        None, "CSV or TSV with one row per image, for a folder without class folders", min_length=1
+    )
+    columns: str | None = setting(
+        None, "image and target columns of a table, list or Parquet file, also several: id,first..last; 0,1 for a "
+        "table without a header", min_length=1
+    )  # fmt: skip
+    target: str | None = setting(
+        None, "what the target columns hold, if it is not recognised: class (one per image), labels (any number, also "
+        "labels:space, comma, semicolon, bar or list: how a cell separates them) or values (numbers)", min_length=1
+    )  # fmt: skip
+    classes: str | None = setting(
+        None, "class names, one per line; line n (from 0) names class n", min_length=1
+    )
+    val: str | None = setting(None, "separate validation source, of the same kind as SRC", min_length=1)
+    val_labels: str | None = setting(
+        None, "table for --val, if --labels does not cover its images too", min_length=1
+    )
+    val_list: str | None = setting(None, "images of SRC to hold out, one name per line", min_length=1)
+    val_frac: float | None = setting(
+        None, "fraction of every class to hold out, if neither --val nor --val-list is given (default: 0.1); 0: none",
+        ge=0, lt=1,
+    )  # fmt: skip
+    margin: float = setting(MARGIN, "stored short side / resolution", ge=1, le=8)
+    quality: int = setting(90, "JPEG quality, as libjpeg counts it", ge=1, le=100)
+    max_bad: float = setting(0.01, "fraction of the images that may be unusable", ge=0, le=1)
+    unlabelled: Literal["refuse", "drop"] = setting(
+        "refuse", "photos whose label is empty or -1: an error, or left out and counted"
+    )
+    duplicates: Literal["together", "drop", "keep"] | None = setting(
+        None, "photos with equal bytes: kept in one split (the default, and an error if --val or --val-list puts them "
+        "into two), one of them stored, preferably in val, or all kept where they are"
+    )  # fmt: skip
+    shard_samples: int = setting(4096, "samples per shard", ge=1, le=2**20)
+    seed: int = setting(0, "of the order and of the held-out images", ge=0, le=2**63 - 1)
+    rebuild: bool = setting(False, "start over and replace what prep wrote to OUT before")
+    extend: bool = setting(
+        False, "add the photos that have come since the set was finished; old shards keep every byte"
+    )
+    drop: bool = setting(
+        False, "with --extend: leave out photos that are gone or have changed, and add the new versions"
+    )
+
+    def __post_init__(self) -> None:
+        if self.target is not None:
+            from resolute.prep.sources.targets.target_cells import parse_target  # why here: it imports slowly
+
+            parse_target(self.target)
+        if self.val_labels is not None and (self.labels is None or self.val is None):
+            raise ResoluteError(
+                f"VAL_LABELS: has no effect, got {self.val_labels} without {'VAL' if self.labels else 'LABELS'}, "
+                "expected it beside LABELS and VAL (--val-labels); add that, or drop VAL_LABELS"
+            )
+        res, ascending = list(self.res), sorted({*self.res})
+        if res != ascending:
+            raise ResoluteError(f"--res: got {_text(res)}, expected it ascending; write it as {_text(ascending)}")
+        if max(self.resolutions) * self.margin > _MAX_SIDE_PX:
+            raise ResoluteError(
+                f"--res: got {_text(res)}, expected at most {_MAX_SIDE_PX / self.margin:.0f} px each, since the side "
+                f"of a JPEG is at most {_MAX_SIDE_PX} px; lower it"
+            )
+        chosen = [name for name in ("val", "val_list", "val_frac") if getattr(self, name) is not None]
+        if len(chosen) > 1:
+            first, second = (f"--{name.replace('_', '-')}" for name in chosen[:2])
+            raise ResoluteError(f"{first}: cannot be combined with {second}, got both, expected one; drop the other")
+        if self.extend and self.rebuild:
+            raise ResoluteError("EXTEND: got it with REBUILD, expected one of both; omit one")
+        if self.drop and not self.extend:
+            raise ResoluteError("DROP: has no effect alone, got no EXTEND, expected both; add EXTEND=1 (--extend)")
+        if self.duplicates == "together" and (self.val is not None or self.val_list is not None):
+            raise ResoluteError(
+                "--duplicates together: has no effect, got val images by VAL or VAL_LIST, expected drop or keep; "
+                "choose one"
+            )
+
+    @property
+    def resolutions(self) -> tuple[int, ...]:
+        """The resolutions of the set, px, ascending."""
+        return self.res or RESOLUTIONS
+
+    def short_side(self, res: int) -> int:
+        """Stored short side in px for training at `res` px: round(res * margin), as `ShardSet.short_side`."""
+        return round(res * self.margin)
+
+    @property
+    def held_out_frac(self) -> float:
+        return 0.1 if self.val_frac is None else self.val_frac
+
+    def plan_settings(self) -> dict[str, Any]:
+        """The settings that decide the set's bytes at any resolution: no paths, no number of workers."""
+        val: dict[str, Any] = {"how": "frac", "frac": self.held_out_frac}
+        if self.val is not None or self.val_list is not None:
+            val = {"how": "folder" if self.val is not None else "list"}
+        return {
+            "margin": self.margin,
+            "quality": self.quality,
+            "shard_samples": self.shard_samples,
+            "seed": self.seed,
+            "val": val,
+        }
+
+
+@settings("")
+class Settings(JobsPlanOptions):
+    """The settings of a run of prep: what decides the set's contents, and where its shards are converted."""
+
+    workers: int = setting(0, "worker processes; 0: one per CPU core", ge=0, le=4096)
+    engine: Literal["local", "ray", "jobs"] = setting(
+        "local", "where shards are converted: this machine, a Ray cluster, or the commands `resolute jobs`"
+    )
+    ray_address: str | None = setting(
+        None, "HOST:PORT of the Ray cluster; by default Ray finds or starts one itself", min_length=1
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.workers and self.engine == "ray":
+            raise ResoluteError(
+                f"WORKERS: has no effect with ENGINE=ray, got {self.workers}, expected none, as the cluster's CPUs "
+                "decide; omit WORKERS (--workers)"
+            )
+        if self.ray_address is not None and self.engine != "ray":
+            raise ResoluteError(
+                "--ray-address: has no effect, got the local engine, expected ENGINE=ray; add it (--engine ray)"
+            )
+
+    @property
+    def worker_count(self) -> int:
+        return self.workers or available_cpus()
+
+    def with_absolute_paths(self) -> Settings:
+        """A copy whose sources and OUT mean the same in a process with another working directory."""
+        return replace(
+            self,
+            src=_absolute(self.src),
+            val=None if self.val is None else _absolute(self.val),
+            out=_absolute(self.out),
+        )
+
+
+@settings("")
+class ShardsOptions(Settings):
+    dry: bool = setting(False, "write nothing: count images, convert some, estimate bytes and time")
+
+
+@settings("")
+class VerifyOptions:
+    shards: Annotated[str, described("folder of the set, or a URL such as s3://bucket/set", min_length=1)]
+    workers: int = setting(0, "processes that read and decode; 0: one per CPU core", ge=0, le=4096)
+
+
+@settings("")
+class JobsRangeOptions:
+    out: Annotated[str, described(_OUT, min_length=1)]
+    range: Annotated[str, described("A:B: shards A to B - 1; either may be left out, and B may be more than there are")]
+    workers: int = setting(0, "worker processes; 0: one per CPU core", ge=0, le=4096)
+
+
+@settings("")
+class JobsFinishOptions:
+    out: Annotated[str, described(_OUT, min_length=1)]
+
+
+def _absolute(path: str) -> str:
+    path = path.removeprefix("file://").removeprefix("local://")
+    return path if is_url(path) else str(Path(path).absolute())
+
+
+def _text(resolutions: list[int]) -> str:
+    return ",".join(map(str, resolutions))

@@ -1,0 +1,281 @@
+"""`resolute COMMAND`: all commands, and how their settings become options of the command line.
+
+An option is a field of the command's settings class (`resolute.settings`): its name with "-" for "_", its help, default
+and check. A command's classes and program are imported only when it is named, so that `--help` and mistakes are
+answered at once. Exit status: 0 done, 1 for a check that found a fault, 2 for a problem that the one line on stderr
+explains, 128 + the signal's number if interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+
+from . import __version__, console
+from .errors import ResoluteError, from_os_error
+
+if TYPE_CHECKING:
+    from cyclopts import App
+
+__all__ = ["COMMANDS", "main", "run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command: where its settings class and its program are, as "module:name" below `resolute`."""
+
+    help: str
+    options: str
+    program: str  # called with an instance of `options`; returns the exit status, or None for 0
+    positional: str = ""  # the option that may be given without its name
+    more: str = ""  # text after the help
+
+
+_RESUMES = (
+    "It is safe to run the same command again: an unfinished set resumes, and a finished one is left as it is, except "
+    "that missing resolutions are added, and shards rebuilt that `resolute verify` found damaged."
+)
+COMMANDS: dict[str, Command] = {
+    "shards": Command(
+        help="Turn photos into pre-resized WebDataset shards: each photo is decoded once, resized to every resolution "
+        "and written in one shuffled order.",
+        options="prep.settings:ShardsOptions", program="prep.commands:shards", more=_RESUMES,
+    ),
+    "verify": Command(
+        help="Read and decode a whole shard set again, and report damage (status 1).",
+        options="prep.settings:VerifyOptions", program="prep.commands:verify", positional="shards",
+    ),
+    "show": Command(
+        help="Draw the model's input per stage and split, with labels and mix weights (seen.html).",
+        options="train.options:ShowOptions", program="train.show:main", positional="shards",
+    ),
+    "lr": Command(
+        help="Draw learning rate, resolution and regularisation over all steps (lr.html).",
+        options="train.options:LrOptions", program="train.plot_lr:main",
+    ),
+    "lr-find": Command(
+        help="Learning rate range test on the first stage; suggests optim.lr (lr-find.html).",
+        options="train.options:LrFindOptions", program="train.lr_find:main",
+    ),
+    "plan": Command(
+        help="Measure a few steps per stage and print the expected time of a run.",
+        options="train.options:PlanOptions", program="train.planner.plan:main",
+    ),
+    "train": Command(
+        help="Train a recipe on a shard set. The same command again resumes an unfinished run.",
+        options="train.options:TrainOptions", program="train.trainer:main",
+    ),
+    "eval": Command(
+        help="Exact metrics of a run, at one or more resolutions.",
+        options="train.options:EvalOptions", program="train.inference.evaluate:main", positional="run",
+    ),
+    "predict": Command(
+        help="Classes, labels or values of images, from a run or its folds.",
+        options="train.options:PredictOptions", program="train.inference.predict:main", positional="run",
+    ),
+    "export": Command(
+        help="Write the best weights for timm, ONNX Runtime or Hugging Face.",
+        options="train.options:ExportOptions", program="train.inference.export:main", positional="run",
+    ),
+    "report": Command(
+        help="Draw RUN/report.html from its log again; a run writes it each epoch.",
+        options="train.options:ReportOptions", program="train.report.html:main", positional="run",
+    ),
+    "compare": Command(
+        help="Draw several runs on one page, and what differs in them.",
+        options="train.options:CompareOptions", program="train.report.compare:main", positional="runs",
+    ),
+    "keys": Command(
+        help="Print every recipe key with its type, range, default and meaning (a Markdown table).",
+        options="train.options:KeysOptions", program="train.recipe.keys:main",
+    ),
+    "bench": Command(
+        help="Measure loader, model and the cost of a stage change in 90 s, beside a DataLoader.",
+        options="benchmarks.options:BenchOptions", program="benchmarks.brief:main",
+    ),
+    "bench-all": Command(
+        help="The same at length, in rounds with their spread, and the stalls of training.",
+        options="benchmarks.options:BenchAllOptions", program="benchmarks.at_length:main",
+    ),
+    "gpu-check": Command(
+        help="Check everything about a GPU that matters to a run, in ten minutes (status 1 if a part failed).",
+        options="benchmarks.options:GpuCheckOptions", program="benchmarks.gpu_check.check:main",
+    ),
+    "jobs plan": Command(
+        help="First of three commands that make a set by separate jobs: list the photos and write a plan to OUT.",
+        options="prep.settings:JobsPlanOptions", program="prep.commands:jobs_plan",
+        more="Repeated plans keep finished shards.",
+    ),
+    "jobs range": Command(
+        help="Convert a range of the planned shards, except those that are finished.",
+        options="prep.settings:JobsRangeOptions", program="prep.commands:jobs_range",
+        more="Shards are numbered from 0: those of train, then those of val. Any number of these jobs may run at the "
+        "same time, in any order, on any machines that see OUT and the photos under the same names; each may be killed "
+        "and repeated, and ranges may overlap.",
+    ),
+    "jobs finish": Command(
+        help="Complete the set when all shards are converted: index, lists, report, and the manifest last.",
+        options="prep.settings:JobsFinishOptions", program="prep.commands:jobs_finish",
+    ),
+}  # fmt: skip
+_JOBS = "Make a set by separate jobs on any number of machines: plan, then ranges of shards, then finish."
+
+
+def run() -> None:
+    """The console script: runs `main` in a process prepared for signals and closed streams, and exits."""
+    console.guard_process()
+    # why no teardown: after imports such as numba's it takes 0.1 s, and nothing is left to do
+    console.run_main(main, teardown=False)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line `words` (default: the process's own); returns the exit status."""
+    words = sys.argv[1:] if words is None else list(map(str, words))
+    name = _command_name(words)
+    console.set_program(f"resolute {name}".strip(), words[len(name.split()) :])
+    try:
+        if name:
+            options = _load(COMMANDS[name].options)
+            values = _parse(name, options, words[len(name.split()) :])
+            if values is None:  # only the help was asked for
+                return 0
+            from .settings import build
+
+            chosen: Any = build(options, values)
+            # why the environment: a process that torchrun has started must not start others
+            if getattr(chosen, "gpus", None) and "LOCAL_RANK" not in os.environ:
+                return int(_load("train.devices.launch:launch")(chosen, words))
+            status: int | None = _load(COMMANDS[name].program)(chosen)
+            return status or 0
+        _run(_app(complete="--install-completion" in words), words)
+    except ResoluteError as error:
+        console.say(error)
+        return 2
+    except OSError as error:
+        if not console.is_of_storage(error):
+            raise
+        console.say(from_os_error(error))
+        return 2
+    except KeyboardInterrupt:
+        console.say("interrupted; the same command again resumes" if name in _RESUMED else "interrupted")
+        return 130
+    return 0
+
+
+_RESUMED = ("shards", "jobs plan", "jobs range", "train")
+
+
+def _command_name(words: Sequence[str]) -> str:
+    """The command that `words` begin with, "" if they begin with none."""
+    return next((name for name in COMMANDS if name.split() == list(words[: len(name.split())])), "")
+
+
+def _load(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(f"{__package__}.{module}"), name)
+
+
+def _app(*, complete: bool = False) -> App:
+    """The command line without a command: help, version, mistakes in the command's name.
+
+    complete: with the options of all commands, which the shell's completion needs.
+    """
+    from cyclopts import App
+
+    app = App(
+        name="resolute", help="Progressive-resizing training of image classifiers, with stage changes that cost less "
+        "than a step.", help_epilogue="Each command has --help.", version=__version__,
+        help_format="plaintext", result_action="return_value",
+    )  # fmt: skip
+    app.command(jobs := App(name="jobs", help=_JOBS))
+    for name, command in COMMANDS.items():
+        made = App(name=name.split()[-1], help=command.help)
+        if complete:
+            made.default(_function(command, _load(command.options)))
+        (jobs if " " in name else app).command(made)
+    if complete:
+        app.register_install_completion_command()
+    return app
+
+
+def _parse(name: str, options: type, words: Sequence[str]) -> dict[str, str] | None:
+    """The options in `words` as texts; None after printing the help. Raises `ResoluteError` for unknown ones."""
+    from cyclopts import App
+
+    from .settings import option_name
+
+    command = COMMANDS[name]
+    app = App(name=f"resolute {name}", help=command.help, help_epilogue=command.more or None, version_flags=(),
+              help_format="plaintext", result_action="return_value")  # fmt: skip
+    app["--help"].group = "Parameters"
+    app.default(_function(command, options))
+    values: dict[str, str] | None = _run(app, words)
+    for option, value in (values or {}).items():
+        if value == "":
+            raise ResoluteError(f"{option_name(option)}: got an empty value; give it one or leave it out")
+    return values
+
+
+def _run(app: App, words: Sequence[str]) -> Any:
+    """Run `app`; its mistakes become `ResoluteError`s."""
+    from cyclopts import CycloptsError, MissingArgumentError, UnknownCommandError, UnusedCliTokensError
+
+    try:
+        return app(words, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        text = " ".join(str(error).split()).rstrip(".")
+        if isinstance(error, MissingArgumentError) and error.argument:
+            text = f"{error.argument.name}: missing"
+        elif isinstance(error, UnknownCommandError):
+            text = text.partition(" Available commands")[0].rstrip(".?")
+        elif isinstance(error, UnusedCliTokensError):
+            text = f"got {' '.join(error.unused_tokens or ())}, expected no more values"
+        raise ResoluteError(f"{text}; see `{' '.join(app.name)} --help`") from None
+
+
+def _function(command: Command, options: type) -> Callable[..., dict[str, str]]:
+    """A function with the settings of `options` as parameters, which returns those that were given."""
+    from cyclopts import Parameter
+
+    from .settings import definitions, option_name
+
+    parameters = []
+    for setting in definitions(options):
+        is_flag = setting.annotation is bool
+        is_required = setting.default is MISSING
+        shown = "" if setting.default in (None, "", (), False) else f" (default: {_text(setting.default)})"
+        is_first = setting.name == command.positional
+        kind: Any = bool if is_flag else tuple[str, ...] if is_first and setting.is_list else str | None
+        annotation = Annotated[kind, Parameter(
+            name=None if is_first else option_name(setting.name),
+            help=setting.help + (" (required)" if is_required else shown),
+            show_default=False, metavar=None if is_flag else _metavar(setting.name, setting.annotation), negative="",
+            allow_repeating=True,
+        )]  # fmt: skip
+        place = inspect.Parameter.POSITIONAL_OR_KEYWORD if is_first else inspect.Parameter.KEYWORD_ONLY
+        default = () if kind == tuple[str, ...] else False if is_flag else None
+        parameter = inspect.Parameter(setting.name, place, default=default, annotation=annotation)
+        parameters.append((not is_required, parameter))
+
+    parameters.sort(key=lambda each: (each[1].kind, each[0]))
+    signature = inspect.Signature([parameter for _, parameter in parameters])
+
+    def function(*values: Any, **named: Any) -> dict[str, Any]:
+        return signature.bind(*values, **named).arguments
+
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    return function
+
+
+def _metavar(name: str, annotation: Any) -> str:
+    choices = next((get_args(hint) for hint in (annotation, *get_args(annotation)) if get_origin(hint) is Literal), ())
+    return "|".join(map(str, choices)) or name.rpartition("_")[2].upper()
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

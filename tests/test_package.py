@@ -1,0 +1,183 @@
+"""The distribution: its wheel outside the checkout, a user's own modules beside it, versions, other systems."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import resolute
+from tests import ROOT
+from tests.conftest import make_photos
+
+PARTS = ("pipeline", "prep", "train", "benchmarks")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+STACKS = ("cuda13", "cuda12")
+# what belongs to a checkout: results of the benchmarks
+LEFT_OUT = ("resolute/benchmarks/results/",)
+RECIPE = """
+[model]
+name = "test_resnet"
+[precision]
+amp = "off"
+[eval]
+batch_size = 2
+[[stages]]
+res = 32
+epochs = 1
+batch_size = 4
+[[stages]]
+res = 48
+epochs = 1
+batch_size = 8
+"""
+
+
+def users_folder(folder: Path) -> Path:
+    """A project with modules of the names of our parts, which nothing but the user's own code may import."""
+    (folder / "prep").mkdir(parents=True)
+    (folder / "train.py").write_text("WHOSE = 'mine'\n")
+    for name in ("pipeline.py", "benchmarks.py", "prep/__init__.py"):
+        (folder / name).write_text("raise SystemExit('a module of the user was imported')\n")
+    return folder
+
+
+def run(command: Sequence[object], folder: Path, **variables: str) -> str:
+    """The output of a command in `folder`, without the checkout on Python's path."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | variables
+    done = subprocess.run([*map(str, command)], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_users_own_modules_with_the_names_of_our_parts_work_with_ours(tmp_path: Path) -> None:
+    folder = users_folder(tmp_path)
+    code = "import train; from resolute import Plan, ShardSet; import resolute.train.recipe.schema; print(train.WHOSE)"
+    assert run([sys.executable, "-c", code], folder, PYTHONPATH=str(ROOT)) == "mine\n"
+    assert "optim.lr" in run([sys.executable, "-m", "resolute", "keys"], folder, PYTHONPATH=str(ROOT))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, built without the network."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    for name in ("resolute", *PARTS):  # a copy: the build writes into its source
+        ignored = shutil.ignore_patterns("__pycache__", "results")
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    (source / "benchmarks" / "results").mkdir()
+    (source / "benchmarks" / "results" / "figures.json").touch()
+    options = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--disable-pip-version-check")
+    run([sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", folder, source], folder)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.mark.slow
+def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> None:
+    def files() -> Iterator[str]:
+        for folder, _, names in os.walk(ROOT / "resolute", followlinks=True):
+            yield from (str(Path(folder, name).relative_to(ROOT)) for name in names if "__pycache__" not in folder)
+
+    expected = {name for name in files() if not name.startswith(LEFT_OUT)}
+    assert {"resolute/py.typed", "resolute/train/recipes/demo.toml", "resolute/report/base.html",
+            "resolute/benchmarks/gpu_check/page.html", "resolute/benchmarks/soak/faults.c"} <= expected  # fmt: skip
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name for name in names if ".dist-info/" not in name} == expected
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment that holds only the wheel, and sees the packages of this one."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    options = ("--no-deps", "--no-index", "--quiet", "--disable-pip-version-check")
+    run([sys.executable, "-m", "pip", "--python", python, "install", *options, wheel], folder)
+    purelib = run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], folder).strip()
+    # Python does not read the .pth files of a folder that a .pth file names, so this checkout's stays without effect.
+    Path(purelib, "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "bin"
+
+
+@pytest.mark.slow
+def test_the_wheel_prepares_trains_and_loads_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
+    folder = users_folder(tmp_path / "project")
+    make_photos(folder / "photos", classes=2, each=5)
+    (folder / "recipe.toml").write_text(RECIPE)
+    command = installed / "resolute"
+    assert PROJECT["version"] in run([command, "--version"], folder)
+    run([command, "shards", "--src", "photos", "--out", "shards", "--res", "32,48", "--workers", "1"], folder)
+    run([command, "train", "--shards", "shards", "--recipe", "recipe.toml", "--run", "x", "--device", "cpu"], folder)
+    lines = [json.loads(line) for line in (folder / "runs/x/run.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["res"]) for line in lines if line["kind"] == "step"] == [(0, 32), (1, 32), (2, 48)]
+    assert "<html" in (folder / "shards/report.html").read_text()
+    assert "<html" in (folder / "runs/x/report.html").read_text()
+    code = "import resolute, train; from resolute import Loader; print(resolute.__file__, train.WHOSE)"
+    path, whose = run([installed / "python", "-c", code], folder).split()
+    assert (Path(path).is_relative_to(installed.parent), whose) == (True, "mine")
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert PROJECT["version"] == resolute.__version__
+    assert f"version: {resolute.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def requirements(*extras: str) -> Iterator[Requirement]:
+    """What the distribution needs with these extras of its own."""
+    added = [text for extra in extras for text in PROJECT["optional-dependencies"][extra]]
+    for requirement in map(Requirement, [*PROJECT["dependencies"], *added]):
+        if requirement.name == PROJECT["name"]:
+            yield from requirements(*requirement.extras)
+        else:
+            yield requirement
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_the_locked_versions_lie_in_the_ranges_of_the_project(stack: str) -> None:
+    lines = [line for line in (ROOT / "locks" / f"{stack}.txt").read_text().splitlines() if not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[a-z0-9-]+==[a-z0-9.]+", line)] == []
+    pins = dict(line.split("==") for line in lines)
+    wrong = [str(needed) for needed in requirements(stack, "dev")
+             if not needed.specifier.contains(pins.get(canonicalize_name(needed.name), "0"))]  # fmt: skip
+    assert wrong == []
+    decoders = {"cuda13": {"nvidia-nvimgcodec-cu13", "nvidia-nvjpeg"},
+                "cuda12": {"nvidia-nvimgcodec-cu12", "nvidia-nvjpeg-cu12"}}  # fmt: skip
+    assert {"torch", "torchvision", f"nvidia-dali-{stack}0", *decoders[stack]} <= set(pins)
+
+
+def test_only_cuda_packages_differ_between_the_locks() -> None:
+    pins = [set((ROOT / "locks" / f"{stack}.txt").read_text().splitlines()[2:]) for stack in STACKS]
+    names = {re.split("[-=]", line)[0] for line in pins[0] ^ pins[1]}
+    assert names <= {"nvidia", "cuda", "torch", "torchvision", "triton", "numpy"}
+
+
+def test_other_systems_get_one_line() -> None:
+    code = "import sys; sys.platform = 'darwin'; import resolute"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: resolute: runs on Linux only, as NVIDIA DALI does, got darwin; on Windows, use WSL 2"
+    )
+
+
+def test_training_without_its_extra_is_refused_in_one_line() -> None:
+    code = "import sys; sys.modules['timm'] = None; from resolute.cli import main; sys.exit(main(['train']))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "the package timm is not installed, expected it; run `pip install 'resolute-vision[train]'`" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,224 @@
+"""The settings of training's commands; each field is an option of `resolute train`, `plan`, `eval` and so on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from resolute.errors import ResoluteError
+from resolute.machine import available_cpus
+from resolute.settings import described, setting, settings
+
+__all__ = ["CompareOptions", "EvalOptions", "ExportOptions", "KeysOptions", "LaunchOptions", "LrFindOptions",
+           "LrOptions", "PlanOptions", "PredictOptions", "ReportOptions", "ShowOptions", "TrainOptions"]  # fmt: skip
+
+_SHARDS = "shard set: folder written by `resolute shards` or URL (s3://, gs://, http://); or plain WebDataset tars"
+_RUN = "name or folder of a run (its best checkpoint is used), or one of its .pt files"
+
+Shards = Annotated[str, described(_SHARDS, min_length=1)]
+Recipe = Annotated[Path, described("TOML file; see train/recipes/")]
+
+
+def _threads() -> int:
+    return max(1, available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+@settings("")
+class _Tars:
+    """Options of sets that are plain WebDataset tars."""
+
+    val: str | None = setting(
+        None, "plain tars only: pattern of the validation tars, or fraction of samples to hold out (0.05)"
+    )
+    classes: str | None = setting(None, "plain tars only: text file with one class name per line")
+    target: Literal["class", "labels", "values"] | None = setting(
+        None, "plain tars only: one class per sample (the default), several labels (`labels` in .json) or numbers "
+        "(`target` in .json)"
+    )  # fmt: skip
+
+
+@settings("")
+class _Device:
+    device: str = setting("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1")
+    threads: Annotated[int, described("CPU threads per process: all cores by default", ge=1, le=1024)] = Field(
+        default_factory=_threads
+    )
+
+
+@settings("")
+class LaunchOptions:
+    """Several processes, one per GPU, started by torchrun."""
+
+    gpus: int | None = setting(None, "number of processes on this machine, one per GPU (default: one process)", ge=1)
+    nodes: str = setting(
+        "1", "number of machines, or FEWEST:MOST, which all run the same command with --head",
+        pattern=r"^[1-9]\d*(:[1-9]\d*)?$"
+    )  # fmt: skip
+    head: str | None = setting(None, "with --gpus: first machine of several, as NAME:PORT")
+    restarts: int | None = setting(
+        None, "with --gpus: times that all processes are started again after one died (default: 3; 0 with --from)", ge=0
+    )
+
+    def __post_init__(self) -> None:
+        given = {"--head": self.head is not None, "--restarts": self.restarts is not None, "--nodes": self.nodes != "1"}
+        unused = [name for name, is_given in given.items() if is_given and self.gpus is None]
+        if unused:
+            raise ResoluteError(f"{unused[0]}: has no effect, got no --gpus, expected their number; add --gpus 8")
+        if self.nodes != "1" and self.head is None:
+            raise ResoluteError(f"--nodes: got {self.nodes} without --head, expected the first machine's address; add "
+                                "--head NAME:29400")  # fmt: skip
+
+
+@settings("")
+class _RunOptions(LaunchOptions, _Tars, _Device):
+    shards: Shards
+    recipe: Recipe
+    run: str | None = setting(None, "name of the run, or the path of its folder (default: the recipe's name)")
+    runs: Path = setting(Path("runs"), "parent of all run folders")
+    decode: Literal["auto", "cpu", "gpu"] = setting(
+        "cpu", "where JPEGs are decoded for a GPU; auto: there if a trial process can and steps are faster"
+    )
+    folds: str | None = setting(
+        None, "cross-validation: train K runs, each in RUN/fold-NUMBER with another K-th of the training split held "
+        "out for validation; 0,2/K: only these two"
+    )  # fmt: skip
+    gpu_memory_gib: float = setting(
+        0.0, "limit of GPU memory for tensors, as on a smaller GPU; 0: none", ge=0, le=1e6
+    )
+    save_every_s: float = setting(300.0, "seconds between checkpoints", ge=0, le=1e9)
+    save_every_steps: int = setting(
+        0, "optimizer steps between checkpoints; 0: by time only", ge=0, le=10**12
+    )
+
+
+@settings("")
+class PlanOptions(_RunOptions):
+    budget: str | None = setting(
+        None, "time limit (90s, 11m, 1.5h); suggests changes if the run exceeds it"
+    )
+    suggest: Path | None = setting(
+        None, "new TOML file: write the recipe with the stages and epochs that use the budget best"
+    )
+    json: Path | None = setting(None, "write the forecast to this JSON file")
+
+
+@settings("")
+class TrainOptions(_RunOptions):
+    keep: int = setting(2, "number of newest checkpoints to keep, besides the best", ge=1, le=10**6)
+    from_: str = setting(
+        "last.pt", "checkpoint of the run to resume from once, a file in its folder; later ones are discarded"
+    )
+    loggers: tuple[str, ...] = setting(
+        (), "also log to csv (RUN/csv), tensorboard (RUN/tb), wandb, mlflow; several: csv,wandb"
+    )
+    calibrate: bool = setting(False, "measure loader and model throughput before training, for the report")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.loggers:
+            from resolute.train.logs.loggers.background import LOGGERS  # why here: rarely needed
+
+            if not {*self.loggers} <= {*LOGGERS} or len({*self.loggers}) < len(self.loggers):
+                raise ResoluteError(
+                    f"--loggers: got {','.join(self.loggers)}, expected {', '.join(LOGGERS)}, each at most once, "
+                    "separated by commas; correct it"
+                )
+
+
+@settings("")
+class _Inference(_Tars, _Device):
+    split: str = setting("val", "split of a shard set")
+    fold: int | None = setting(
+        None, "for a run with folds and its own set: fold to use (default: the run's)", ge=0
+    )
+    flip: bool = setting(False, "test-time flip, even if the recipe does not use it")
+
+
+@settings("")
+class EvalOptions(_Inference):
+    run: str = setting("", _RUN)
+    shards: str | None = setting(None, _SHARDS + ", with the same classes (default: the run's own set)", min_length=1)
+    res: tuple[Annotated[int, Field(ge=1, le=65_535)], ...] = setting(
+        (), "resolutions, px (default: that at which these weights were validated)"
+    )
+    json: Path | None = setting(None, "JSON file to write (default: eval.json in the run's folder)")
+
+
+@settings("")
+class PredictOptions(_Inference):
+    run: str = setting("", _RUN + ", or the parent folder of its folds")
+    src: str | None = setting(
+        None, "folder of images, single image, shard set (folder or URL), or plain tars (default: the run's own set)"
+    )
+    out: Path = setting(Path("pred.csv"), "CSV file to write")
+    topk: int | None = setting(None, "classes per row, most likely first (default: 5)", ge=1, le=10**9)
+    threshold: float | None = setting(
+        None, "several labels per sample: probability from which on one is predicted (default: 0.5)", ge=0, le=1
+    )
+    res: int | None = setting(
+        None, "input resolution, px (default: that at which these weights were validated)", ge=1, le=65_535
+    )
+    weights: Literal["raw", "ema"] | None = setting(None, "weights to use (default: those with the best validation)")
+
+
+@settings("")
+class ExportOptions:
+    run: str = setting("", _RUN)
+    out: Path | None = setting(
+        None, "NAME.safetensors, NAME.onnx, or a folder for the Hugging Face Hub (default: model.safetensors in the "
+        "run's folder)"
+    )  # fmt: skip
+
+
+@settings("")
+class ReportOptions:
+    run: str = setting("", "name or folder of a run")
+
+
+@settings("")
+class CompareOptions:
+    runs: Annotated[tuple[str, ...], described("names or folders of runs, or of runs' folds", min_length=1)]
+    out: Path = setting(Path("compare.html"), "HTML file to write")
+
+
+@settings("")
+class KeysOptions:
+    schema: Path | None = setting(None, "write the JSON Schema of recipes, for editors, to this file instead")
+
+
+@settings("")
+class LrOptions(_Tars):
+    recipe: Recipe
+    shards: str | None = setting(None, _SHARDS, min_length=1)
+    samples: int | None = setting(None, "number of training samples, instead of --shards", ge=1)
+    out: Path = setting(Path("lr.html"), "HTML file to write")
+
+    def __post_init__(self) -> None:
+        if (self.shards is None) == (self.samples is None):
+            got = "none" if self.shards is None else "both"
+            raise ResoluteError(f"--shards, --samples: got {got}, expected one of them; give one")
+
+
+@settings("")
+class LrFindOptions(_Tars, _Device):
+    shards: Shards
+    recipe: Recipe
+    min_lr: float | None = setting(
+        None, "first learning rate (default: 0.001; 1e-5 for optimizers with betas)", ge=1e-12, le=1e6
+    )
+    max_lr: float | None = setting(
+        None, "last learning rate (default: 10; 0.1 for optimizers with betas)", ge=1e-12, le=1e6
+    )
+    steps: int = setting(200, "optimizer steps of the sweep", ge=25, le=10**6)
+    out: Path = setting(Path("lr-find.html"), "HTML file to write")
+
+
+@settings("")
+class ShowOptions(_Tars):
+    shards: Shards
+    recipe: Recipe
+    out: Path = setting(Path("seen.html"), "HTML file to write")
+    count: int = setting(6, "images per row", ge=1, le=1000)
