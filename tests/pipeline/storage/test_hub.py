@@ -1,0 +1,118 @@
+"""Sets on the Hugging Face Hub: every byte or a clear error, as from other stores."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from resolute.errors import Missing, ResoluteError, StorageError
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.storage.disk_cache import CacheSettings
+from tests.pipeline.storage.test_remote import SET, STEP, TAR, opened, read_everywhere
+from tests.support.hub import TOKEN, Hub, running_hub
+from tests.support.s3 import FaultyProxy
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    """A Hub with the repository user/set."""
+    (tmp_path / "server").mkdir()
+    with running_hub(tmp_path / "server") as hub:
+        for name, data in SET.items():
+            path = hub.root / "user" / "set" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        yield hub
+
+
+@pytest.fixture
+def hub_proxy(hub: Hub) -> Iterator[FaultyProxy]:
+    """A proxy in front of the Hub; the client's own retries do not wait."""
+    faulty_proxy = FaultyProxy(hub.address.partition("://")[2])
+    with (
+        mock.patch("huggingface_hub.constants.ENDPOINT", f"http://{faulty_proxy.address}"),
+        mock.patch("huggingface_hub.utils._http.time", mock.Mock(wraps=time, sleep=lambda seconds: None)),
+    ):
+        yield faulty_proxy
+    faulty_proxy.close()
+
+
+URL = "hf://datasets/user/set"
+
+
+def test_every_byte_of_a_set_on_the_hub_is_read_by_ranges(tmp_path: Path, hub_proxy: FaultyProxy) -> None:
+    with opened(URL, tmp_path) as files:
+        assert files.local("manifest.json").read_bytes() == SET["manifest.json"]
+        assert files.identity("32/none.tar") is None
+        read_everywhere(files)
+    spans = [byte_range.removeprefix("bytes=").split("-") for path, byte_range in hub_proxy.requests if "tar" in path]
+    assert spans
+    assert all(int(last) - int(first) < STEP for first, last in spans)  # it reads nothing ahead
+
+
+def test_a_revision_is_read_and_a_changed_file_is_seen(tmp_path: Path, hub: Hub) -> None:
+    hub.add(hub.root / "user" / "set", "user/set@v1")
+    with opened(URL, tmp_path) as files, opened(f"{URL}@v1", tmp_path) as old:
+        before = files.identity("32/a.tar")
+        (hub.root / "user" / "set" / "32" / "a.tar").write_bytes(b"changed")
+        after = files.identity("32/a.tar")
+        assert before is not None
+        assert after is not None
+        assert after[0] == 7
+        assert after[1] != before[1]
+        assert old.identity("32/a.tar") == before
+    with opened(f"{URL}@v2", tmp_path) as files:
+        assert files.identity("32/a.tar") is None
+
+
+@pytest.mark.parametrize("fault", [503, 429, "cut", "short", "drop"])
+def test_a_request_to_the_hub_that_fails_is_repeated(tmp_path: Path, hub_proxy: FaultyProxy, fault: int | str) -> None:
+    with opened(URL, tmp_path) as files:
+        files.local("manifest.json")
+        hub_proxy.faults = deque([fault])
+        assert files.read("32/a.tar", 5, 100) == TAR[5:105]
+        assert sum(hub_proxy.requests.values()) >= 2
+
+
+def test_a_hub_that_fails_is_unavailable(tmp_path: Path, hub_proxy: FaultyProxy) -> None:
+    with opened(URL, tmp_path, tries=2, stall_s=20.0) as files:
+        files.local("manifest.json")
+        hub_proxy.always = 503
+        with pytest.raises(StorageError, match="cannot be read, got 'HTTP status 503' at the last of 2 tries"):
+            files.read("32/a.tar", 0, 1)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_an_answer_of_the_hub_that_stays_the_same_is_not_asked_for_again(
+    tmp_path: Path, hub_proxy: FaultyProxy, status: int
+) -> None:
+    with opened(URL, tmp_path) as files:
+        files.local("manifest.json")
+        hub_proxy.always = status
+        words = "not found, expected a file" if status == 404 else f"access is refused, got 'HTTP status {status}'"
+        with pytest.raises(Missing if status == 404 else StorageError, match=words):
+            files.read("32/a.tar", 0, 1)
+        assert sum(hub_proxy.requests.values()) == 1
+
+
+def test_a_private_set_needs_the_token_which_no_message_shows(
+    tmp_path: Path, hub: Hub, shard_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, cache = hub.add(shard_root, "user/private"), CacheSettings(folder=tmp_path / "cache", tries=2)
+    hub.handler.token = TOKEN
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with ShardSet.open(url, cache=cache) as opened_set:
+        assert len(opened_set.splits["train"]) == 75
+    cached = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert cached
+    assert not any(TOKEN.encode() in path.read_bytes() for path in cached)
+    for token in (TOKEN + "x", ""):
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(ResoluteError, match=r"manifest\.json: access is refused, got 'HTTP status 401'") as caught:
+            ShardSet.open(url, cache=cache)
+        assert TOKEN not in str(caught.value)
