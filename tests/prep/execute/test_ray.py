@@ -294,7 +294,8 @@ def test_an_image_that_crashes_its_decoder_is_rejected_and_a_kill_from_outside_e
                    "--max-bad", 0.1, "--engine", "ray", "--ray-address", cluster.address)  # fmt: skip
     if sent == signal.SIGKILL:
         assert ran.status == 2
-        assert re.search(r"\nresolute shards: worker process: died, got SIGKILL .* use a machine with more memory", f"\n{ran.err}")
+        expected = r"\nresolute shards: worker process: died, got SIGKILL .* use a machine with more memory"
+        assert re.search(expected, f"\n{ran.err}")
         assert not (tmp_path / "ray" / "rejects.jsonl").exists()
         return
     assert ran.status == 0, ran.err
