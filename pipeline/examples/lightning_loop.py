@@ -18,7 +18,6 @@ from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
 from resolute import Loader
-from resolute.pipeline import cuda
 
 from .start import flags, open_plan, run
 from .timm_loop import PassLoader
@@ -63,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
     """Train; returns the network's state dict."""
     args = flags(argv, __doc__)
     torch.manual_seed(0)
-    plan, device, last = open_plan(args), cuda.usable(args.device), args.checkpoint / "last.ckpt"
+    plan, device, last = open_plan(args), args.device, args.checkpoint / "last.ckpt"
     saving = ModelCheckpoint(args.checkpoint, "last", save_on_train_epoch_end=True, enable_version_counter=False)
     trainer = Trainer(
         accelerator=device.type, devices=1, max_epochs=args.stop or plan.passes[-1].epoch + 1, callbacks=[saving],

@@ -17,7 +17,6 @@ from torchvision.models import resnet18
 
 from resolute import Loader
 from resolute.files import output_file
-from resolute.pipeline import cuda
 
 from .start import flags, open_plan, run
 
@@ -25,7 +24,7 @@ from .start import flags, open_plan, run
 def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
     """Train; returns the model's state dict."""
     args = flags(argv, __doc__)
-    device = cuda.usable(args.device)
+    device = args.device
     torch.manual_seed(0)
     plan = open_plan(args)
     classes, samples = len(plan.shards.classes), len(plan.shards.splits["val"])

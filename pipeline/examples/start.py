@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from resolute import Augment, Plan, ResoluteError, ShardSet, Stage
 from resolute.console import Parser, run_main, say
+from resolute.pipeline import cuda
 
 __all__ = ["flags", "open_plan", "run"]
 
@@ -16,7 +17,7 @@ __all__ = ["flags", "open_plan", "run"]
 def flags(argv: Sequence[str] | None, description: str | None, *, resumes: bool = True) -> argparse.Namespace:
     """Parse the command line, with --checkpoint and --stop if the example `resumes`.
 
-    Raises `ResoluteError` if it is invalid.
+    Raises `ResoluteError` if it is invalid, or if the device is not available.
     """
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -29,7 +30,9 @@ def flags(argv: Sequence[str] | None, description: str | None, *, resumes: bool 
         add("--checkpoint", type=Path, default=Path("example-run"),
             help="to write after each epoch, and to resume from if it exists (default: %(default)s)")  # fmt: skip
         add("--stop", type=int, metavar="N", help="end after N epochs; a later run continues")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    args.device = cuda.usable(args.device)
+    return args
 
 
 def _resolutions(text: str) -> tuple[int, ...]:

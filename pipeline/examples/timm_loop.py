@@ -19,7 +19,6 @@ from timm.scheduler import CosineLRScheduler
 from timm.utils import AverageMeter, ModelEmaV3, accuracy
 
 from resolute import Loader
-from resolute.pipeline import cuda
 from resolute.pipeline.plan.plan import Pass
 
 from .start import flags, open_plan, run
@@ -47,7 +46,7 @@ class PassLoader:
 def main(argv: Sequence[str] | None = None) -> AverageMeter:
     """Train; returns the top-1 accuracy in percent of the last validation."""
     args = flags(argv, __doc__, resumes=False)
-    device = cuda.usable(args.device)
+    device = args.device
     plan = open_plan(args)
     classes = len(plan.shards.classes)
     model = timm.create_model("resnet18", num_classes=classes).to(device).to(memory_format=torch.channels_last)

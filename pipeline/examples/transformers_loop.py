@@ -14,7 +14,6 @@ from transformers import ResNetConfig, ResNetForImageClassification, Trainer, Tr
 from transformers.trainer_utils import get_last_checkpoint
 
 from resolute import Loader, Plan
-from resolute.pipeline import cuda
 
 from .start import flags, open_plan, run
 
@@ -63,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
     """Train; returns the model's state dict."""
     args = flags(argv, __doc__)
     torch.manual_seed(0)
-    plan, device = open_plan(args), cuda.usable(args.device)
+    plan, device = open_plan(args), args.device
     sizes = {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2], "layer_type": "basic"}
     model = ResNetForImageClassification(ResNetConfig(num_labels=len(plan.shards.classes), **sizes))
     settings = TrainingArguments(

@@ -58,8 +58,9 @@ def local(tmp_path: Path) -> Callable[[str], str]:
 
 @pytest.fixture
 def bash(tmp_path: Path) -> Callable[..., None]:
-    """bash(script, NAME=value): run a script in which `python`, `srun` and `sbatch` are stand-ins."""
-    stand_ins = {"python": f'#!/bin/bash\nexec {sys.executable} "$@"\n', "srun": '#!/bin/bash\nexec "$@"\n'}
+    """bash(script, NAME=value): run a script in which `resolute`, `srun` and `sbatch` are stand-ins."""
+    command = f'#!/bin/bash\nexec {sys.executable} -m resolute "$@"\n'
+    stand_ins = {"resolute": command, "srun": '#!/bin/bash\nexec "$@"\n'}
     for name, text in {**stand_ins, "sbatch": SBATCH}.items():
         path = tmp_path / "bin" / name
         path.parent.mkdir(exist_ok=True)

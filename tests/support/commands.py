@@ -222,7 +222,7 @@ def assert_one_line(ended: Ended) -> None:
     # progress of indexing is printed before its errors are known
     lines = [line for line in ended.err.splitlines() if ": indexing " not in line]
     assert len(lines) == 1, ended.err
-    assert re.match(r"resolute[\w -]*: .+: .+", lines[0]), lines[0]
+    assert re.match(r"(resolute[\w -]*|python -m [\w.]+): .+: .+", lines[0]), lines[0]
     assert ";" in lines[0], lines[0]
     assert "Traceback" not in ended.out
 

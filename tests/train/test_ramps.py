@@ -65,7 +65,7 @@ def test_a_run_killed_inside_its_ramps_is_bit_identical_even_if_a_resolution_is_
         return ["train", "--shards", str(shards), "--recipe", str(ramp_file), "--runs", str(tmp_path / runs),
                 "--device", "cpu", "--threads", "1", "--save-every-steps", "2"]  # fmt: skip
 
-    done = forked("train", *words(shard_root, "whole"))
+    done = forked("resolute", *words(shard_root, "whole"))
     assert done.status == 0, done.err
     assert "switch to 48 px in stage 0" in done.out
     assert "switch to stage 1" in done.out
@@ -80,7 +80,7 @@ def test_a_run_killed_inside_its_ramps_is_bit_identical_even_if_a_resolution_is_
                      "--shard-samples", "32"]  # fmt: skip
             assert prep([str(word) for word in added]) == 0
             assert 40 in ShardSet.open(root).resolutions
-    done = forked("train", *words(root, "cut"))
+    done = forked("resolute", *words(root, "cut"))
     assert done.status == 0, done.err
     whole, cut = (tmp_path / runs / "ramp" for runs in ("whole", "cut"))
 

@@ -51,7 +51,7 @@ def words(words: Words) -> Words:
 @pytest.fixture(scope="module")
 def train_process(words: Words, forked: Started) -> Started:
     """train_process(runs, more arguments): the tiny run's command line, in a process of its own."""
-    return lambda runs, *more: forked("train", *words(runs), *more)
+    return lambda runs, *more: forked("resolute", *words(runs), *more)
 
 
 @pytest.fixture(scope="module")
@@ -355,7 +355,7 @@ def test_an_added_resolution_does_not_change_a_run_and_changed_photos_are_refuse
     photos = str(shard_root.parent / "photos")
     again = ["--val-frac", "0.17", "--shard-samples", "32", "--workers", "1", "--out", str(tmp_path / "set")]
     assert prep(["--src", photos, "--res", "32,40,48,64", *again]) == 0
-    done = forked("train", *words)
+    done = forked("resolute", *words)
     assert done.status == 0, done.err
     ours, theirs = (without_clocks(folder / "run.jsonl") for folder in (tmp_path / "tiny", finished))
     assert [r for r in ours if r["kind"] != "start"] == [r for r in theirs if r["kind"] != "start"]

@@ -168,7 +168,7 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tup
     go, lines = tmp_path / "go", []
 
     def make(expected: int) -> tuple[list[str], dict[str, Any]]:
-        def take(line: str, prefix: str) -> None:
+        def take(line: str) -> None:
             lines.append(line)
             if len(lines) == expected:
                 go.touch()
@@ -294,7 +294,8 @@ def test_an_image_that_crashes_its_decoder_is_rejected_and_a_kill_from_outside_e
                    "--max-bad", 0.1, "--engine", "ray", "--ray-address", cluster.address)  # fmt: skip
     if sent == signal.SIGKILL:
         assert ran.status == 2
-        assert re.search(r"\nprep: worker process: died, got SIGKILL .* use a machine with more memory", f"\n{ran.err}")
+        expected = r"\nresolute shards: worker process: died, got SIGKILL .* use a machine with more memory"
+        assert re.search(expected, f"\n{ran.err}")
         assert not (tmp_path / "ray" / "rejects.jsonl").exists()
         return
     assert ran.status == 0, ran.err
