@@ -175,7 +175,12 @@ def path_kind(path: str) -> str:
     if is_url(path):
         with read_errors(path, "listed"):
             fs, inner = _store(path)
-            return "file" if fs.isfile(inner) else "folder" if fs.isdir(inner) else ""
+            try:  # why not isfile: it is also false if the store refuses or fails
+                return {"file": "file", "directory": "folder"}.get(fs.info(inner)["type"], "")
+            except FileNotFoundError as error:
+                if http_status(error) in (None, *GONE):
+                    return ""
+                raise
     with read_errors(path):
         try:
             mode = retry(path, lambda: _mode(path))

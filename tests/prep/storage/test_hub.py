@@ -14,7 +14,7 @@ import pytest
 from resolute.errors import ResoluteError, StorageError
 from resolute.prep.sources.fetch import fetch_many
 from resolute.prep.sources.image_ref import UNSEEN, ByteRange
-from resolute.prep.storage.output import open_store
+from resolute.prep.storage.output import ObjectStore, open_store
 from tests.support.cli import verify
 from tests.support.hub import TOKEN, Hub, running_hub
 from tests.support.source_formats import (
@@ -55,6 +55,32 @@ def test_every_source_format_is_read_from_the_hub(tmp_path: Path, work: Path, hu
         assert len(catalog(work, f"{url}/x.parquet")) == 4
         got = catalog(work, f"{url}/list.csv")
         assert fetch_many([got.byte_range(i) for i in range(len(got))]) == list(files.values())
+
+
+def test_a_store_on_the_hub_behaves_as_others(hub: Hub, tmp_path: Path) -> None:
+    (hub.root / "user" / "set").mkdir(parents=True)
+    store = open_store("hf://datasets/user/set/shards")
+    assert isinstance(store, ObjectStore)
+    assert (store.size("a/b.bin"), store.names("a"), store.folders()) == (None, [], [])
+    with pytest.raises(FileNotFoundError):
+        store.read("a/b.bin")
+    for data in (b"12345", b"123", b""):
+        store.write("a/b.bin", data)
+        assert (store.size("a/b.bin"), store.read("a/b.bin")) == (len(data), data)
+        assert store.local("a/b.bin", tmp_path).read_bytes() == data
+    assert (store.names(), store.names("a"), store.folders()) == ([], ["b.bin"], ["a"])
+    assert store.put_new("c", b"1")
+    assert not store.put_new("c", b"2")
+    with (
+        store.exclusive_lock(), pytest.raises(ResoluteError, match="another prep is writing here"),
+        open_store(store.url).exclusive_lock(),
+    ):  # fmt: skip
+        pass
+    store.remove_all(["a/b.bin", "none", "c"])
+    store.remove("c")
+    assert (store.names(), store.names("a")) == ([], [])
+    with pytest.raises(ResoluteError, match=r"the store refused the request, got '.*repository not found"):
+        open_store("hf://datasets/user/none").write("x", b"")
 
 
 @pytest.mark.slow
