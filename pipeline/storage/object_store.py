@@ -78,15 +78,12 @@ class Store:
         try:
             info = self._call(self._fs._info if self._fs.async_impl else self._fs.info, name, slack_bytes, stop)
         except FileNotFoundError as error:
-            # why: fsspec raises FileNotFoundError for every failure of a web server
+            # why: fsspec raises FileNotFoundError for every failure of a web server, huggingface_hub for a refusal
             cause = error.__cause__
-            if cause is not None and http_status(cause) not in (None, *GONE):
-                raise cause from None
-            if cause is not None and getattr(cause, "status", 404) not in (404, 410):
-                raise cause from None
-            if cause is not None and not hasattr(cause, "status") and not hasattr(cause, "response"):
-                raise cause from None
-            raise
+            status = None if cause is None else http_status(cause)
+            if cause is None or status in GONE or (status is None and hasattr(cause, "response")):
+                raise
+            raise cause from None
         if info.get("size") is None:
             raise ResoluteError(
                 f"{self.where(name)}: the server does not report its size, expected a Content-Length; use another one"

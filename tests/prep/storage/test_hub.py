@@ -158,10 +158,11 @@ def test_a_hub_that_refuses_or_fails_rejects_no_photo_and_hides_no_set(
     ("nosuch://bucket/x", "not understood, got 'Protocol not known: nosuch', expected a folder or a URL"),
 ])  # fmt: skip
 def test_a_url_without_a_driver_is_one_line_that_names_its_package(
-    url: str, words: str, photos: Path, tmp_path: Path, prep: Prep, capfd: pytest.CaptureFixture[str]
-) -> None:
+    url: str, words: str, photos: Path, tmp_path: Path, prep: Prep, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     for name in ("gcsfs", "paramiko"):
-        assert name not in sys.modules
+        monkeypatch.setitem(sys.modules, name, None)
     for argv in (("--src", url, "--out", tmp_path / "s"), ("--src", photos, "--out", url),
                  ("--src", photos, "--labels", f"{url}.csv", "--out", tmp_path / "s")):  # fmt: skip
         ran = prep(*argv, "--res", "32")
