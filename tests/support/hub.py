@@ -39,21 +39,23 @@ class HubHandler(RangeHandler):
 
     def _serve(self) -> None:
         body = self._body()
-        refused = self.token is not None and self.headers.get("Authorization") != f"Bearer {self.token}"
-        if self.status or refused:
-            return self._answer(self.status or 401, {"error": "Invalid username or password."})
+        given = self.headers.get("Authorization")
+        if self.token is not None and given is None:  # as for a repository that does not exist
+            return self._answer(401, {"error": "Invalid username or password."}, X_Error_Code="RepoNotFound")
+        if self.status or (self.token is not None and given != f"Bearer {self.token}"):
+            return self._answer(self.status or 401, {"error": "Invalid credentials in Authorization header"})
         words = [unquote(word) for word in urlsplit(self.path).path.strip("/").split("/")]
         if words == ["api", "validate-yaml"]:
             return self._answer(200, {"errors": [], "warnings": []})
-        user, name, what, revision, *rest = [*words[words[0] == "api" :][1:], "info", "main"][: len(words) + 2]
-        if what == "info":
-            revision = "main"
+        is_api = words[0] == "api"
+        user, name, *rest = words[1 + is_api :]  # after "datasets"
+        what, revision, *rest = rest or ["revision", "main"]
         repo = Path(self.directory, user, name + f"@{revision}" * (revision != "main"))
         if not Path(self.directory, user, name).is_dir():
             return self._answer(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
         if not repo.is_dir():
             return self._answer(404, {"error": "Invalid rev id"}, X_Error_Code="RevisionNotFound")
-        if words[0] == "api":
+        if is_api:
             path = Path(repo, *(rest if what == "tree" else ()))
             if not path.is_dir():
                 return self._answer(404, {"error": "not found"}, X_Error_Code="EntryNotFound")
@@ -124,22 +126,31 @@ class Hub:
 
 
 @contextmanager
-def running_hub(root: Path) -> Iterator[Hub]:
-    """A Hub that `hf://` leads to, in subprocesses too."""
+def hub_at(address: str) -> Iterator[None]:
+    """Let `hf://` lead to this address, in subprocesses too."""
     from huggingface_hub import HfFileSystem
 
+    template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    with (
+        mock.patch.dict(os.environ, {"HF_ENDPOINT": address}),
+        # why also these: the variable is read when the package is imported
+        mock.patch("huggingface_hub.constants.ENDPOINT", address),
+        mock.patch("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template),
+    ):
+        HfFileSystem.clear_instance_cache()
+        try:
+            yield
+        finally:
+            HfFileSystem.clear_instance_cache()
+
+
+@contextmanager
+def running_hub(root: Path) -> Iterator[Hub]:
+    """A Hub that `hf://` leads to; its files are below `root`, an existing folder."""
     handler = type("Handler", (HubHandler,), {})
     (root / "hub").mkdir()
-    with serving(root / "hub", handler) as port:
+    own = {"HF_HOME": str(root / "hf-home"), "HF_TOKEN": "", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    with mock.patch.dict(os.environ, own), serving(root / "hub", handler) as port:
         address = f"http://127.0.0.1:{port}"
-        environment = {"HF_ENDPOINT": address, "HF_HOME": str(root / "hf-home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
-        with (
-            mock.patch.dict(os.environ, environment),
-            mock.patch("huggingface_hub.constants.ENDPOINT", address),  # why: read from the environment when imported
-        ):
-            os.environ.pop("HF_TOKEN", None)
-            HfFileSystem.clear_instance_cache()
-            try:
-                yield Hub(root / "hub", address, handler)
-            finally:
-                HfFileSystem.clear_instance_cache()
+        with hub_at(address):
+            yield Hub(root / "hub", address, handler)

@@ -14,7 +14,7 @@ from resolute.errors import Missing, ResoluteError, StorageError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.storage.disk_cache import CacheSettings
 from tests.pipeline.storage.test_remote import SET, STEP, TAR, opened, read_everywhere
-from tests.support.hub import TOKEN, Hub, running_hub
+from tests.support.hub import TOKEN, Hub, hub_at, running_hub
 from tests.support.s3 import FaultyProxy
 
 
@@ -35,7 +35,7 @@ def hub_proxy(hub: Hub) -> Iterator[FaultyProxy]:
     """A proxy in front of the Hub; the client's own retries do not wait."""
     faulty_proxy = FaultyProxy(hub.address.partition("://")[2])
     with (
-        mock.patch("huggingface_hub.constants.ENDPOINT", f"http://{faulty_proxy.address}"),
+        hub_at(f"http://{faulty_proxy.address}"),
         mock.patch("huggingface_hub.utils._http.time", mock.Mock(wraps=time, sleep=lambda seconds: None)),
     ):
         yield faulty_proxy
