@@ -162,7 +162,8 @@ def main(words: Sequence[str] | None = None) -> int:
         console.say(from_os_error(error))
         return 2
     except KeyboardInterrupt:
-        console.say("interrupted; the same command again resumes" if name in _RESUMED else "interrupted")
+        if "LOCAL_RANK" not in os.environ:  # else the process that started all of them says it
+            console.say("interrupted; the same command again resumes" if name in _RESUMED else "interrupted")
         return 130
     return 0
 

@@ -267,8 +267,9 @@ class ObjectStore(Store):
         except ResoluteError:
             raise
         except Exception as error:  # why: every driver raises its own exception types
-            if isinstance(error, FileNotFoundError) and http_status(error) in (None, *GONE):
-                raise
+            status = http_status(error)
+            if status in GONE or (status is None and isinstance(error, FileNotFoundError)):
+                raise FileNotFoundError(name) from error  # huggingface_hub has types of its own
             message = " ".join(str(error).split()) or type(error).__name__
             raise ResoluteError(
                 f"{self.where}/{name}: the store refused the request, got '{message}', expected success; check its "
@@ -365,7 +366,7 @@ class ObjectStore(Store):
     def remove_all(self, names: Sequence[str]) -> None:
         self._lease.check(self, recent_s=_RECENT_S)
         fs = self._fs
-        with self._store_errors(names[0]), suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), self._store_errors(names[0]):
             if fs.async_impl:  # why: other drivers take one name
                 fs.rm([self._path(name) for name in names])
                 return
@@ -374,7 +375,7 @@ class ObjectStore(Store):
 
     def delete(self, name: str) -> None:
         """Delete an object, without checking the lock."""
-        with self._store_errors(name), suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), self._store_errors(name):
             self._fs.rm_file(self._path(name))
 
     def remove_folder(self, name: str) -> None:

@@ -60,11 +60,15 @@ class HubHandler(RangeHandler):
             if not path.is_dir():
                 return self._answer(404, {"error": "not found"}, X_Error_Code="EntryNotFound")
             recursive = "recursive=true" in self.path.lower()
-            return self._answer(200, self._api(what, repo, path, body, recursive=recursive))
+            answer = self._api(what, repo, path, body, recursive=recursive)
+            if answer is None:
+                return self._answer(404, {"error": "Entry not found"}, X_Error_Code="EntryNotFound")
+            return self._answer(200, answer)
         path = Path(repo, *rest)
         if not path.is_file():
             return self._answer(404, {"error": "Entry not found"}, X_Error_Code="EntryNotFound")
         self.path = f"/{path.relative_to(self.directory)}"
+        self.extra_headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{_entry(repo, path)["oid"]}"'}
         return super().do_GET() if self.command == "GET" else super().do_HEAD()
 
     def _body(self) -> bytes:
@@ -86,7 +90,11 @@ class HubHandler(RangeHandler):
             files = json.loads(body)["files"]
             return {"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files]}
         if what == "commit":
-            for line in map(json.loads, body.splitlines()):
+            lines = [json.loads(line) for line in body.splitlines()]
+            deleted = [line["value"]["path"] for line in lines if line["key"] == "deletedFile"]
+            if not all(Path(repo, name).is_file() for name in deleted):  # the commit as a whole is refused
+                return None
+            for line in lines:
                 file = repo / line["value"].get("path", "")
                 if line["key"] == "file":
                     file.parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ import pytest
 
 from resolute.errors import Missing, ResoluteError, StorageError
 from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.storage.base import open_files
 from resolute.pipeline.storage.disk_cache import CacheSettings
 from tests.pipeline.storage.test_remote import SET, STEP, TAR, opened, read_everywhere
 from tests.support.hub import TOKEN, Hub, hub_at, running_hub
@@ -106,13 +107,13 @@ def test_a_private_set_needs_the_token_which_no_message_shows(
     url, cache = hub.add(shard_root, "user/private"), CacheSettings(folder=tmp_path / "cache", tries=2)
     hub.handler.token = TOKEN
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    with ShardSet.open(url, cache=cache) as opened_set:
-        assert len(opened_set.splits["train"]) == 75
+    opened_set = ShardSet.open(url, files=open_files(url, cache=cache))
+    assert len(opened_set.splits["train"]) == 75
     cached = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     assert cached
     assert not any(TOKEN.encode() in path.read_bytes() for path in cached)
     for token in (TOKEN + "x", ""):
         monkeypatch.setenv("HF_TOKEN", token)
         with pytest.raises(ResoluteError, match=r"manifest\.json: access is refused, got 'HTTP status 401'") as caught:
-            ShardSet.open(url, cache=cache)
+            ShardSet.open(url, files=open_files(url, cache=cache))
         assert TOKEN not in str(caught.value)

@@ -173,6 +173,8 @@ def test_remote_files_byte_ranges_and_zip_members_are_fetched(tmp_path: Path, s3
 class Flaky:
     """A store that fails `times` times, then answers."""
 
+    async_impl = True
+
     def __init__(self, times: int, error: Exception) -> None:
         self.times, self.error, self.asked = times, error, 0
 

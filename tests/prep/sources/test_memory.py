@@ -172,6 +172,8 @@ def test_large_files_are_not_read_ahead(tmp_path: Path) -> None:
 class Ranges:
     """A store of zeros that sends the ranges it is asked for, and remembers them."""
 
+    async_impl = True
+
     def __init__(self, sizes: dict[str, int]) -> None:
         self.sizes, self.asked = sizes, [(0, 0)]
 
