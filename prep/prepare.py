@@ -312,9 +312,7 @@ def _nothing_to_add(
     delete_orphans(store, existing.manifest["files"])
     delete_run_files(store)
     comparison = finished.comparison
-    changes = describe_changes(
-        store.where, len(comparison.removed), len(comparison.changed), dropped=settings.drop
-    )
+    changes = describe_changes(store.where, len(comparison.removed), len(comparison.changed), dropped=settings.drop)
     return BuildResult(
         manifest=existing.manifest, ignored=finished.inputs.ignored, stats=None, kept_shards=0,
         elapsed_s=time.perf_counter() - started_at, notes=("no new photos in the source", *changes),

@@ -56,9 +56,7 @@ def leftover_files(what: str, folder: Path, allowed: Sequence[str] = ()) -> list
     return [f"{what}: left over: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}"] if names else []
 
 
-def planned_samples(
-    shards: str, recipe: Path, fold: tuple[int, int] | None = None
-) -> list[tuple[int, int, list[int]]]:
+def planned_samples(shards: str, recipe: Path, fold: tuple[int, int] | None = None) -> list[tuple[int, int, list[int]]]:
     """(epoch, step, sample ids) of every training batch of a run, or of one with this (fold, number of folds)."""
     from resolute.pipeline.dataset.shard_set import ShardSet
     from resolute.pipeline.plan.plan import Plan
@@ -122,16 +120,23 @@ def check_training(
     for name in ("last.pt", "best.pt"):
         state, expected_state = (torch.load(folder / name, weights_only=True) for folder in (run, reference))
         for part in ("model", "ema"):
-            for key in (expected_state.get(part) or {}):
+            for key in expected_state.get(part) or {}:
                 a, b = state[part][key].double(), expected_state[part][key].double()
                 difference = float((a - b).abs().max()) if a.numel() else 0.0
                 if difference > limit * max(1.0, float(b.abs().max()) if b.numel() else 1.0):
                     problems.append(f"{name}: {part}.{key} differs by {difference:.1e} from the undisturbed run's")
                     break
-    names, expected_names = (sorted(p.name for p in folder.iterdir()) for folder in (run, reference))
+    names, expected_names = (_kept_names(folder) for folder in (run, reference))
     if names != expected_names:
         problems.append(f"run folder: got {names}, expected {expected_names}")
     return problems + _check_samples(_seen(seen), planned, complete=complete)
+
+
+def _kept_names(run: Path) -> list[str]:
+    """Names of a run's files; of the checkpoints before the last, whose steps depend on signals, only the number."""
+    names = sorted(path.name for path in run.iterdir())
+    earlier = [name for name in names if name.startswith("step-")][:-1]
+    return [*(name for name in names if name not in earlier), f"{len(earlier)} earlier checkpoints"]
 
 
 def _check_samples(

@@ -297,6 +297,8 @@ def _request(spans: Sequence[tuple[ByteRange, int | None, int | None]]) -> list[
     for i, (byte_range, _, _) in enumerate(spans):
         with driver_errors(byte_range.path):
             fs, path = url_to_fs(byte_range.path)
+        if hasattr(fs, "retries"):  # s3fs, gcsfs: `_fetch_spans` retries, and theirs would multiply the wait
+            fs.retries = 1
         _, numbers, paths = stores.setdefault(id(fs), (fs, [], []))
         numbers.append(i)
         paths.append(path)

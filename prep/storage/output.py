@@ -9,6 +9,7 @@ upload, which no reader sees, are aborted by the next run where the store can li
 from __future__ import annotations
 
 import errno
+import io
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -225,6 +226,35 @@ def _check_lock(root: Path, is_held: Callable[[], bool]) -> None:
         )
 
 
+class _CheckedReads(io.RawIOBase):
+    """A driver's file that reads within `errors()`, as it was opened."""
+
+    def __init__(self, file: Any, errors: Callable[[], AbstractContextManager[None]]) -> None:
+        self._file, self._errors = file, errors
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def readinto(self, buffer: Any) -> int:
+        with self._errors():
+            data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 @dataclass(frozen=True)
 class ObjectStore(Store):
     """A prefix in an object store, accessed through fsspec. An upload appears complete or not at all."""
@@ -290,8 +320,8 @@ class ObjectStore(Store):
 
     def open(self, name: str) -> BinaryIO:
         with self._store_errors(name):
-            file: BinaryIO = self._fs.open(self._path(name), "rb", cache_type="readahead", block_size=8 << 20)
-        return file
+            file = self._fs.open(self._path(name), "rb", cache_type="readahead", block_size=8 << 20)
+        return io.BufferedReader(_CheckedReads(file, partial(self._store_errors, name)))
 
     def local(self, name: str, scratch: Path) -> Path:
         path = scratch / name.replace("/", "-")

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +20,20 @@ from urllib.parse import unquote, urlsplit
 from .http_server import RangeHandler, serving
 
 TOKEN = "hf_ThisTokenIsASecret0123456789"
+COMMIT = "1" * 40
 
 
 class HubHandler(RangeHandler):
     """`token`: what requests have to carry, None for a public repository."""
 
     token: str | None = None
+    _file_headers: Mapping[str, str] = {}  # of the answer under way, if it is a file
     status = 0  # of the answer to every request, if it is not 0
+
+    def end_headers(self) -> None:
+        for name, value in self._file_headers.items():
+            self.send_header(name, value)
+        super().end_headers()
 
     def _answer(self, status: int, body: object, **headers: str) -> None:
         data = json.dumps(body).encode()
@@ -38,6 +45,7 @@ class HubHandler(RangeHandler):
             self.wfile.write(data)
 
     def _serve(self) -> None:
+        self._file_headers = {}
         body = self._body()
         given = self.headers.get("Authorization")
         if self.token is not None and given is None:  # as for a repository that does not exist
@@ -50,6 +58,7 @@ class HubHandler(RangeHandler):
         is_api = words[0] == "api"
         user, name, *rest = words[1 + is_api :]  # after "datasets"
         what, revision, *rest = rest or ["revision", "main"]
+        revision = "main" if revision == COMMIT else revision
         repo = Path(self.directory, user, name + f"@{revision}" * (revision != "main"))
         if not Path(self.directory, user, name).is_dir():
             return self._answer(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
@@ -68,7 +77,7 @@ class HubHandler(RangeHandler):
         if not path.is_file():
             return self._answer(404, {"error": "Entry not found"}, X_Error_Code="EntryNotFound")
         self.path = f"/{path.relative_to(self.directory)}"
-        self.extra_headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{_entry(repo, path)["oid"]}"'}
+        self._file_headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{_entry(repo, path)["oid"]}"'}
         return super().do_GET() if self.command == "GET" else super().do_HEAD()
 
     def _body(self) -> bytes:
@@ -101,8 +110,8 @@ class HubHandler(RangeHandler):
                     file.write_bytes(base64.b64decode(line["value"]["content"]))
                 elif line["key"] == "deletedFile":
                     file.unlink()
-            return {"success": True, "commitOid": "1" * 40, "commitUrl": f"/datasets/user/name/commit/{'1' * 40}"}
-        return {"id": f"{repo.parent.name}/{repo.name.partition('@')[0]}", "sha": "1" * 40, "siblings": [], "tags": []}
+            return {"success": True, "commitOid": COMMIT, "commitUrl": f"/datasets/user/name/commit/{COMMIT}"}
+        return {"id": f"{repo.parent.name}/{repo.name.partition('@')[0]}", "sha": COMMIT, "siblings": [], "tags": []}
 
     def _quietly(self) -> None:
         with suppress(ConnectionError):  # the client has closed the connection early

@@ -53,6 +53,7 @@ batch_size = 12
 fraction = 0.75
 """
 
+
 @pytest.fixture(scope="session")
 def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recipe") / "tiny.toml"

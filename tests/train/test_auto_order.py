@@ -26,9 +26,7 @@ batch_size = 16
 """
 
 
-def train(
-    shards: ShardSet, folder: Path, monkeypatch: pytest.MonkeyPatch, *, remote: bool, stop_after: int = 0
-) -> int:
+def train(shards: ShardSet, folder: Path, monkeypatch: pytest.MonkeyPatch, *, remote: bool, stop_after: int = 0) -> int:
     """The exit status of a run stopped after `stop_after` batches; `remote`: its shards count as remote."""
     folder.mkdir(exist_ok=True)
     (folder.parent / "auto.toml").write_text(RECIPE)

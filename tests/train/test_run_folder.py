@@ -53,9 +53,7 @@ def test_name_and_path_refer_to_the_same_run(checkout: Path, target: str, path: 
         ("./elsewhere", "elsewhere"), ("runs/runs/x", "runs/runs/x"),
     ],
 )  # fmt: skip
-def test_training_resumes_a_run_by_any_of_its_names(
-    checkout: Path, target: str, path: str
-) -> None:
+def test_training_resumes_a_run_by_any_of_its_names(checkout: Path, target: str, path: str) -> None:
     before = sorted(checkout.rglob("*"))
     assert new_run(target) == Path(path)
     assert sorted(checkout.rglob("*")) == before

@@ -144,7 +144,7 @@ def test_predictions_are_in_the_form_of_the_target(kind: str, shards: ShardSet, 
 def test_the_report_draws_the_validation(kind: str, run: Path) -> None:
     page = (run / "report.html").read_text(encoding="utf-8")
     assert "Validation of epoch" in page
-    for text in (("first", "second", "average precision") if kind == "labels" else ("size [mm]", "RMSE")):
+    for text in ("first", "second", "average precision") if kind == "labels" else ("size [mm]", "RMSE"):
         assert text in page
 
 

@@ -149,9 +149,7 @@ def test_a_signal_saves_and_ends_the_run_cleanly(
     assert_equal_runs(tmp_path / "tiny", finished)
 
 
-def test_sighup_stays_ignored_under_nohup(
-    finished: Path, killed: Started, tmp_path: Path
-) -> None:
+def test_sighup_stays_ignored_under_nohup(finished: Path, killed: Started, tmp_path: Path) -> None:
     done = killed(tmp_path, "--nohup", f"{STEP}:8:1")
     assert done.status == 0, done.err
     assert_equal_runs(tmp_path / "tiny", finished)

@@ -367,9 +367,7 @@ def _predicted(sets: Sequence[ShardSet], split: str, total: int) -> str:
     return f"{sets[0].root}: predicting {counted(total, 'photo')} of {part}{rest}"
 
 
-def _sources(
-    members: list[SavedRun], args: PredictOptions
-) -> tuple[list[tuple[list[SavedRun], ShardSet]], str, bool]:
+def _sources(members: list[SavedRun], args: PredictOptions) -> tuple[list[tuple[list[SavedRun], ShardSet]], str, bool]:
     """(runs, shard set to predict) pairs, a note for the user, and whether the accuracy is meaningful.
 
     The accuracy is not printed if ensemble members were trained on the photos.

@@ -35,6 +35,7 @@ def early(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("early")
     after = runs._Session._after
     for name, patience, stop_at in (("stopped", 1, -1), ("first", 0, 1), ("second", 0, 16)):
+
         def interrupted(session: runs._Session, spec: runs.BatchSpec, at: int = stop_at) -> bool:
             session.stopped_by = 15 if spec.index == at else session.stopped_by
             return after(session, spec)

@@ -71,9 +71,7 @@ def test_no_accuracy_is_printed_for_training_photos(
     assert "top-1" not in out
 
 
-def test_the_accuracy_on_another_set_has_a_note(
-    cv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_accuracy_on_another_set_has_a_note(cv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(predicted(cv, tmp_path, source="t")) == 9
     out = capsys.readouterr().out
     assert "top-1" in out
@@ -127,9 +125,7 @@ def test_a_fold_that_is_none_of_the_runs_is_refused(
     assert not (tmp_path / "p.csv").exists()
 
 
-def test_a_run_without_folds_takes_none(
-    trained: Path, shard_root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_folds_takes_none(trained: Path, shard_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(trained), "--shards", str(shard_root), "--device", "cpu", "--fold", "1"]) == 2
     assert "--fold: got 1 for a run without folds, expected none; omit it" in capsys.readouterr().err
 
