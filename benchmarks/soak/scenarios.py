@@ -610,6 +610,13 @@ class TrainAll(Train):
     def train(self, attempt: int) -> Command:
         return dataclasses.replace(super().train(attempt), new_interpreter=True)
 
+    def temporary(self) -> list[str]:
+        for folder in self.path("tmp").glob("torchinductor_*"):  # PyTorch keeps precompiled headers there
+            shutil.rmtree(folder)
+        for file in self.path("tmp").glob("cc??????.*"):  # of a C compiler that was killed
+            file.unlink()
+        return super().temporary()
+
     def check(self, reference: Path, *, complete: bool) -> list[str]:
         return super().check(reference, complete=False)  # why: only forks record their samples
 
