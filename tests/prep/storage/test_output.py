@@ -521,6 +521,23 @@ def test_a_pinned_copy_of_a_folder_makes_no_file_appear_once_its_run_has_lost_th
     assert store.names() == ["a.bin"]
 
 
+def test_a_read_that_fails_after_the_file_was_opened_is_one_line(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(f"{bucket}/set")
+    store.write("a", b"0123\n456\n")
+    with store.open("a") as file:
+        assert file.seek(2) == 2
+        assert [*file] == [b"23\n", b"456\n"]
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EBUSY, "slow down")
+
+    monkeypatch.setattr("s3fs.core._fetch_range", refuse)
+    with store.open("a") as file, pytest.raises(ResoluteError, match="/set/a: the store refused the request, got"):
+        file.read(1)
+
+
 @pytest.mark.parametrize("where", ["memory://bulk", "folder"])
 def test_many_files_are_written_read_and_deleted_at_once(tmp_path: Path, where: str) -> None:
     store = open_store(where if "://" in where else str(tmp_path / where))
