@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from resolute import __version__, cli
-from resolute.cli import COMMANDS, main
+from resolute.cli import COMMANDS, _load, main
 from resolute.settings import definitions, option_name
 
 
@@ -104,3 +104,21 @@ def test_the_shell_can_complete_commands_and_options() -> None:
     script = cli._app(complete=True).generate_completion(shell="bash")
     assert "lr-find" in script
     assert "--max-bad" in script
+
+
+@pytest.mark.parametrize(("environ", "printed"), [
+    ({}, "resolute verify: interrupted\n"),
+    ({"LOCAL_RANK": "1"}, ""),  # `resolute --gpus` and torchrun say it once for all their processes
+])  # fmt: skip
+def test_ctrl_c_is_one_line_of_the_process_that_was_started(
+    environ: dict[str, str], printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_load", lambda where: interrupted if where == COMMANDS["verify"].program else _load(where))
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert main(["verify", "--shards", "none"]) == 130
+    assert capsys.readouterr().err == printed
