@@ -116,7 +116,8 @@ def test_ctrl_c_is_one_line_of_the_process_that_was_started(
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_load", lambda where: interrupted if where == COMMANDS["verify"].program else _load(where))
+    program = COMMANDS["verify"].program
+    monkeypatch.setattr(cli, "_load", lambda where: interrupted if where == program else _load(where))
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
