@@ -114,8 +114,7 @@ def measure(runner: Runner, *, batches: int) -> dict[str, Any]:
 def summary(
     raw: Mapping[str, Sequence[Sequence[Sequence[float]]]], resolutions: Sequence[int], workers: int
 ) -> list[dict[str, Any]]:
-    """ "changes" of `measure`, from the seconds of each loader's batches, [round][resolution][batch]."""
-
+    """"changes" of `measure`, from the seconds of each loader's batches, [round][resolution][batch]."""
     def figures(run: Sequence[Sequence[float]], i: int) -> dict[str, float]:
         slowest_s, steady = max(run[i][: first_batches(workers)]), steady_s(run[i], workers)
         return {"cost_s": cost_s(run[i], workers), "around_s": around_s(run[i - 1], run[i], workers),

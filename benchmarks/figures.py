@@ -405,22 +405,8 @@ def soak() -> str:
 
 FIGURES: Mapping[str, Callable[[], str]] = {
     figure.__name__: figure
-    for figure in (
-        headline,
-        results,
-        training,
-        schedules,
-        imagenette,
-        proposals,
-        techniques,
-        turns,
-        peers,
-        switch,
-        changes,
-        picture,
-        prep,
-        soak,
-    )
+    for figure in (headline, results, training, schedules, imagenette, proposals, techniques, turns, peers, switch,
+                   changes, picture, prep, soak)
 }
 
 

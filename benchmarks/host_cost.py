@@ -168,7 +168,9 @@ def measure_case(
     from resolute.pipeline.plan.stage import Augment, Stage
 
     device, _, decode = case[0].partition(" ")
-    rich = Augment(policy="randaugment", mixup_alpha=0.4, cutmix_alpha=1.0, mixup_mode="elem", random_erasing_prob=0.25)
+    rich = Augment(
+        policy="randaugment", mixup_alpha=0.4, cutmix_alpha=1.0, mixup_mode="elem", random_erasing_prob=0.25
+    )
     per_epoch = len(shards.splits["train"]) // batch_size
     stage = Stage(res=_RES, epochs=-(-(batches + 3 * _WARM_UP) // per_epoch), batch_size=batch_size,
                   fraction=per_epoch * batch_size / len(shards.splits["train"]),

@@ -140,7 +140,9 @@ def commit() -> str | None:
     return done.stdout.strip()
 
 
-def header(*, rounds: int = 1, device: torch.device | None = None, packages: Sequence[str] = ()) -> dict[str, Any]:
+def header(
+    *, rounds: int = 1, device: torch.device | None = None, packages: Sequence[str] = ()
+) -> dict[str, Any]:
     """The first fields of every result. Call it before measuring: it records the load of the machine.
 
     packages: whose versions to add to the usual ones.

@@ -1,6 +1,6 @@
 """`python -m resolute.pipeline index SOURCE`: index third-party WebDataset tars, as the first run on them would.
 
-python -m resolute.pipeline index imagenet/ --val '*validation*'
+    python -m resolute.pipeline index imagenet/ --val '*validation*'
 """
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ def driver_and_gpus(module: Path = Path("/sys/module/nvidia/version")) -> tuple[
     return version if version.partition(".")[0].isdecimal() else None, gpus
 
 
-def choose_stack(driver: str | None, gpus: Sequence[Capability] = (), *, cuda: str = "", installed: str = "") -> str:
+def choose_stack(
+    driver: str | None, gpus: Sequence[Capability] = (), *, cuda: str = "", installed: str = ""
+) -> str:
     """`cuda13` or `cuda12`: what is `installed`, else the stack of `cuda` ("12", "13"), else the newest that suits.
 
     It suits if `driver` can run it and it has kernels for each of `gpus` that any stack has kernels for; without a

@@ -226,8 +226,8 @@ def finalize_jobs(out: str) -> BuildResult:
             )
         if found := sorted(read_damaged(store) - plan.damaged):
             raise ResoluteError(
-                f"{store.where}: damaged since the plan was made, got {len(found)} files listed by `prep.verify`, such "
-                f"as {found[0]}, expected none; {_AGAIN}, then convert the shards that are missing"
+                f"{store.where}: damaged since the plan was made, got {len(found)} files listed by `resolute "
+                f"verify`, such as {found[0]}, expected none; {_AGAIN}, then convert the shards that are missing"
             )
         records = Records(store, plan.hash_of, scratch / "records")
         stack.callback(records.close)

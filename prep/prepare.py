@@ -312,7 +312,9 @@ def _nothing_to_add(
     delete_orphans(store, existing.manifest["files"])
     delete_run_files(store)
     comparison = finished.comparison
-    changes = describe_changes(store.where, len(comparison.removed), len(comparison.changed), dropped=settings.drop)
+    changes = describe_changes(
+        store.where, len(comparison.removed), len(comparison.changed), dropped=settings.drop
+    )
     return BuildResult(
         manifest=existing.manifest, ignored=finished.inputs.ignored, stats=None, kept_shards=0,
         elapsed_s=time.perf_counter() - started_at, notes=("no new photos in the source", *changes),
@@ -464,16 +466,16 @@ def _refuse_other_plan(store: Store, existing: ExistingSet, plan: Mapping[str, A
     if existing.manifest is not None and is_other_source(record, settings):
         assert record is not None
         raise ResoluteError(
-            f"{store.where}: a finished set of other photos, made from {record['SRC']}, {differences}; choose "
+            f"{store.where}: a finished set of other photos, made from {record['SRC']}: {differences}; choose "
             "another OUT"
         )
     if existing.manifest is not None:
         raise ResoluteError(
-            f"{store.where}: a finished set of another kind, {differences}; rebuild it with REBUILD=1 (--rebuild) or "
+            f"{store.where}: a finished set of another kind: {differences}; rebuild it with REBUILD=1 (--rebuild) or "
             "choose another OUT"
         )
     raise ResoluteError(
-        f"{store.where}: an unfinished run with other settings, {differences}; undo the change, start over with "
+        f"{store.where}: an unfinished run with other settings: {differences}; undo the change, start over with "
         "REBUILD=1 (--rebuild), or choose another OUT"
     )
 

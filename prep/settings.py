@@ -30,7 +30,9 @@ class JobsPlanOptions:
     src: str = setting("", "folder of class folders; flat folder with --labels; list file of paths and labels; zip or "
         "tar of class folders; WebDataset tars or Parquet files (file, folder, pattern); or a URL of these",
         min_length=1)  # fmt: skip
-    out: str = setting("shards", "where to write the shards: a folder, or a URL such as s3://bucket/set", min_length=1)
+    out: str = setting(
+        "shards", "where to write the shards: a folder, or a URL such as s3://bucket/set", min_length=1
+    )
     res: tuple[Annotated[int, Field(ge=8)], ...] = setting(
         (), "resolutions to train at, px, ascending (default: 128,160,224, or those of the set to extend)"
     )
@@ -48,9 +50,13 @@ class JobsPlanOptions:
         None, "what the target columns hold, if it is not recognised: class (one per image), labels (any number, also "
         "labels:space, comma, semicolon, bar or list: how a cell separates them) or values (numbers)", min_length=1
     )  # fmt: skip
-    classes: str | None = setting(None, "class names, one per line; line n (from 0) names class n", min_length=1)
+    classes: str | None = setting(
+        None, "class names, one per line; line n (from 0) names class n", min_length=1
+    )
     val: str | None = setting(None, "separate validation source, of the same kind as SRC", min_length=1)
-    val_labels: str | None = setting(None, "table for --val, if --labels does not cover its images too", min_length=1)
+    val_labels: str | None = setting(
+        None, "table for --val, if --labels does not cover its images too", min_length=1
+    )
     val_list: str | None = setting(None, "images of SRC to hold out, one name per line", min_length=1)
     val_frac: float | None = setting(
         None, "fraction of every class to hold out, if neither --val nor --val-list is given (default: 0.1); 0: none",

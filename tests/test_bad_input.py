@@ -152,9 +152,8 @@ def rows() -> Iterator[tuple[str, tuple[str, ...]]]:
     yield "eval: shards with other classes", replaced(EVAL, "{shards}", "{shards-other}")
     yield "train: foreign tars without validation", replaced(TRAIN, "{shards}", "{foreign}")
     yield "train: a shard set with --val", (*TRAIN, "--val", "0.1")
-    yield (
-        "prep: another source into a finished set",
-        replaced(replaced(PREP, "{photos}", "{photos-other}"), "{out}", "{shards}"),
+    yield "prep: another source into a finished set", replaced(
+        replaced(PREP, "{photos}", "{photos-other}"), "{out}", "{shards}"
     )
     yield "prep: another quality for a finished set", (*replaced(PREP, "{out}", "{shards}"), "--quality", "50")
 
@@ -322,7 +321,7 @@ def test_verify_reports_damage_with_status_1(bad: str, place: Path, tmp_path: Pa
     assert not ended.err
 
 
-ODD = ["two  spaces [a]{b}*?", "new\nline", 'ünï-Ⅷ o\'brien "x" $(touch x)', "-dash"]
+ODD = ["two  spaces [a]{b}*?", "new\nline", "ünï-Ⅷ o'brien \"x\" $(touch x)", "-dash"]
 
 
 @pytest.mark.parametrize("odd", ODD)

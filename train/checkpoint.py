@@ -1,7 +1,7 @@
 """Checkpoints of a run: written atomically, sealed with a SHA-256, and checked before use.
 
-RUN/step-00000123.pt   the newest few, named by optimizer steps done; each ends in the SHA-256 of its content
-RUN/last.pt, best.pt   links to the newest one and to the one with the best validation
+    RUN/step-00000123.pt   the newest few, named by optimizer steps done; each ends in the SHA-256 of its content
+    RUN/last.pt, best.pt   links to the newest one and to the one with the best validation
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ def _check_same(path: Path, state: dict[str, Any], expect: dict[str, Any]) -> No
 
 
 def newest(folder: Path, name: str) -> Path:
-    """The file to resume from: `name`, or the newest step file if the first save was cut before `last.pt` was linked."""
+    """The file to resume from: `name`, or the newest step file if the first save was cut before `last.pt` was linked.
+    """
     path, names = folder / name, _names(folder)
     if name != LAST or name in names:
         return path

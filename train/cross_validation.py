@@ -1,4 +1,5 @@
-"""Cross-validation: trains one run per fold in RUN/fold-K, one after another, and summarises them in RUN/folds.json."""
+"""Cross-validation: trains one run per fold in RUN/fold-K, one after another, and summarises them in RUN/folds.json.
+"""
 
 from __future__ import annotations
 

@@ -77,12 +77,9 @@ class Learner:
         self.optimizer = build_optimizer(built.optim, self.network)
         self.freezer = Freezer(recipe.freeze, recipe.stages, self.network, self.optimizer)
         self.regularizer = Regularizer(recipe, self.network, self.optimizer, classes=classes)
-        self._losses = {
-            smoothing: build_loss(
-                dataclasses.replace(recipe.loss, label_smoothing=smoothing), head, weights=weights, device=device
-            )
-            for smoothing in self.regularizer.smoothings
-        }
+        self._losses = {smoothing: build_loss(
+            dataclasses.replace(recipe.loss, label_smoothing=smoothing), head, weights=weights, device=device
+        ) for smoothing in self.regularizer.smoothings}
         self.rates = Rates(
             recipe.schedule, recipe.optim, recipe.stages, total_steps=total_steps, epoch_steps=epoch_steps,
             epoch_samples=epoch_samples,
@@ -258,7 +255,9 @@ def eval_logits(network: nn.Module, images: torch.Tensor, precision: Precision, 
         return (logits + network(images.flip(3)).float()) / 2 if flip else logits
 
 
-def run_batches(batches: Iterable[Batch], learner: Learner, meter: Meter, after: Callable[[BatchSpec], bool]) -> bool:
+def run_batches(
+    batches: Iterable[Batch], learner: Learner, meter: Meter, after: Callable[[BatchSpec], bool]
+) -> bool:
     """Run all batches. `after`, called after each, may save and print, and returns False to stop.
 
     Returns whether all batches ran.

@@ -76,7 +76,7 @@ class LaunchOptions:
 class _RunOptions(LaunchOptions, _Tars, _Device):
     shards: Shards
     recipe: Recipe
-    run: str | None = setting(None, "name of the run, or the path of its folder (default: the recipe's name)")
+    run: str | None = setting(None, "name of the run, or the path of its folder (default: recipe and set)")
     runs: Path = setting(Path("runs"), "parent of all run folders")
     decode: Literal["auto", "cpu", "gpu"] = setting(
         "cpu", "where JPEGs are decoded for a GPU; auto: there if a trial process can and steps are faster"
@@ -85,14 +85,20 @@ class _RunOptions(LaunchOptions, _Tars, _Device):
         None, "cross-validation: train K runs, each in RUN/fold-NUMBER with another K-th of the training split held "
         "out for validation; 0,2/K: only these two"
     )  # fmt: skip
-    gpu_memory_gib: float = setting(0.0, "limit of GPU memory for tensors, as on a smaller GPU; 0: none", ge=0, le=1e6)
+    gpu_memory_gib: float = setting(
+        0.0, "limit of GPU memory for tensors, as on a smaller GPU; 0: none", ge=0, le=1e6
+    )
     save_every_s: float = setting(300.0, "seconds between checkpoints", ge=0, le=1e9)
-    save_every_steps: int = setting(0, "optimizer steps between checkpoints; 0: by time only", ge=0, le=10**12)
+    save_every_steps: int = setting(
+        0, "optimizer steps between checkpoints; 0: by time only", ge=0, le=10**12
+    )
 
 
 @settings("")
 class PlanOptions(_RunOptions):
-    budget: str | None = setting(None, "time limit (90s, 11m, 1.5h); suggests changes if the run exceeds it")
+    budget: str | None = setting(
+        None, "time limit (90s, 11m, 1.5h); suggests changes if the run exceeds it"
+    )
     suggest: Path | None = setting(
         None, "new TOML file: write the recipe with the stages and epochs that use the budget best"
     )
@@ -125,7 +131,9 @@ class TrainOptions(_RunOptions):
 @settings("")
 class _Inference(_Tars, _Device):
     split: str = setting("val", "split of a shard set")
-    fold: int | None = setting(None, "for a run with folds and its own set: fold to use (default: the run's)", ge=0)
+    fold: int | None = setting(
+        None, "for a run with folds and its own set: fold to use (default: the run's)", ge=0
+    )
     flip: bool = setting(False, "test-time flip, even if the recipe does not use it")
 
 

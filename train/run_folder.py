@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from resolute.errors import ResoluteError
+from resolute.pipeline.storage.base import is_url
 
-__all__ = ["RUNS", "existing_run", "new_run"]
+__all__ = ["RUNS", "default_run", "existing_run", "new_run"]
 
 RUNS = Path("runs")
 _LISTED = 10
+_NO_NAME = ("", ".", "..")
 
 
 def existing_run(target: str, *, runs: Path = RUNS) -> Path:
@@ -27,6 +29,19 @@ def existing_run(target: str, *, runs: Path = RUNS) -> Path:
                 return path
     raise ResoluteError(f"{target}: no run or checkpoint, got nothing at "
                         f"{' or '.join(map(str, _places(target, runs)))}; {_choices(runs)}")  # fmt: skip
+
+
+def default_run(recipe: Path, shards: str | Path) -> str:
+    """The name of a run without RUN: that of its recipe and of its set, `rn50-imagenet` for example.
+
+    A set's name is that of its folder, or of the one above if its folder is called `shards`. If recipe and set have the
+    same name, it stands once.
+    """
+    path = str(shards).partition("://")[2] if is_url(shards) else str(shards)
+    folders = [part for part in path.split("/") if part not in _NO_NAME]
+    if folders[-1:] == ["shards"] and len(folders) > 1:
+        folders.pop()
+    return recipe.stem if folders[-1:] in ([], [recipe.stem]) else f"{recipe.stem}-{folders[-1]}"
 
 
 def new_run(target: str, *, runs: Path = RUNS) -> Path:

@@ -30,7 +30,7 @@ from resolute.train.recipe.schema import Recipe
 
 from . import checkpoint
 from .loop import Learner
-from .run_folder import new_run
+from .run_folder import default_run, new_run
 
 __all__ = ["Options", "set_up"]
 
@@ -73,7 +73,7 @@ class Options:
     def parsed(cls, args: PlanOptions | TrainOptions) -> Options:
         """The options of `resolute train` or `plan`. Raises `ResoluteError` for an invalid run name."""
         names = {field.name for field in dataclasses.fields(cls)} & vars(args).keys()
-        folder = new_run(args.recipe.stem if args.run is None else args.run, runs=args.runs)
+        folder = new_run(default_run(args.recipe, args.shards) if args.run is None else args.run, runs=args.runs)
         values = {name: getattr(args, name) for name in names}
         return cls(folder=folder, **values)
 

@@ -338,7 +338,9 @@ class _Session:
         pass_ = next(each for each in self.plan.passes if (each.split, each.epoch) == ("train", spec.epoch))
         largest = max(pass_.shapes, key=lambda shape: shape.res)
         counts = self.plan.class_counts(spec.epoch).tolist() if self.ranks.is_main else []
-        record = self.meter.end_epoch(spec, res=largest.res, batch_size=largest.batch_size, class_counts=counts)
+        record = self.meter.end_epoch(
+            spec, res=largest.res, batch_size=largest.batch_size, class_counts=counts
+        )
         tqdm.write(epoch_line(record))
         done, progress = spec.index + 1 == self.plan.total_batches, self.progress
         is_best = progress.update(record, last=done)
@@ -356,10 +358,8 @@ class _Session:
         self.reports.update()
         if progress.ended:
             metric = main_metric(record)
-            tqdm.write(
-                f"stopped early: {progress.ended}; best.pt is of epoch {progress.best_epoch} ({metric.title} "
-                f"{metric.text(progress.best_score)}, {progress.best_weights} weights), last.pt of this one"
-            )
+            tqdm.write(f"stopped early: {progress.ended}; best.pt is of epoch {progress.best_epoch} ({metric.title} "
+                       f"{metric.text(progress.best_score)}, {progress.best_weights} weights), last.pt of this one")
 
     def _save(self, *, best: bool = False) -> None:
         self._log_skipped()

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from .result import Part, Result, Settings
 
 if TYPE_CHECKING:
+
     from resolute.pipeline.dataset.shard_set import ShardSet
     from resolute.pipeline.plan.plan import Plan
     from resolute.pipeline.plan.stage import Stage
@@ -515,7 +516,9 @@ def _train_command(settings: Settings, recipe: Path, runs: Path, run: str) -> li
             "--save-every-steps", "5"]  # fmt: skip
 
 
-def _train(settings: Settings, recipe: Path, runs: Path, run: str, *more: str) -> subprocess.CompletedProcess[str]:
+def _train(
+    settings: Settings, recipe: Path, runs: Path, run: str, *more: str
+) -> subprocess.CompletedProcess[str]:
     command = [*_train_command(settings, recipe, runs, run), *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}", flush=True)

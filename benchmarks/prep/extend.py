@@ -187,7 +187,9 @@ def measure_synthetic(folder: str, entries: int) -> dict[str, float]:
     new = catalog(entries + entries // EVERY, "new")
     lap("list new source")
     stored = [read_inputs(store, 0, None, scratch)]
-    comparison = compare(stored, {"train": new}, rejected_keys({}, ("train",)), layout=plan.layout, seed=0, drop=False)
+    comparison = compare(
+        stored, {"train": new}, rejected_keys({}, ("train",)), layout=plan.layout, seed=0, drop=False
+    )
     splits = extend_splits(new, comparison, generation=1, val_frac=0)
     lap("compare")
     extension = _plan(1, len(splits["train"]), plan_hash(zero))

@@ -152,7 +152,9 @@ def _remote(rng: random.Random, at: float) -> Event:
                  expected=frozenset({2}), must_succeed=limit > 0)  # fmt: skip
 
 
-def problems_of(event: Event | None, *, status: int | None, final: int, stderr: str, what: str) -> list[str]:
+def problems_of(
+    event: Event | None, *, status: int | None, final: int, stderr: str, what: str
+) -> list[str]:
     """Problems with a command's exit status and stderr. final: the exit status of success."""
     if status is None:
         return [f"{what} did not end"]

@@ -82,12 +82,12 @@ _RECIPES: Mapping[str, Mapping[str, object]] = {
 }
 
 _EVERY_FEATURE = {  # line of the recipe "one" -> lines after it
-    "[model]\n": "kwargs = { drop_rate = 0.2 }",
-    "[precision]\n": "compile = true",
-    "[optim]\n": "clip_norm = 1.0\nlookahead = 5",
-    "[augment]\n": 'policy = "randaugment"\ncutmix_alpha = 1.0\nmixup_mode = "elem"',
-    "[eval]\nbatch_size = 16\n": '[loss]\nlabel_smoothing = 0.1\n[freeze]\nmode = "unfreeze"',
-    "fraction = 0.5\n": 'unfreeze_to = "layer2"',
+    '[model]\n': "kwargs = { drop_rate = 0.2 }",
+    '[precision]\n': "compile = true",
+    '[optim]\n': "clip_norm = 1.0\nlookahead = 5",
+    '[augment]\n': 'policy = "randaugment"\ncutmix_alpha = 1.0\nmixup_mode = "elem"',
+    '[eval]\nbatch_size = 16\n': '[loss]\nlabel_smoothing = 0.1\n[freeze]\nmode = "unfreeze"',
+    'fraction = 0.5\n': 'unfreeze_to = "layer2"',
 }
 
 

@@ -90,7 +90,9 @@ def paced(batches: Iterator[Any], *, step_s: float, began: float) -> list[dict[s
     return epochs
 
 
-def measure_one(open_set: Callable[[], Any], args: argparse.Namespace, *, order: Order, epochs: int) -> dict[str, Any]:
+def measure_one(
+    open_set: Callable[[], Any], args: argparse.Namespace, *, order: Order, epochs: int
+) -> dict[str, Any]:
     """Measure `epochs` epochs of the same samples at the pace of the arguments."""
     from resolute.pipeline.loader.loader import Loader
     from resolute.pipeline.plan.plan import Plan
@@ -194,14 +196,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=int, default=2, metavar="N", help="decoding threads (default: %(default)s)")
     add("--latency-ms", type=float, default=30, metavar="MS", help="store: time to first byte (default: %(default)s)")
     add("--mib-per-s", type=float, default=80, metavar="MIB", help="store: of a request (default: %(default)s)")
-    add(
-        "--total-mib-per-s",
-        type=float,
-        default=100,
-        metavar="MIB",
-        help="store: of all requests together; should be "
-        "about four times pace x bytes per sample, as 1 GB/s is for 20 000 images/s (default: %(default)s)",
-    )
+    add("--total-mib-per-s", type=float, default=100, metavar="MIB", help="store: of all requests together; should be "
+        "about four times pace x bytes per sample, as 1 GB/s is for 20 000 images/s (default: %(default)s)")
     add("--chunk-mib", type=float, default=4, metavar="MIB", help="store: size of a request (default: %(default)s)")
     add("--only", default=",".join(PARTS), metavar="PART,…", help="parts to run (default: %(default)s)")
     add("--out", type=Path, default=Path("benchmarks/results/storage.json"), metavar="FILE",

@@ -84,7 +84,9 @@ def select(
     for name, size in sizes.items():
         training = [key for key in found[name] if key not in held_out]
         if len(training) < size:
-            raise ResoluteError(f"--largest: got {size} photos for {name}, expected at most {len(training)}; lower it")
+            raise ResoluteError(
+                f"--largest: got {size} photos for {name}, expected at most {len(training)}; lower it"
+            )
         kept = np.random.default_rng([seed, size]).permutation(training)[:size].tolist()
         chosen[name] = [found[name][key] for key in (*sorted(kept), *(key for key in found[name] if key in held_out))]
     return chosen, sizes
@@ -124,7 +126,8 @@ def variant(text: str, section: str, line: str) -> str:
 
 
 def accuracies(predictions: Path, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Accuracy (0 to 1) of each class, and means over all classes, the head and the tail, from `train predict`'s file."""
+    """Accuracy (0 to 1) of each class, and means over all classes, the head and the tail, from `train predict`'s file.
+    """
     right, total = Counter[str](), Counter[str]()
     with predictions.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -210,11 +213,7 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
         recipe.write_text(variant(text, *VARIANTS[name]), encoding="utf-8")
         sides.append(Side(name=name, recipe=recipe, shards=str(shards), shards_hash=shards_hash))
     runs = measure(
-        sides,
-        seeds,
-        runs=args.work / "runs",
-        run=run,
-        expect={"commit": result["commit"]},
+        sides, seeds, runs=args.work / "runs", run=run, expect={"commit": result["commit"]},
         settings=["--threads", str(args.threads), "--device", device.type],
     )
     # why not the better ones: they would be chosen by these photos

@@ -152,7 +152,7 @@ def changed(recipe: Path, path: Path, *, seed: int, lr_factor: float = 1.0) -> P
         own = re.match(r"(?s).*?(?=^\s*\[|\Z)", after, re.MULTILINE)
         assert own
         without_lr = re.sub(r"(?m)^\s*lr\s*=.*\n?", "", own[0])
-        rest = after[own.end() :].removesuffix("\n[optim]\n")
+        rest = after[own.end():].removesuffix("\n[optim]\n")
         text = f"{before}{header}lr = {optim.lr!r}\n{without_lr}{rest}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")

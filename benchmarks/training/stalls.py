@@ -43,7 +43,8 @@ def small_recipe(*stages: Stage, model: str, compiled: bool = False) -> Recipe:
     tables = [{"res": stage.res, "epochs": stage.epochs, "batch_size": stage.batch_size, "fraction": stage.fraction}
               for stage in stages]  # fmt: skip
     return Recipe.parse(
-        {"model": {"name": model}, "optim": {"lr": 1e-3}, "precision": {"compile": compiled}, "stages": tables},
+        {"model": {"name": model}, "optim": {"lr": 1e-3}, "precision": {"compile": compiled},
+         "stages": tables},
         name="benchmark",
     )
 

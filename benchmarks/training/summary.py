@@ -1,6 +1,6 @@
 """Summary of compared trainings: means over seeds with standard errors, ratios to the first side, tables and charts.
 
-python -m resolute.benchmarks.training.summary RESULT.json [--charts page.html]     # of a result file, again
+    python -m resolute.benchmarks.training.summary RESULT.json [--charts page.html]     # of a result file, again
 """
 
 from __future__ import annotations
@@ -80,11 +80,8 @@ def _against(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
 
     comparable = all(run["final_res"] == against["final_res"] for run, against in pairs)
     results: dict[str, Any] = {
-        "points": points("final_top1"),
-        "raw_points": points("top1"),
-        "ema_points": points("ema_top1"),
-        "wall_ratio": ratio("wall_s"),
-        "time_ratio": ratio("elapsed_s"),
+        "points": points("final_top1"), "raw_points": points("top1"), "ema_points": points("ema_top1"),
+        "wall_ratio": ratio("wall_s"), "time_ratio": ratio("elapsed_s"),
         "final_epoch_ratio": ratio("final_image_s") if comparable else None,
         "final_step_ratio": ratio("final_step_image_s") if comparable else None,
         "paired_epoch_ratio": _paired_epochs(pairs, "train_s"),
@@ -131,13 +128,9 @@ def interval(ratios: Sequence[float]) -> dict[str, Any]:
     result: dict[str, Any] = {"mean": math.exp(mean), "low": None, "high": None, "n": n}
     if n > 2:
         z, df = statistics.NormalDist().inv_cdf(0.975), n - 1
-        t = (
-            z
-            + (z**3 + z) / (4 * df)
-            + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
-            + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * df**3)
+        t = z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2) \
+            + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * df**3) \
             + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * df**4)
-        )
         half = t * statistics.stdev(logs) / math.sqrt(n)
         result |= {"low": math.exp(mean - half), "high": math.exp(mean + half)}
     return result

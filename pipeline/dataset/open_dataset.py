@@ -35,7 +35,9 @@ def open_dataset(
         raise ResoluteError(
             f"{strip_credentials(str(source))}: got fold={fold} and folds={folds}, expected both or none; correct them"
         )
-    shards = _open(source, resolutions=resolutions, val=val, classes=classes, target=target, generation=generation)
+    shards = _open(
+        source, resolutions=resolutions, val=val, classes=classes, target=target, generation=generation
+    )
     return shards if fold is None or folds is None else shards.with_fold(fold, folds)
 
 

@@ -182,7 +182,8 @@ class ShardSet:
         return shard if self.single_resolution else tar_name(res, shard)
 
     def photo_names(self, split: str) -> list[str]:
-        """The name of the input file of each sample of `split`, relative to its source; its key for third-party tars."""
+        """The name of the input file of each sample of `split`, relative to its source; its key for third-party tars.
+        """
         keys: list[int] = self.splits[split].samples[:]["key"].tolist()
         known: dict[int, bytes] = {}
         whole = self.stored_split(split)
@@ -310,9 +311,9 @@ def _digests(manifest: Mapping[str, Any], resolutions: Iterable[int], generation
         for number, added in enumerate(generations[: generation + 1]):
             of = f" of generation {number}" if number else ""
             if added["dropped"].get(split):
-                digests[f"{split} samples left out by generation {number}"] = listed[dropped_name(split, number)][
-                    "sha256"
-                ][:12]
+                digests[f"{split} samples left out by generation {number}"] = (
+                    listed[dropped_name(split, number)]["sha256"][:12]
+                )
             if not added["samples"][split]:
                 continue
             digests[f"{split} samples and labels{of}"] = listed[index_name(split, number)]["sha256"][:12]

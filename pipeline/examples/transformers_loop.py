@@ -1,6 +1,6 @@
 """Training with the Trainer of Transformers, which reads one stream, and evaluates and saves after each epoch.
 
-python -m resolute.pipeline.examples.transformers_loop SHARDS --res 128,160 --checkpoint folder
+    python -m resolute.pipeline.examples.transformers_loop SHARDS --res 128,160 --checkpoint folder
 """
 
 from __future__ import annotations

@@ -187,7 +187,9 @@ def _jitter(augment: Augment, u: NDArray[np.float64]) -> tuple[NDArray[np.int32]
     return kinds, _first_value(np.take_along_axis(factors, order, axis=1))
 
 
-def _erase(augment: Augment, key: int, ids: NDArray[np.int64], res: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _erase(
+    augment: Augment, key: int, ids: NDArray[np.int64], res: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Boxes (N, 4) x, y, w, h and noise origins (N, 2). Source: torchvision RandomErasing.get_params."""
     boxes, origins = np.zeros((len(ids), 4), np.int32), np.empty((len(ids), 2), np.int32)
     noise = augment.random_erasing_fill == "noise"

@@ -343,8 +343,7 @@ def without_effect(augments: Sequence[Augment]) -> dict[str, str]:
     """Augmentation keys that have no effect in any of `augments`, with the reason."""
     simple = all(a.crop_mode == "simple" for a in augments) and "crop_mode is simple"
     reasons = {
-        "scale": simple,
-        "ratio": simple,
+        "scale": simple, "ratio": simple,
         "flip_prob": all(a.flip_mode == "alternate" for a in augments) and "flip_mode is alternate",
         "magnitude_std": not any(a.policy == "randaugment" for a in augments) and "policy is not randaugment",
         "num_ops": not any(a.policy == "randaugment" for a in augments) and "policy is not randaugment",

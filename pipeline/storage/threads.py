@@ -14,7 +14,6 @@ __all__ = ["DaemonPool", "end_threads"]
 
 Answer = TypeVar("Answer")
 
-
 class Interruptible(Protocol):
     """Anything with running reads that `interrupt` ends, such as `Files`."""
 

@@ -181,7 +181,6 @@ def _compiled(signature: str) -> Any:
 
     return compile_
 
-
 _pair_chunk: Any = intrinsic(_pair_chunk_ir)
 _interleave: Any = intrinsic(_interleave_ir)
 _dot_rows = _dot((_LANES, _LANES), _ONE_BITS - _FRACTION_BITS, joined=True)

@@ -390,7 +390,9 @@ def _two_targets(source: Source, name: str) -> ResoluteError:
         text = repr(describe_label(image.label, target.names, target.units))
         texts.append(f"{text} in line {image.line}" if image.line else text)
     what = "belongs to two classes" if target.kind == "class" else "has two targets"
-    return ResoluteError(f"{name}: {what}, got {' and '.join(texts)}, expected one label per image; correct the labels")
+    return ResoluteError(
+        f"{name}: {what}, got {' and '.join(texts)}, expected one label per image; correct the labels"
+    )
 
 
 def _check_same_target(source: Source, training: Catalog) -> None:

@@ -46,12 +46,7 @@ def read_classes(path: Path) -> tuple[str, ...]:
 
 
 def by_name(
-    labels: Sequence[str],
-    *,
-    classes: Sequence[str] | None,
-    src: str,
-    listed_in: str,
-    training: str | None,
+    labels: Sequence[str], *, classes: Sequence[str] | None, src: str, listed_in: str, training: str | None,
     locate: Callable[[str], str] = lambda label: "",
 ) -> tuple[tuple[str, ...], dict[str, int]]:
     """(all class names, {label: class number}) for labels that are class names.

@@ -140,7 +140,8 @@ def list_catalogs(
 
 
 def _is_shared_table(settings: Settings) -> bool:
-    """Whether LABELS is to be read for VAL too: there is no other table for it, and it names images that VAL alone has."""
+    """Whether LABELS is to be read for VAL too: there is no other table for it, and it names images that VAL alone has.
+    """
     if settings.labels is None or settings.val is None or settings.val_labels is not None:
         return False
     src, val, labels = (path.removeprefix("file://") for path in (settings.src, settings.val, settings.labels))

@@ -154,19 +154,17 @@ class SetPlan:
 
     def to_bytes(self) -> bytes:
         """The file for jobs, without `plans`, which OUT has anyway: the hash of the newest, which names the others."""
-        return manifest_bytes(
-            {
-                "format": _FORMAT,
-                "plan": self.hashes[-1],
-                "src": strip_credentials(self.src),
-                "first": self.layout.first,
-                "short_sides": {str(res): side for res, side in self.short_sides.items()},
-                "max_bad": self.max_bad,
-                "ignored": self.ignored,
-                "warnings": self.warnings,
-                "damaged": sorted(self.damaged),
-            }
-        )
+        return manifest_bytes({
+            "format": _FORMAT,
+            "plan": self.hashes[-1],
+            "src": strip_credentials(self.src),
+            "first": self.layout.first,
+            "short_sides": {str(res): side for res, side in self.short_sides.items()},
+            "max_bad": self.max_bad,
+            "ignored": self.ignored,
+            "warnings": self.warnings,
+            "damaged": sorted(self.damaged),
+        })
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], plans: Sequence[Mapping[str, Any]]) -> SetPlan:

@@ -118,7 +118,7 @@ class ShardPlan(InputNames):
         (first,) = self.names(split, keys[:1])
         count, shards = sum(map(len, lost.values())), len(lost)
         return ResoluteError(
-            f"{self.where}: {shards} shard{'s'[: shards != 1]} cannot be made, got {count} of their photos gone from "
+            f"{self.where}: {shards} shard{'s'[:shards != 1]} cannot be made, got {count} of their photos gone from "
             f"{self.src} or changed, such as {first}, expected them as they were; put them back, or start over with "
             "REBUILD=1 (--rebuild)"
         )

@@ -243,7 +243,9 @@ def _read_val_list(catalog: Catalog, val_list: Path, *, gone: Collection[str] = 
     return listed
 
 
-def _draw_held_out(catalog: Catalog, val_frac: float, seed: int, groups: NDArray[np.int64] | None) -> NDArray[np.bool_]:
+def _draw_held_out(
+    catalog: Catalog, val_frac: float, seed: int, groups: NDArray[np.int64] | None
+) -> NDArray[np.bool_]:
     """(N,) bool: a seeded fraction of every class: at least one image if it has two, and never all.
 
     Copies, which are in one of the `groups`, are held out with the first of them, and do not count.

@@ -93,7 +93,9 @@ class ShardSetReader:
         names = {}
         for split in self._manifest["splits"]:
             last = max([row for name, row in rows if name == split], default=-1)
-            lines = chain.from_iterable(self.lines(names_name(split, number)) for number in self._generations(split))
+            lines = chain.from_iterable(
+                self.lines(names_name(split, number)) for number in self._generations(split)
+            )
             for row, name in zip(range(last + 1), lines, strict=False):
                 if (split, row) in rows:
                     names[split, row] = name

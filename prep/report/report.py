@@ -130,15 +130,13 @@ class _Report:
                     break
                 side = int(max(record["width"], record["height"]))
                 scale = min(1.0, 2 * info["short_side"] / side)  # why: a panorama would take the whole row
-                figures.append(
-                    {
-                        "data": jpeg,
-                        "lines": self._target_lines(samples[row : row + 1]),
-                        "title": f"{key_name(int(samples['key'][row]))} {self._names['train', row]}",
-                        "width": max(1, round(int(record["width"]) * scale)),  # CSS px
-                        "height": max(1, round(int(record["height"]) * scale)),
-                    }
-                )
+                figures.append({
+                    "data": jpeg,
+                    "lines": self._target_lines(samples[row : row + 1]),
+                    "title": f"{key_name(int(samples['key'][row]))} {self._names['train', row]}",
+                    "width": max(1, round(int(record["width"]) * scale)),  # CSS px
+                    "height": max(1, round(int(record["height"]) * scale)),
+                })
             yield {"res": res, "short_side": info["short_side"], "samples": len(stored), "figures": figures}
 
     def _target_lines(self, sample: NDArray[Any]) -> list[str]:

@@ -181,21 +181,17 @@ def _refuse_foreign(store: Store) -> None:
 
 
 def describe_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """The differences between two plans, except codecs, in words: `quality: got 90, expected 80; …`."""
-    differences = []
-    for table in ("settings", "source"):
+    """The differences between two plans, except codecs, in words, photos first: `quality: got 90, expected 80; …`."""
+    differences = _changed_classes(old.get("source", {}).get("classes", {}), new.get("source", {}).get("classes", {}))
+    for table, prefix in (("settings", ""), ("target", "target "), ("source", "")):
         before, after = old.get(table, {}), new.get(table, {})
-        for name in sorted({*before, *after} - {"classes", "fingerprint"}):
-            if before.get(name) != after.get(name):
-                differences.append(f"{name}: got {_shorten(before.get(name))}, expected {_shorten(after.get(name))}")
-    for name, got in old.get("target", {}).items():
-        if new.get("target", {}).get(name) != got:
-            expected = new.get("target", {}).get(name)
-            differences.append(f"target {name}: got {_shorten(got)}, expected {_shorten(expected)}")
-    differences += _changed_classes(old.get("source", {}).get("classes", {}), new.get("source", {}).get("classes", {}))
-    if not differences:
-        differences = ["its format differs"]
-    return "; ".join(differences)
+        names = before.keys() if table == "target" else sorted({*before, *after} - {"classes", "fingerprint"})
+        for name in names:
+            got, expected = before.get(name), after.get(name)
+            is_hash = table == "source" and name == "splits"  # says nothing beside other differences
+            if got != expected and not (is_hash and differences):
+                differences.append(f"{prefix}{name}: got {_shorten(got)}, expected {_shorten(expected)}")
+    return "; ".join(differences or ["its format differs"])
 
 
 def _changed_classes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

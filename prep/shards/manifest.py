@@ -227,7 +227,9 @@ class _Rows:
         rows = self._array(index_name(split, generation))
         return np.empty(0, np.uint64) if rows is None else rows["key"]
 
-    def digests(self, split: str, newest: int, dropped: NDArray[np.int64]) -> Iterator[tuple[NDArray[Any], ...]]:
+    def digests(
+        self, split: str, newest: int, dropped: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[Any], ...]]:
         """The digests, keys and targets of all samples up to generation `newest` but the rows `dropped`."""
         first, column = 0, str((self._dtype.names or ("",))[-1])
         for generation in range(newest + 1):
@@ -349,7 +351,9 @@ def _npy(dtype: np.dtype[Any], total: int, parts: Iterable[NDArray[Any]]) -> Ite
     """The bytes of a .npy file of a (total,) array, in pieces. Source: numpy.lib.format, version 1.0."""
     head = io.BytesIO()
     described = np.lib.format.dtype_to_descr(dtype)
-    np.lib.format.write_array_header_1_0(head, {"descr": described, "fortran_order": False, "shape": (total,)})
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": described, "fortran_order": False, "shape": (total,)}
+    )
     yield head.getvalue()
     for part in parts:
         yield part.tobytes()

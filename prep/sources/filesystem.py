@@ -169,7 +169,7 @@ def _remote_entries(folder: str) -> Iterator[Entry]:
 
 
 def path_kind(path: str) -> str:
-    """ "file", "folder", or "" if nothing is there; over HTTP, which has no folders, always "file"."""
+    """"file", "folder", or "" if nothing is there; over HTTP, which has no folders, always "file"."""
     if path.startswith(_HTTP):
         return "file"
     if is_url(path):

@@ -144,7 +144,8 @@ def _named(path: str, schema: Any, columns: str) -> list[str]:
 
 
 def _guess(path: str, schema: Any, features: dict[str, dict[str, Any]]) -> list[str]:
-    """The only column of images, and the only column of ClassLabels, or the first with a usual name, or the only other."""
+    """The only column of images, and the only column of ClassLabels, or the first with a usual name, or the only other.
+    """
     images = [name for name in schema.names if features.get(name, {}).get("_type") == "Image"]
     images = images or [field.name for field in schema if _holds_bytes(field.type)]
     labels = [name for name in schema.names if _class_names(features.get(name, {})) is not None]

@@ -45,7 +45,8 @@ class Stop(threading.Event):
 
 
 class ScanRow(NamedTuple):
-    """An image: as `ImageRef`, but its label is a `RowLabel` or None, and its container is the source file or the blob."""
+    """An image: as `ImageRef`, but its label is a `RowLabel` or None, and its container is the source file or the blob.
+    """
 
     name: str
     label: RowLabel | None
@@ -145,7 +146,9 @@ def cached_scan(
         with write_errors(about):
             atomic_write(about, json.dumps(info).encode("ascii"))
     data_path = str(blob) if copies else path
-    return ScanResult(data_path, rows, Counter(info["ignored"]), info["label_names"], info["examples"], info["columns"])
+    return ScanResult(
+        data_path, rows, Counter(info["ignored"]), info["label_names"], info["examples"], info["columns"]
+    )
 
 
 def delete_old_versions(folder: Path, paths: Collection[str]) -> None:

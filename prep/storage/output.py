@@ -395,10 +395,9 @@ class ObjectStore(Store):
 
     def remove_all(self, names: Sequence[str]) -> None:
         self._lease.check(self, recent_s=_RECENT_S)
-        fs = self._fs
         with suppress(FileNotFoundError), self._store_errors(names[0]):
-            if fs.async_impl:  # why: other drivers take one name
-                fs.rm([self._path(name) for name in names])
+            if not self.url.startswith("hf://"):  # its driver takes one name
+                self._fs.rm([self._path(name) for name in names])
                 return
         for name in names:  # why: such a store, unlike S3, deletes none after the first that is missing
             self.delete(name)

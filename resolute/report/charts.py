@@ -130,7 +130,9 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _paths(curve: Series, px: Callable[[float], float], py: Callable[[float], float]) -> list[tuple[str, str]]:
+def _paths(
+    curve: Series, px: Callable[[float], float], py: Callable[[float], float]
+) -> list[tuple[str, str]]:
     base = curve.base or [0.0] * len(curve.x)
     if curve.right is not None:
         corners = zip(map(px, curve.x), map(px, curve.right), map(py, curve.y), map(py, base), strict=True)

@@ -90,7 +90,9 @@ def test_a_loader_that_did_not_change_its_resolution_is_an_error(monkeypatch: py
 
 
 @pytest.mark.slow
-def test_every_kind_of_change_is_measured(shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_kind_of_change_is_measured(
+    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "changes.json"
     words = ["--shards", shard_root, "--kinds", "--batch-size", 8, "--rounds", 1, "--workers", 1, "--out", out]
     assert main([str(word) for word in words]) == 0

@@ -19,9 +19,8 @@ def test_every_kernel_is_in_the_table_and_in_the_file(tmp_path: Path, capsys: py
     assert len(rows) == len(printed) == 13
     for row, line in zip(rows, printed, strict=True):
         assert line.split("  ")[1] == row["kernel"]
-        assert line.split()[-8:-3] == [
-            f"{row[key]:,}" for key in ("capability", "registers", "local_bytes", "shared_bytes", "code_bytes")
-        ]
+        assert line.split()[-8:-3] == [f"{row[key]:,}" for key in
+                                       ("capability", "registers", "local_bytes", "shared_bytes", "code_bytes")]
 
 
 def test_an_unknown_capability_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,7 +88,7 @@ def test_an_endless_epoch_is_a_sequence_of_permutations(samples: int, total: int
     assert len(order) == total
     for start in range(0, total - samples + 1, samples):
         assert sorted(order[start : start + samples]) == list(range(samples))
-    assert len(set(order[:samples])) == min(samples, total)
+    assert len(set(order[: samples])) == min(samples, total)
 
 
 def test_a_job_is_unchanged_by_serialisation(job: Job) -> None:

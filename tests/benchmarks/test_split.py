@@ -161,14 +161,10 @@ def test_sides_with_sets_of_their_own_validate_on_the_same_photos(
     assert compare([*words, "--recipes", same, "--shards", str(divided / "tune")], run=fake_trainer) == 0
     assert json.loads((tmp_path / "o.json").read_text())["settings"]["recipes"] == ["a", "a-tune"]
     for more, message in (
-        (
-            ["--recipes", f"{recipe},{recipe}={divided}/report", "--shards", str(divided / "tune")],
-            "got classes or validation photos other than those of",
-        ),
-        (
-            ["--recipes", str(recipe), "--split", str(divided), "--shards", str(shard_root)],
-            r"val holds \d+ photos of the part choose, expected only tune",
-        ),
+        (["--recipes", f"{recipe},{recipe}={divided}/report", "--shards", str(divided / "tune")],
+         "got classes or validation photos other than those of"),
+        (["--recipes", str(recipe), "--split", str(divided), "--shards", str(shard_root)],
+         r"val holds \d+ photos of the part choose, expected only tune"),
         (["--recipes", str(recipe), "--shards", f"{divided}/{{part}}"], "expected a set, or --split"),
     ):
         assert compare([*words, *more], run=fake_trainer) == 2

@@ -249,7 +249,7 @@ def test_tables_show_every_recipe_and_what_it_missed(measured: tuple[Any, list[d
 
 
 def test_a_single_seed_has_no_deviation_and_another_resolution_no_ratio(
-    measured: tuple[Any, list[dict[str, Any]]],
+    measured: tuple[Any, list[dict[str, Any]]]
 ) -> None:
     runs = [run for run in measured[1] if run["seed"] == 0]
     result = summary([*runs[:2], {**runs[2], "final_res": 48}])
@@ -272,7 +272,7 @@ def test_the_charts_show_means_over_seeds_and_mark_stage_changes(measured: tuple
     losses = next(curve for curve in loss.data["series"] if curve["name"] == "steps")
     assert losses["x"] == [1, 2, 3, 4]
     assert losses["y"] == pytest.approx([2.0, 1.9, 1.8, 1.7])
-    ((left, _, _),) = loss.marks
+    (left, _, _), = loss.marks
     assert left == f"{100 * (2.5 - loss.data['left']) / (loss.data['right'] - loss.data['left']):.2f}%"
 
 
@@ -450,7 +450,9 @@ def test_turns_are_a_few_steps_or_a_validation(shard_set: ShardSet) -> None:
 
 
 @pytest.mark.slow
-def test_trainings_alternate_to_the_end(shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trainings_alternate_to_the_end(
+    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fixed, steps = tiny(tmp_path, "fixed", [(48, 3)]), tiny(tmp_path, "steps", [(32, 1), (48, 2)])
     words = ["--shards", shard_root, "--recipes", f"{fixed},{steps}", "--seeds", "0", "--turns", "--threads", 1,
              "--device", "cpu", "--out", tmp_path / "o.json"]  # fmt: skip

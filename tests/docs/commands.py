@@ -1,6 +1,6 @@
 """The commands that README, CONTRIBUTING and `docs/` show in their bash blocks, and which of them the tests run.
 
-python -m tests.docs.commands     # lists them, page by page
+    python -m tests.docs.commands     # lists them, page by page
 """
 
 from __future__ import annotations

@@ -99,13 +99,8 @@ def make(tmp_path: Path) -> Make:
 
 @pytest.mark.parametrize(
     ("driver", "words", "stack"),
-    [
-        ("580.65.06, 9.0", [], "cuda13"),
-        ("580.65.06, 7.0", [], "cuda12"),
-        ("560.35.03, 9.0", [], "cuda12"),
-        ("580.65.06, 9.0", ["CUDA=12"], "cuda12"),
-        ("580.65.06, 6.0", ["CUDA=12"], "cuda12"),
-    ],
+    [("580.65.06, 9.0", [], "cuda13"), ("580.65.06, 7.0", [], "cuda12"), ("560.35.03, 9.0", [], "cuda12"),
+     ("580.65.06, 9.0", ["CUDA=12"], "cuda12"), ("580.65.06, 6.0", ["CUDA=12"], "cuda12")],
 )
 def test_make_env_installs_and_records_the_stack(
     make: Make, monkeypatch: pytest.MonkeyPatch, driver: str, words: list[str], stack: str

@@ -500,11 +500,7 @@ def test_jobs_share_the_lock_of_a_folder_and_the_other_commands_do_not(
 
 @pytest.mark.slow
 def test_jobs_on_s3_produce_the_bytes_of_a_local_set(
-    s3_server: str,
-    argv: tuple[object, ...],
-    tmp_path: Path,
-    run: Run,
-    fresh: Callable[..., Any],  # noqa: F811
+    s3_server: str, argv: tuple[object, ...], tmp_path: Path, run: Run, fresh: Callable[..., Any]  # noqa: F811
 ) -> None:
     out = f"{s3_server}/set"
     assert run("plan", *argv, "--out", out)[0] == 0
@@ -522,10 +518,7 @@ def test_jobs_on_s3_produce_the_bytes_of_a_local_set(
 @pytest.mark.timing
 @pytest.mark.slow
 def test_killed_and_overlapping_jobs_on_s3_produce_the_bytes_of_a_local_set(
-    s3_server: str,
-    tmp_path: Path,
-    run: Run,
-    prep: Prep,  # noqa: F811
+    s3_server: str, tmp_path: Path, run: Run, prep: Prep  # noqa: F811
 ) -> None:
     photos = make_photos(tmp_path / "many", classes=2, each=40)
     argv = ("--src", photos, "--res", "32,48", "--shard-samples", 2)

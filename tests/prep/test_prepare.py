@@ -116,7 +116,9 @@ def test_derived_files_agree_with_the_index(shards: Path) -> None:
                 assert f"records/{shard}-{res}.rec" in manifest["files"]
 
 
-def test_same_bytes_with_any_number_of_workers(shards: Path, photos: Path, tmp_path: Path, prep: Prep) -> None:
+def test_same_bytes_with_any_number_of_workers(
+    shards: Path, photos: Path, tmp_path: Path, prep: Prep
+) -> None:
     argv = ("--src", photos, "--res", "32,48", "--shard-samples", 20)
     for workers in (1, 3):
         assert prep(*argv, "--out", tmp_path / str(workers), "--workers", workers).status == 0

@@ -182,7 +182,7 @@ def test_a_changed_table_is_a_changed_source(photos: Path, names: list[str], tmp
     table.write_text(table.read_text().replace(repr(float(VALUES[5, 0])), "1.5"))
     assert "the source has changed in train (values)" in prep(*argv(photos, table, out)).err
     label_table(table, names)
-    refused(prep(*argv(photos, table, out)), 'target kind: got "values", expected "labels"')
+    refused(prep(*argv(photos, table, out)), "target kind: got \"values\", expected \"labels\"")
     assert prep(*argv(photos, table, out), "--rebuild").status == 0
     assert ShardSet.open(out).target.kind == "labels"
 
@@ -407,7 +407,9 @@ def test_whole_numbers_that_hardly_recur_end_prep_unless_target_is_set(
     assert prep("--src", photos, "--labels", few, *words[-5:]).status == 0, "2 or 3 photos of each class"
 
 
-def test_unlabelled_photos_are_left_out_if_told_so(photos: Path, names: list[str], tmp_path: Path, prep: Prep) -> None:
+def test_unlabelled_photos_are_left_out_if_told_so(
+    photos: Path, names: list[str], tmp_path: Path, prep: Prep
+) -> None:
     rows = [(name, -1 if i in (7, 8) else i % 3) for i, name in enumerate(names)]
     words = argv(photos, write_table(tmp_path / "t.csv", ("id", "label"), rows), tmp_path / "s")
     refused(prep(*words), f"t.csv: line 9: {names[7]} is unlabelled, got -1", "UNLABELLED=drop")

@@ -95,7 +95,10 @@ def test_ctrl_c_during_exit_prints_nothing_and_keeps_the_status() -> None:
 
 
 def test_ctrl_c_inside_a_finaliser_is_not_lost() -> None:
-    late = "import signal, time\nclass Late:\n    def __del__(self): signal.raise_signal(signal.SIGINT); time.sleep(0)"
+    late = (
+        "import signal, time\n"
+        "class Late:\n    def __del__(self): signal.raise_signal(signal.SIGINT); time.sleep(0)"
+    )
     process = start("late = Late(); del late; time.sleep(30)", imports=late)
     _, errors = process.communicate(timeout=25)
     assert (process.returncode, errors) == (130, "")

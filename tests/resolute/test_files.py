@@ -34,7 +34,6 @@ def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
 
 def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     atomic_write(tmp_path / "f", "old")
-
     def fail() -> None:
         with atomic_file(tmp_path / "f") as file:
             file.write(b"new")

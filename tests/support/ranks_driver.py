@@ -63,12 +63,8 @@ def work(folder: str, how: str, cue: int, *lines: Any) -> None:
     with join("cpu") as ranks:
         measure(ranks, Path(folder, f"measured{rank}"))
         for shards, recipe, place in lines:
-            runs.run(
-                runs.Options(
-                    shards=shards, recipe=Path(recipe), folder=Path(place), device="cpu", threads=1, save_every_s=0.0
-                ),
-                ranks,
-            )  # each vote is to save
+            runs.run(runs.Options(shards=shards, recipe=Path(recipe), folder=Path(place), device="cpu", threads=1,
+                                  save_every_s=0.0), ranks)  # each vote is to save
         Path(folder, f"after{rank}").write_text(json.dumps(ranks.vote(0, 0)))
 
 

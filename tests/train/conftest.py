@@ -53,7 +53,6 @@ batch_size = 12
 fraction = 0.75
 """
 
-
 @pytest.fixture(scope="session")
 def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
@@ -66,8 +65,8 @@ def words(shard_root: Path, recipe_file: Path) -> Callable[[Path], list[str]]:
     """words(runs): the command line of the tiny run in the folder `runs`, which saves every 3 steps."""
 
     def make(runs: Path) -> list[str]:
-        return ["train", "--shards", str(shard_root), "--recipe", str(recipe_file), "--runs", str(runs), "--device",
-                "cpu", "--threads", "1", "--save-every-steps", "3"]  # fmt: skip
+        return ["train", "--shards", str(shard_root), "--recipe", str(recipe_file), "--run", "tiny", "--runs",
+                str(runs), "--device", "cpu", "--threads", "1", "--save-every-steps", "3"]  # fmt: skip
 
     return make
 
@@ -107,7 +106,8 @@ def trained(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("trained")
     (folder / "small.toml").write_text(SMALL)
-    words = ["train", "--shards", shard_root, "--recipe", folder / "small.toml", "--runs", folder, "--device", "cpu"]
+    words = ["train", "--shards", shard_root, "--recipe", folder / "small.toml",
+             "--run", "small", "--runs", folder, "--device", "cpu"]  # fmt: skip
     assert main([str(word) for word in [*words, "--threads", "1"]]) == 0
     return folder / "small"
 

@@ -26,7 +26,9 @@ batch_size = 16
 """
 
 
-def train(shards: ShardSet, folder: Path, monkeypatch: pytest.MonkeyPatch, *, remote: bool, stop_after: int = 0) -> int:
+def train(
+    shards: ShardSet, folder: Path, monkeypatch: pytest.MonkeyPatch, *, remote: bool, stop_after: int = 0
+) -> int:
     """The exit status of a run stopped after `stop_after` batches; `remote`: its shards count as remote."""
     folder.mkdir(exist_ok=True)
     (folder.parent / "auto.toml").write_text(RECIPE)
@@ -42,7 +44,8 @@ def train(shards: ShardSet, folder: Path, monkeypatch: pytest.MonkeyPatch, *, re
     with monkeypatch.context() as patch:
         patch.setattr(Folder, "remote", remote)
         patch.setattr(runs._Session, "_after", stopping)
-        words = ["train", "--shards", shards.root, "--recipe", str(folder.parent / "auto.toml"), "--runs", str(folder)]
+        words = ["train", "--shards", shards.root, "--recipe", str(folder.parent / "auto.toml"),
+                 "--run", "auto", "--runs", str(folder)]  # fmt: skip
         return main([*words, "--device", "cpu", "--threads", "1"])
 
 

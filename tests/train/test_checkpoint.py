@@ -119,7 +119,9 @@ def test_a_full_disk_keeps_the_previous_checkpoint(saved: Path, monkeypatch: pyt
     assert names(saved.parent) == ["last.pt"]
 
 
-def test_concurrent_writers_in_one_folder_do_not_interfere(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_writers_in_one_folder_do_not_interfere(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another save and a link begin and end during a save, as with `make eval` beside a training run."""
     export, seal = saved.with_name("export.pt"), checkpoint._seal
 
@@ -206,9 +208,8 @@ def test_a_damaged_last_checkpoint_suggests_the_newest_intact_one(run: Path) -> 
 
 def test_a_missing_last_checkpoint_suggests_another_if_one_is_intact(run: Path) -> None:
     (run / "last.pt").unlink()
-    with pytest.raises(
-        checkpoint.DamagedCheckpoint, match=r"last\.pt: not found.*step-00000030\.pt \(step 30\) is good"
-    ):
+    with pytest.raises(checkpoint.DamagedCheckpoint,
+                       match=r"last\.pt: not found.*step-00000030\.pt \(step 30\) is good"):
         checkpoint.resume(run / "last.pt", expect=IDENTITY)
     for file in run.glob("*.pt"):
         file.write_text("gone")
@@ -233,6 +234,7 @@ def test_old_checkpoints_of_a_killed_run_are_deleted_when_it_is_reopened(
     shutil.copytree(trained, runs / "small")
     kept = sorted(path.name for path in (runs / "small").glob("step-*.pt"))
     shutil.copy(runs / "small" / kept[0], checkpoint.step_file(runs / "small", 1))
-    words = ["train", "--shards", shard_root, "--recipe", trained.parent / "small.toml", "--runs", runs]
+    words = ["train", "--shards", shard_root, "--recipe", trained.parent / "small.toml",
+             "--run", "small", "--runs", runs]  # fmt: skip
     assert main([str(word) for word in [*words, "--device", "cpu", "--threads", "1"]]) == 0
     assert sorted(path.name for path in (runs / "small").glob("step-*.pt")) == kept

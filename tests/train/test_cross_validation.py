@@ -16,7 +16,8 @@ from tests.train.conftest import without_clocks
 
 
 def train(folded: Path, out: Path, *more: str) -> int:
-    words = ["train", "--shards", folded / "s", "--recipe", folded / "cv.toml", "--runs", out, "--device", "cpu"]
+    words = ["train", "--shards", folded / "s", "--recipe", folded / "cv.toml",
+             "--run", "cv", "--runs", out, "--device", "cpu"]  # fmt: skip
     return main([*map(str, words), "--threads", "1", *more])
 
 
@@ -51,7 +52,7 @@ def test_each_fold_equals_the_run_of_that_fold_and_is_resumed(
     assert summary["best_top1"] == {"mean": statistics.mean(top1), "deviation": statistics.stdev(top1)}
     assert f"{100 * statistics.mean(top1):.2f} ± {100 * statistics.stdev(top1):.2f} %" in out
     (tmp_path / "two.toml").write_text(f"{(folded / 'cv.toml').read_text()}[data]\nfold = 2\nfolds = 3\n")
-    assert train(folded, tmp_path, "--recipe", str(tmp_path / "two.toml")) == 0
+    assert train(folded, tmp_path, "--recipe", str(tmp_path / "two.toml"), "--run", "two") == 0
     alone, fold = (without_clocks(tmp_path / name / "run.jsonl") for name in ("two", "cv/fold-2"))
     assert [r["loss"] for r in alone if r["kind"] == "step"] == [r["loss"] for r in fold if r["kind"] == "step"]
     assert alone[0]["recipe_hash"] == fold[0]["recipe_hash"]
@@ -101,7 +102,7 @@ def test_the_command_chooses_the_folds_of_a_recipe_with_a_fold_of_its_own(
     folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "one.toml").write_text(f"{(folded / 'cv.toml').read_text()}[data]\nfold = 1\nfolds = 2\n")
-    assert train(folded, tmp_path, "--folds", "2", "--recipe", str(tmp_path / "one.toml")) == 0
+    assert train(folded, tmp_path, "--folds", "2", "--recipe", str(tmp_path / "one.toml"), "--run", "one") == 0
     for k in (0, 1):
         (start,) = (r for r in read_log(tmp_path / "one" / f"fold-{k}" / "run.jsonl") if r["kind"] == "start")
         assert start["recipe_values"]["data"]["fold"] == k

@@ -121,7 +121,8 @@ def test_a_single_non_finite_weight_is_detected(bad: float) -> None:
 
 def run(folder: Path, shard_root: Path, text: str, *more: str) -> int:
     (folder / "small.toml").write_text(text)
-    words = ["train", "--shards", shard_root, "--recipe", folder / "small.toml", "--runs", folder, "--device", "cpu"]
+    words = ["train", "--shards", shard_root, "--recipe", folder / "small.toml",
+             "--run", "small", "--runs", folder, "--device", "cpu"]  # fmt: skip
     return main([*map(str, words), "--threads", "1", *more])
 
 

@@ -39,7 +39,8 @@ def extend(tmp_path: Path) -> Any:
 
 def words(folder: Path, run: str, recipe: str = SMALL) -> list[str]:
     (folder / "small.toml").write_text(recipe)
-    return ["train", "--shards", str(folder / "s"), "--recipe", str(folder / "small.toml"), "--runs", str(folder),
+    return ["train", "--shards", str(folder / "s"), "--recipe", str(folder / "small.toml"),
+            "--run", "small", "--runs", str(folder),
             "--run", run, "--device", "cpu", "--threads", "1", "--save-every-steps", "1"]  # fmt: skip
 
 

@@ -48,7 +48,8 @@ def difference(shard_root: Path, tmp_path: Path) -> Callable[..., float]:
 
     def run(lr: float = 0.01, more: str = "") -> float:
         (tmp_path / "golden.toml").write_text(RECIPE.format(lr=lr, more=more))
-        words = ["train", "--shards", shard_root, "--recipe", tmp_path / "golden.toml", "--runs", tmp_path, "--device",
+        words = ["train", "--shards", shard_root, "--recipe", tmp_path / "golden.toml",
+                 "--run", "golden", "--runs", tmp_path, "--device",
                  "cpu", "--threads", "1"]  # fmt: skip
         assert main([str(word) for word in words]) == 0
         losses = [r["loss"] for r in read_log(tmp_path / "golden" / "run.jsonl") if r["kind"] == "step"]
@@ -127,7 +128,8 @@ res = 48
 epochs = 3
 batch_size = 30
 """)
-    words = ["train", "--shards", tmp_path / "shards", "--recipe", tmp_path / "floor.toml", "--runs", tmp_path,
+    words = ["train", "--shards", tmp_path / "shards", "--recipe", tmp_path / "floor.toml",
+             "--run", "floor", "--runs", tmp_path,
              "--device", "cpu", "--threads", "1"]  # fmt: skip
     assert main([str(word) for word in words]) == 0
     last = [record for record in read_log(tmp_path / "floor" / "run.jsonl") if record["kind"] == "epoch"][-1]

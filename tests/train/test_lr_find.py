@@ -195,11 +195,8 @@ def test_a_schedule_by_epochs_does_not_hinder_the_sweep(shard_root: Path, tmp_pa
 def test_a_falling_ramp_with_larger_batches_has_enough_training_steps(shard_root: Path, tmp_path: Path) -> None:
     words = _words(tmp_path, shard_root, "--steps", "40")
     recipe = tmp_path / "x.toml"
-    recipe.write_text(
-        recipe.read_text().replace(
-            "res = 32\nepochs = 2\nbatch_size = 16", "res = [48, 32]\nepochs = 2\nbatch_size = [4, 32]"
-        )
-    )
+    recipe.write_text(recipe.read_text().replace("res = 32\nepochs = 2\nbatch_size = 16",
+                                                 "res = [48, 32]\nepochs = 2\nbatch_size = [4, 32]"))
     assert main(words) in (0, 2)  # 2: such batches may show no valley
     assert "40 steps of stage 0" in (tmp_path / "a.html").read_text()
 

@@ -10,7 +10,7 @@ import pytest
 from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.train import trainer as runs_module
-from resolute.train.run_folder import existing_run, new_run
+from resolute.train.run_folder import default_run, existing_run, new_run
 
 READERS: dict[str, Callable[[str], list[str]]] = {
     "eval": lambda run: ["--shards", "shards", "--", run], "export": lambda run: ["--", run],
@@ -53,7 +53,9 @@ def test_name_and_path_refer_to_the_same_run(checkout: Path, target: str, path: 
         ("./elsewhere", "elsewhere"), ("runs/runs/x", "runs/runs/x"),
     ],
 )  # fmt: skip
-def test_training_resumes_a_run_by_any_of_its_names(checkout: Path, target: str, path: str) -> None:
+def test_training_resumes_a_run_by_any_of_its_names(
+    checkout: Path, target: str, path: str
+) -> None:
     before = sorted(checkout.rglob("*"))
     assert new_run(target) == Path(path)
     assert sorted(checkout.rglob("*")) == before
@@ -92,7 +94,16 @@ def test_a_missing_run_is_reported_with_a_list_of_the_runs(checkout: Path) -> No
         new_run("first/last.pt")
 
 
-@pytest.mark.parametrize(("target", "folder"), [("q", "runs/q"), ("runs/q", "runs/q"), (None, "runs/r")])
+@pytest.mark.parametrize(("shards", "name"), [
+    ("imagenet", "rn50-imagenet"), ("imagenet/", "rn50-imagenet"), ("/data/imagenet/shards", "rn50-imagenet"),
+    ("shards", "rn50-shards"), ("../shards", "rn50-shards"), ("s3://bucket/a/shards", "rn50-a"), ("s3://b", "rn50-b"),
+    ("rn50/shards", "rn50"), (".", "rn50"),
+])  # fmt: skip
+def test_a_run_is_named_after_its_recipe_and_set(shards: str, name: str) -> None:
+    assert default_run(Path("recipes/rn50.toml"), shards) == name
+
+
+@pytest.mark.parametrize(("target", "folder"), [("q", "runs/q"), ("runs/q", "runs/q"), (None, "runs/r-s")])
 def test_the_run_option_sets_the_folder_of_the_trainer(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, target: str | None, folder: str
 ) -> None:

@@ -79,7 +79,7 @@ def test_the_sheet_is_drawn_and_bad_arguments_are_reported_in_one_line(
     assert main([*words, "--out", str(tmp_path / "seen.html"), "--count", "5"]) == 0
     page = (tmp_path / "seen.html").read_text()
     rows = model_inputs(shard_set, Recipe.load(recipe_file), count=5)
-    drawn = re.findall('image/webp;base64,(.+?)"', page)
+    drawn = re.findall("image/webp;base64,(.+?)\"", page)
     for data, pixels in zip(drawn, (pixels for row in rows for pixels in row.pixels), strict=True):
         np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))), pixels)
     assert re.findall("<h2>(.*?)</h2>", page) == [row.title for row in rows]

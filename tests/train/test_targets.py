@@ -76,7 +76,8 @@ def train(shards: ShardSet, runs: Path, recipe: str = RECIPE, *more: str) -> Pat
     """Train `recipe`; returns the run's folder."""
     runs.mkdir(parents=True, exist_ok=True)
     (runs / "r.toml").write_text(recipe)
-    words = ["train", "--shards", shards.root, "--recipe", runs / "r.toml", "--runs", runs, "--device", "cpu",
+    words = ["train", "--shards", shards.root, "--recipe", runs / "r.toml",
+             "--run", "r", "--runs", runs, "--device", "cpu",
              "--threads", "1", *more]  # fmt: skip
     assert main([str(word) for word in words]) == 0
     return runs / "r"
@@ -144,7 +145,7 @@ def test_predictions_are_in_the_form_of_the_target(kind: str, shards: ShardSet, 
 def test_the_report_draws_the_validation(kind: str, run: Path) -> None:
     page = (run / "report.html").read_text(encoding="utf-8")
     assert "Validation of epoch" in page
-    for text in ("first", "second", "average precision") if kind == "labels" else ("size [mm]", "RMSE"):
+    for text in (("first", "second", "average precision") if kind == "labels" else ("size [mm]", "RMSE")):
         assert text in page
 
 
@@ -171,7 +172,8 @@ def test_settings_that_do_not_fit_the_targets_are_one_clear_line(
 ) -> None:
     for section, message in WRONG[kind]:
         (tmp_path / "r.toml").write_text(f"{RECIPE}\n{section}\n")
-        words = ["train", "--shards", shards.root, "--recipe", tmp_path / "r.toml", "--runs", tmp_path / "runs"]
+        words = ["train", "--shards", shards.root, "--recipe", tmp_path / "r.toml",
+                 "--run", "r", "--runs", tmp_path / "runs"]  # fmt: skip
         assert main([str(word) for word in [*words, "--device", "cpu"]]) == 2
         error = capsys.readouterr().err.strip()
         assert re.search(message, error), error
@@ -205,7 +207,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     kind: str, shards: ShardSet, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "r.toml").write_text(RECIPE)
-    words = ["train", "--shards", shards.root, "--recipe", str(tmp_path / "r.toml"), "--runs", str(tmp_path),
+    words = ["train", "--shards", shards.root, "--recipe", str(tmp_path / "r.toml"),
+             "--run", "r", "--runs", str(tmp_path),
              "--device", "cpu", "--threads", "1", "--save-every-steps", "4"]  # fmt: skip
     cut = iter([None] * 3 + [OSError(28, "No space left on device")])
     save = checkpoint.save

@@ -149,7 +149,9 @@ def test_a_signal_saves_and_ends_the_run_cleanly(
     assert_equal_runs(tmp_path / "tiny", finished)
 
 
-def test_sighup_stays_ignored_under_nohup(finished: Path, killed: Started, tmp_path: Path) -> None:
+def test_sighup_stays_ignored_under_nohup(
+    finished: Path, killed: Started, tmp_path: Path
+) -> None:
     done = killed(tmp_path, "--nohup", f"{STEP}:8:1")
     assert done.status == 0, done.err
     assert_equal_runs(tmp_path / "tiny", finished)
@@ -347,7 +349,8 @@ def test_an_added_resolution_does_not_change_a_run_and_changed_photos_are_refuse
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     shutil.copytree(shard_root, tmp_path / "set")
-    words = ["train", "--shards", str(tmp_path / "set"), "--recipe", str(recipe_file), "--runs", str(tmp_path),
+    words = ["train", "--shards", str(tmp_path / "set"), "--recipe", str(recipe_file), "--run", "tiny",
+             "--runs", str(tmp_path),
              "--device", "cpu", "--threads", "2", "--save-every-steps", "3"]  # fmt: skip
     assert forked("tests.support.signal_at_call", f"{STEP}:9:15", *words).status == 143
     photos = str(shard_root.parent / "photos")

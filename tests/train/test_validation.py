@@ -202,7 +202,8 @@ optim = {{ lr = 1e-9 }}
 precision = {{ amp = "off" }}
 eval = {{ crop_pct = 0.4 }}
 {stages((48, 1, 75))}""")
-    words = ["train", "--shards", shard_root, "--recipe", tmp_path / "photos.toml", "--runs", tmp_path, "--device"]
+    words = ["train", "--shards", shard_root, "--recipe", tmp_path / "photos.toml",
+             "--run", "photos", "--runs", tmp_path, "--device"]  # fmt: skip
     assert main([*map(str, words), "cpu", "--threads", "1"]) == 0
     photos = json.loads((tmp_path / "photos" / "validation.json").read_text())["photos"]
     assert photos

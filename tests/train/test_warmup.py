@@ -120,7 +120,8 @@ def test_a_run_with_single_sample_batch_norms_is_refused_before_warm_up(
 ) -> None:
     stage = "[[stages]]\nres = 32\nepochs = 1\nbatch_size = 1\n"
     (tmp_path / "one.toml").write_text(f'[model]\nname = "test_resnet"\n{stage}')
-    words = ["train", "--shards", shard_root, "--recipe", tmp_path / "one.toml", "--runs", tmp_path / "runs"]
+    words = ["train", "--shards", shard_root, "--recipe", tmp_path / "one.toml",
+             "--run", "one", "--runs", tmp_path / "runs"]  # fmt: skip
     assert main([str(word) for word in [*words, "--device", "cpu", "--threads", "1"]]) == 2
     captured = capsys.readouterr()
     assert "stages[0].batch_size: 1 is a single sample per step: got 1 sample, expected at least 2" in captured.err

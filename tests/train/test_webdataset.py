@@ -40,6 +40,7 @@ def tars(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def words(folder: Path) -> list[str]:
     return ["train", "--shards", str(folder / "wds"), "--val", "*val*", "--recipe", str(folder / "tiny.toml"),
+            "--run", "tiny",
             "--device", "cpu", "--threads", "1"]  # fmt: skip
 
 

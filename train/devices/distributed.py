@@ -87,7 +87,8 @@ class Ranks:
         return contextlib.nullcontext()
 
     def seed(self, seed: int, step: int) -> None:
-        """Seed dropout as a function of (seed, rank, step), so that no state needs saving. No effect on a single rank."""
+        """Seed dropout as a function of (seed, rank, step), so that no state needs saving. No effect on a single rank.
+        """
         if self.world_size > 1:
             torch.manual_seed(stream_key(seed, _DROPOUT, self.rank, step) >> 1)  # why: torch takes 63 bits
 

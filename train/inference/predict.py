@@ -190,11 +190,13 @@ def find_images(source: Path) -> tuple[list[Path], Path]:
 
     Raises `ResoluteError` if there are none or a folder cannot be listed.
     """
+    if not source.exists():
+        raise ResoluteError(f"{source}: not found, expected an image, a folder of images or a shard set; correct SRC")
     if source.is_file():
         names, ignored, root = [source.name] if is_image(source.name) else [], Counter(other=1), source.parent
     else:
         ignored, root = Counter[str](), source
-        files = [name for name, entry in walk(str(source), ignored) if entry.kind == "file"] if source.exists() else []
+        files = [name for name, entry in walk(str(source), ignored) if entry.kind == "file"]
         names = [name for name in files if is_image(name)]
         ignored["other"] = len(files) - len(names)
     if not names:
@@ -367,7 +369,9 @@ def _predicted(sets: Sequence[ShardSet], split: str, total: int) -> str:
     return f"{sets[0].root}: predicting {counted(total, 'photo')} of {part}{rest}"
 
 
-def _sources(members: list[SavedRun], args: PredictOptions) -> tuple[list[tuple[list[SavedRun], ShardSet]], str, bool]:
+def _sources(
+    members: list[SavedRun], args: PredictOptions
+) -> tuple[list[tuple[list[SavedRun], ShardSet]], str, bool]:
     """(runs, shard set to predict) pairs, a note for the user, and whether the accuracy is meaningful.
 
     The accuracy is not printed if ensemble members were trained on the photos.

@@ -62,7 +62,9 @@ def best_epoch(epochs: Iterable[dict[str, Any]], *, last_res: int | None) -> dic
     validated = [(epoch, score) for epoch in epochs if (score := best_score(epoch)) is not None]
     best: tuple[dict[str, Any], float] | None = None
     for epoch, score in validated:
-        if best is None or is_better(score, epoch.get("eval_res"), best[1], best[0].get("eval_res"), last_res=last_res):
+        if best is None or is_better(
+            score, epoch.get("eval_res"), best[1], best[0].get("eval_res"), last_res=last_res
+        ):
             best = epoch, score
     return None if best is None else best[0]
 

@@ -27,7 +27,6 @@ def strongest(recipe: Recipe) -> Recipe:
 
     why: timm leaves out stochastic depth with a rate of 0, and groups without decay if there is no weight decay.
     """
-
     def largest(name: str) -> float:
         return max(values[name] for values in _all_values(recipe))
 
@@ -55,7 +54,9 @@ class Regularizer:
     decay stay without it.
     """
 
-    def __init__(self, recipe: Recipe, network: nn.Module, optimizer: torch.optim.Optimizer, *, classes: int) -> None:
+    def __init__(
+        self, recipe: Recipe, network: nn.Module, optimizer: torch.optim.Optimizer, *, classes: int
+    ) -> None:
         """Raises `ResoluteError` for a rate that has no effect on the model."""
         self._values = [{res: recipe.regularization_at(number, res) for res in stage.resolutions}
                         for number, stage in enumerate(recipe.stages)]  # fmt: skip

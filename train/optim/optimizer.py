@@ -19,7 +19,6 @@ from .muon import replace_emulated_bf16
 
 __all__ = ["Lookahead", "build_optimizer", "build_shaping"]
 
-
 def build_optimizer(optim: Optim, network: nn.Module) -> torch.optim.Optimizer:
     """The optimizer `optim.name` of timm's registry with timm's parameter groups, wrapped in Lookahead if on.
 

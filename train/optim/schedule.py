@@ -43,14 +43,12 @@ class Rates:
     ) -> None:  # fmt: skip
         epochs = [stage.epochs for stage in stages]
         steps = list(epoch_steps) or [total_steps]
-        if sum(steps) != total_steps or (
-            len(steps) != sum(epochs) and (schedule.kind not in _GLOBAL or schedule.warmup_epochs is not None)
-        ):
+        if sum(steps) != total_steps or (len(steps) != sum(epochs) and (
+            schedule.kind not in _GLOBAL or schedule.warmup_epochs is not None
+        )):
             raise ValueError(f"got epochs of {steps} steps, expected {sum(epochs)} epochs, {total_steps} steps in all")
-        self._progress = (
-            None
-            if schedule.progress == "steps"
-            else _Progress(steps, epoch_samples if schedule.progress == "samples" else [1] * len(steps))
+        self._progress = None if schedule.progress == "steps" else _Progress(
+            steps, epoch_samples if schedule.progress == "samples" else [1] * len(steps)
         )
         if schedule.warmup_epochs is None:
             self._pieces = _pieces(schedule, optim, epochs=epochs, steps=steps)
@@ -185,7 +183,8 @@ class WarmCosine:
     """
 
     def __init__(self, schedule: Schedule, optim: Optim, *, total_steps: int, rise: float | None = None) -> None:
-        """`rise`: steps of the warm-up; None: the fraction `pct_start` of all if the kind is `warmup_cosine`, else 0."""
+        """`rise`: steps of the warm-up; None: the fraction `pct_start` of all if the kind is `warmup_cosine`, else 0.
+        """
         if rise is None:
             rise = schedule.pct_start * total_steps if schedule.kind == "warmup_cosine" else 0.0
         self._rise = warm = round(rise)

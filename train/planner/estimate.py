@@ -82,12 +82,8 @@ class Forecast:
             validations[ends.index(ends[-1])] += 1  # the last epoch is always validated
         run = list(zip(self.stages, counts, validations, strict=True))
         saves = sum(count * (1 + int(stage.epoch_s // self.save_every_s)) for stage, count, _ in run)
-        single = {
-            "start": self.start_s,
-            "training": sum(count * stage.epoch_s for stage, count, _ in run),
-            "validation": sum(n * stage.eval_s for stage, _, n in run),
-            "checkpoints": saves * self.save_s,
-        }
+        single = {"start": self.start_s, "training": sum(count * stage.epoch_s for stage, count, _ in run),
+                  "validation": sum(n * stage.eval_s for stage, _, n in run), "checkpoints": saves * self.save_s}
         return {name: self.folds * value for name, value in single.items()}
 
     def total_s(self, epochs: Sequence[int] = ()) -> float:
@@ -188,7 +184,9 @@ def table(result: Forecast) -> str:
     return "\n".join(lines)
 
 
-def advice(result: Forecast, budget_s: float, doubled: Forecast | None, *, least: Sequence[int] = ()) -> list[str]:
+def advice(
+    result: Forecast, budget_s: float, doubled: Forecast | None, *, least: Sequence[int] = ()
+) -> list[str]:
     """Whether the run fits `budget_s`, and if not, what would; `doubled`: the forecast with doubled batch sizes.
 
     `least`: the fewest epochs of each stage, if not one.

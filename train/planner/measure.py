@@ -251,7 +251,6 @@ def measure(
 
 def combined(paces: Sequence[Pace], samples: Sequence[int]) -> Pace:
     """The pace of a stage whose legs have `paces` and `samples`; its validation is that of the first."""
-
     def mean(rates: list[float]) -> float:
         return sum(samples) / sum(n / rate for n, rate in zip(samples, rates, strict=True))
 

@@ -117,10 +117,8 @@ def _origin(base: Recipe, plan: Plan, learner: Learner, threads: int) -> str:
     """The base, set and machine of a proposal, in one line."""
     machine = describe(learner.device, threads=threads)
     ranks = f", {learner.ranks.world_size} processes" if learner.ranks.world_size > 1 else ""
-    return (
-        f"Made by `make plan SUGGEST=…` from {base.name} ({base.hash}) and the shard set {plan.shards.hash}, "
-        f"measured on {datetime.date.today()}: {machine['gpu'] or machine['cpu']}, {threads} threads{ranks}"
-    )
+    return (f"Made by `make plan SUGGEST=…` from {base.name} ({base.hash}) and the shard set {plan.shards.hash}, "
+            f"measured on {datetime.date.today()}: {machine['gpu'] or machine['cpu']}, {threads} threads{ranks}")
 
 
 def _sampling_lines(plan: Plan) -> str:

@@ -254,7 +254,6 @@ def _keep_pixels(stages: list[dict[str, Any]], number: int) -> None:
 
     That stage's size is the one at its largest resolution. Values of a wrong type are left to the checks that follow.
     """
-
     def largest(stage: dict[str, Any]) -> int:
         res = stage.get("res")
         sizes = res if isinstance(res, list) else [res]

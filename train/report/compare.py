@@ -6,6 +6,7 @@ stands for its folds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -136,10 +137,22 @@ def page(runs: Sequence[ComparedRun]) -> bytes:
     )  # fmt: skip
 
 
+def _interval(fraction: float, samples: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a fraction of `samples`."""
+    z2 = 1.96**2
+    middle = fraction + z2 / (2 * samples)
+    half = math.sqrt(z2 * (fraction * (1 - fraction) + z2 / (4 * samples)) / samples)
+    return (middle - half) / (1 + z2 / samples), (middle + half) / (1 + z2 / samples)
+
+
 def _findings(runs: Sequence[ComparedRun]) -> Iterator[str]:
     metric, best = runs[0].metric, max(runs, key=lambda run: run.best)
     yield (f"Best {metric.title}: {metric.text(best.best)} of {best.name}; "
            + ", ".join(f"{metric.text(run.best)} of {run.name}" for run in runs if run is not best) + ".")  # fmt: skip
+    if metric.key == "top1":
+        low, high = _interval(best.best, best.best_epoch["samples"])
+        yield (f"{metric.text(best.best)} of {best.best_epoch['samples']:,} photos: a 95 % interval from "
+               f"{metric.text(low)} to {metric.text(high)}; smaller differences may be chance.")  # fmt: skip
     common = min(run.best for run in runs)
     times = sorted((first_reached_s(run, common) or 0.0, run.name) for run in runs)
     (first_s, first), (last_s, last) = times[0], times[-1]

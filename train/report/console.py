@@ -48,7 +48,6 @@ def _columns(kind: str) -> list[tuple[Metric, int]]:
 
 def epoch_line(record: dict[str, Any]) -> str:
     """The row of the console's epoch table for an epoch record, under `epoch_header`."""
-
     def number(key: str, width: int, digits: int, scale: float = 1.0) -> str:
         value = record.get(key)
         return "-".rjust(width) if value is None else f"{scale * value:{width}.{digits}f}"

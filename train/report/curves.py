@@ -30,7 +30,6 @@ def metric_series(
     epochs: Sequence[Mapping[str, Any]], x: Values, curves: Sequence[tuple[str, str, str]], scale: float
 ) -> list[Series]:
     """A curve for each (key of the epochs' records, name, colour) of `curves`, times `scale`."""
-
     def values(key: str) -> list[float]:
         return [math.nan if epoch.get(key) is None else scale * epoch[key] for epoch in epochs]
 

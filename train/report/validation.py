@@ -74,11 +74,7 @@ def read_validation(folder: Path) -> dict[str, Any] | None:
 
 
 def confused_photos(
-    folder: Path,
-    shards: ShardSet,
-    *,
-    mean: tuple[float, float, float],
-    std: tuple[float, float, float],
+    folder: Path, shards: ShardSet, *, mean: tuple[float, float, float], std: tuple[float, float, float],
     crop_pct: float | None,
 ) -> None:
     """Add photos of the most confused pairs to RUN/validation.json, as the network saw them in validation.

@@ -254,7 +254,9 @@ def _sample_dtype(target: Target) -> np.dtype[Any]:
     return FOREIGN_SAMPLE if target.kind == CLASS else np.dtype([*target.sample_dtype.descr, ("hash", "<u4")])
 
 
-def _with_targets(samples: NDArray[np.void], target: Target, targets: Sequence[tuple[float, ...]]) -> NDArray[np.void]:
+def _with_targets(
+    samples: NDArray[np.void], target: Target, targets: Sequence[tuple[float, ...]]
+) -> NDArray[np.void]:
     """FOREIGN_SAMPLE records (N,) with other targets in the place of their labels."""
     encoded = target.encode(samples["key"].tolist(), targets)
     records = np.empty(len(samples), _sample_dtype(target))

@@ -194,7 +194,9 @@ def _braces(pattern: str) -> list[str]:
         raise ResoluteError(f"{shown}: unbalanced braces, expected a pattern like train-{{000..146}}.tar") from None
 
 
-def _class_names(classes: Sequence[str] | None, index: ForeignIndex, kind: TargetKind, root: str) -> tuple[str, ...]:
+def _class_names(
+    classes: Sequence[str] | None, index: ForeignIndex, kind: TargetKind, root: str
+) -> tuple[str, ...]:
     if kind == "values":
         names = tuple(classes or (f"value{n}" for n in range(index.classes)))
         if len(names) != index.classes:

@@ -34,7 +34,8 @@ _MAX_IMAGE_BYTES = 1 << 28
 
 @dataclass(frozen=True, kw_only=True)
 class SampleFields:
-    """Extensions (everything after the first dot of the file name) of a sample's image and label, and what a label is."""
+    """Extensions (everything after the first dot of the file name) of a sample's image and label, and what a label is.
+    """
 
     image: tuple[str, ...] = ("jpg", "jpeg", "png", "webp", "bmp")  # a sample has exactly one of them
     label: tuple[str, ...] = ("cls", "json")  # the first one present; "json:KEY" selects a key

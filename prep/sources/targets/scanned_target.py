@@ -48,7 +48,9 @@ class ScannedTarget:
     of the targets. Raises `ResoluteError` for labels that do not go together, or do not fit `setting`.
     """
 
-    def __init__(self, root: str, examples: Mapping[str, str], columns: Sequence[str], setting: TargetSetting) -> None:
+    def __init__(
+        self, root: str, examples: Mapping[str, str], columns: Sequence[str], setting: TargetSetting
+    ) -> None:
         self._root, self._examples, self._columns, self._setting = root, examples, columns, setting
         self._width = 0  # of values, once one was seen
         self.kind = self._kind()

@@ -68,7 +68,7 @@ def test_records_equal_numpys(made: tuple[Path, NDArray[Any], NDArray[np.uint32]
 
 
 def test_writing_to_a_returned_copy_does_not_change_the_file(
-    made: tuple[Path, NDArray[Any], NDArray[np.uint32]],
+    made: tuple[Path, NDArray[Any], NDArray[np.uint32]]
 ) -> None:
     path, rows, crcs = made
     records, before = Records(path, crcs, rows.dtype), path.read_bytes()

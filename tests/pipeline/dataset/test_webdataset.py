@@ -251,7 +251,9 @@ def test_tars_in_a_folder_with_glob_characters_are_read(written_tars: Path, tmp_
 
 
 @pytest.mark.parametrize("name", DAMAGED_HEADERS)
-def test_a_damaged_tar_header_is_reported_with_its_offset_in_bounded_memory(tmp_path: Path, name: str) -> None:
+def test_a_damaged_tar_header_is_reported_with_its_offset_in_bounded_memory(
+    tmp_path: Path, name: str
+) -> None:
     good = header(tarfile.REGTYPE, 3, b"abc")
     (tmp_path / "t.tar").write_bytes(good + DAMAGED_HEADERS[name] + bytes(1024))
     os.truncate(tmp_path / "t.tar", 3 << 30)  # 3 GiB of nothing

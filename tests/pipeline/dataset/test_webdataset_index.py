@@ -92,10 +92,7 @@ def test_the_index_is_cached_elsewhere_if_the_tars_are_on_read_only_storage(
 
 
 def test_tars_in_an_object_store_are_read_through_the_cache(
-    tars: Path,
-    tmp_path: Path,
-    s3_server: str,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    tars: Path, tmp_path: Path, s3_server: str, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:
     monkeypatch.setenv("RESOLUTE_CACHE", str(tmp_path / "cache"))
     fsspec.filesystem("s3").put(f"{tars}/*.tar", f"{s3_server}/set/")

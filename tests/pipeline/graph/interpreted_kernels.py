@@ -273,7 +273,9 @@ def test_every_dtype_is_the_rounded_float32(dtype: torch.dtype) -> None:
         assert torch.equal(rounded, exact.to(dtype))
 
 
-def test_in_the_loader_each_batch_gets_its_own_parameters(monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet) -> None:
+def test_in_the_loader_each_batch_gets_its_own_parameters(
+    monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet
+) -> None:
     """Decoded and resized by DALI's operators; the kernels then do what the CPU's graph does to the same images."""
     resized = []
 
@@ -334,7 +336,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("policy", ["randaugment", "trivialaugment"])
-def test_a_batch_takes_one_launch_per_slot_plus_one(monkeypatch: pytest.MonkeyPatch, policy: Any) -> None:
+def test_a_batch_takes_one_launch_per_slot_plus_one(
+    monkeypatch: pytest.MonkeyPatch, policy: Any
+) -> None:
     augment = Augment(policy=policy, random_erasing_prob=0.5, mixup_alpha=0.2)
     used, launches = features([augment]), counted(monkeypatch)
     for seed in range(2):

@@ -155,7 +155,9 @@ def test_training_between_the_stored_resolutions_shows_the_planned_part_of_the_i
     assert {(24, 32, 27), (40, 48, 10), (56, 64, 5)} <= shapes
 
 
-@pytest.mark.parametrize("options", [{"threads": 1, "depth": 1}, {"threads": 3, "depth": 5}])
+@pytest.mark.parametrize(
+    "options", [{"threads": 1, "depth": 1}, {"threads": 3, "depth": 5}]
+)
 def test_batches_do_not_depend_on_threads_and_depth(plan: Plan, batches: list[Batch], options: dict[str, int]) -> None:
     with Loader(plan, **options) as loader:
         for got, expected in zip(loader, batches, strict=True):
@@ -287,7 +289,9 @@ def test_unavailable_storage_is_not_damage_and_the_run_continues_with_the_same_b
         assert not loader.skipped
 
 
-def test_an_interrupted_call_loses_no_batch(plan: Plan, batches: list[Batch], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_call_loses_no_batch(
+    plan: Plan, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ctrl-C anywhere in `next()`: before the batch is there, and when it is but was not returned."""
     for name, last in (("_fill_graph", 2), ("_targets_on_device", 1)):
         with Loader(plan) as loader:

@@ -67,10 +67,7 @@ def waited(files: Remote) -> None:
 
 
 def test_batches_from_a_failing_store_equal_those_of_the_folder(
-    url: str,
-    proxy: FaultyProxy,
-    shard_root: Path,
-    tmp_path: Path,  # noqa: F811
+    url: str, proxy: FaultyProxy, shard_root: Path, tmp_path: Path  # noqa: F811
 ) -> None:
     local = ShardSet.open(shard_root)
     shards, files = opened(url, tmp_path)
@@ -106,10 +103,7 @@ def test_a_cached_chunk_with_wrong_content_is_fetched_again(url: str, tmp_path: 
 
 @pytest.mark.parametrize("sampling", ["uniform", "balanced"])
 def test_prefetched_chunks_are_cached_when_they_are_read(
-    url: str,
-    proxy: FaultyProxy,
-    tmp_path: Path,
-    sampling: Sampling,  # noqa: F811
+    url: str, proxy: FaultyProxy, tmp_path: Path, sampling: Sampling  # noqa: F811
 ) -> None:
     shards, files = opened(url, tmp_path)
     if sampling == "balanced":  # repeated and left out samples: one class has few

@@ -39,7 +39,9 @@ def test_a_folder_is_read_in_place(tmp_path: Path) -> None:
         open_files(tmp_path, cache=settings(tmp_path))
 
 
-def test_the_package_of_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_package_of_a_missing_driver_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, "s3", raising=False)

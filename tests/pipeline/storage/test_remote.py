@@ -186,11 +186,7 @@ def test_a_trickling_store_counts_as_stalled(tmp_path: Path, remote_url: str, pr
     ("hang", "no answer in time|[Tt]imeout"), ("drop", "."), ("short", "8192 of 16384 bytes"),
 ])  # fmt: skip
 def test_the_last_of_all_retries_is_reported(
-    tmp_path: Path,
-    remote_url: str,
-    proxy: FaultyProxy,
-    fault: Any,
-    reason: str,  # noqa: F811
+    tmp_path: Path, remote_url: str, proxy: FaultyProxy, fault: Any, reason: str  # noqa: F811
 ) -> None:
     with opened(remote_url, tmp_path, tries=3, stall_s=0.2) as files:
         files.local("manifest.json")
@@ -269,9 +265,7 @@ def test_close_ends_hanging_requests(tmp_path: Path, remote_url: str, proxy: Fau
 
 @pytest.mark.timing
 def test_an_interrupt_ends_hanging_requests_and_later_reads_work(
-    tmp_path: Path,
-    remote_url: str,
-    proxy: FaultyProxy,  # noqa: F811
+    tmp_path: Path, remote_url: str, proxy: FaultyProxy  # noqa: F811
 ) -> None:
     with opened(remote_url, tmp_path, stall_s=60.0, requests=3) as files:
         files.local("manifest.json")
@@ -302,10 +296,7 @@ def test_an_interrupt_ends_hanging_requests_and_later_reads_work(
 
 @pytest.mark.timing
 def test_closing_a_reader_of_a_hanging_store_takes_less_than_two_seconds(
-    tmp_path: Path,
-    shard_root: Path,
-    s3_server: str,
-    proxy: FaultyProxy,  # noqa: F811
+    tmp_path: Path, shard_root: Path, s3_server: str, proxy: FaultyProxy  # noqa: F811
 ) -> None:
     fs = fsspec.filesystem("s3")
     for path in shard_root.rglob("*"):

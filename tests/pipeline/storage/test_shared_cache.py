@@ -65,9 +65,7 @@ def reading(where: str, folder: Path, seed: int) -> subprocess.Popen[str]:
 
 
 def test_processes_share_chunks_and_survive_the_kill_of_one_of_them(
-    tmp_path: Path,
-    url: str,
-    proxy: FaultyProxy,  # noqa: F811
+    tmp_path: Path, url: str, proxy: FaultyProxy  # noqa: F811
 ) -> None:
     proxy.faults.append("hang")  # the first request of any process
     doomed = reading(url, tmp_path, 0)

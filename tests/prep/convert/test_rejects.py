@@ -69,7 +69,9 @@ def test_rejects_are_listed_and_leave_gaps_in_the_keys(
         assert word in ran.out
 
 
-def test_a_reject_changes_no_other_samples_key(photos: Path, tmp_path: Path, prep: Prep) -> None:
+def test_a_reject_changes_no_other_samples_key(
+    photos: Path, tmp_path: Path, prep: Prep
+) -> None:
     argv = ("--src", photos, "--res", "32", "--max-bad", 0.1)
     assert prep(*argv, "--out", tmp_path / "before").status == 0
     (photos / "bee" / "05.jpg").write_bytes(b"junk")
@@ -87,7 +89,9 @@ def test_a_reject_changes_no_other_samples_key(photos: Path, tmp_path: Path, pre
     assert keyed("after") == before
 
 
-def test_too_many_rejects_leave_no_manifest(photos: Path, damaged: dict[str, str], tmp_path: Path, prep: Prep) -> None:
+def test_too_many_rejects_leave_no_manifest(
+    photos: Path, damaged: dict[str, str], tmp_path: Path, prep: Prep
+) -> None:
     ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32")
     assert ran.status == 2
     assert ran.err.count("\n") == 1

@@ -184,7 +184,9 @@ def test_a_worker_killed_from_outside_ends_the_run_and_rejects_no_image(
     ("serve", "message"),
     [(crash_at_start, "WORKERS: 3 processes died before their first image"), (exit_at_start, "exit status 3")],
 )
-def test_workers_that_cannot_start_end_the_run(files: list[Path], serve: Callable[..., None], message: str) -> None:
+def test_workers_that_cannot_start_end_the_run(
+    files: list[Path], serve: Callable[..., None], message: str
+) -> None:
     pool = Pool(2, "fork", serve)
     with pytest.raises(ResoluteError, match=message):
         run(pool, files)

@@ -202,7 +202,9 @@ def test_nodes_without_the_photos_are_left_out_with_a_line_also_those_that_join_
         (tmp_path / "elsewhere").mkdir()
         words = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={cluster.address}", "--num-cpus=1"]
         # why a process: Ray's own nodes can only be started by the main thread
-        joined.append(subprocess.Popen([*words, "--block"], cwd=tmp_path / "elsewhere", stdout=subprocess.DEVNULL))
+        joined.append(
+            subprocess.Popen([*words, "--block"], cwd=tmp_path / "elsewhere", stdout=subprocess.DEVNULL)
+        )
 
     # why this path: it leads to the working directory of the process that opens it, as without a shared disk
     on_ray = ("--src", "/proc/self/cwd/photos", "--engine", "ray", "--ray-address", cluster.address)

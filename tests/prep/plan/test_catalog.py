@@ -28,11 +28,7 @@ class ListedSource:
     """A source that yields a list of images."""
 
     def __init__(
-        self,
-        images: Iterable[ImageRef],
-        *,
-        numbered: bool = False,
-        names: Sequence[str] | None = None,
+        self, images: Iterable[ImageRef], *, numbered: bool = False, names: Sequence[str] | None = None,
         root: str = "src",
     ) -> None:
         self.root, self.numbered, self.label_names = root, numbered, names

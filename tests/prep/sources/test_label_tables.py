@@ -116,7 +116,9 @@ def test_encodings_other_than_utf8_are_reported_with_the_line(tmp_path: Path, na
         assert "not UTF-8, line 1: got UTF-16" in error(path, text.encode(encoding))
 
 
-def test_a_file_name_that_is_not_utf8_is_reported_with_its_line(photos: Path, tmp_path: Path, prep: Prep) -> None:
+def test_a_file_name_that_is_not_utf8_is_reported_with_its_line(
+    photos: Path, tmp_path: Path, prep: Prep
+) -> None:
     names = sorted((photos / "bee").glob("*.jpg"))
     names[0].rename(photos / "bee" / "größe.jpg")
     text = "id,label\n" + "".join(f"bee/{path.name},{i % 2}\n" for i, path in enumerate(names[1:]))

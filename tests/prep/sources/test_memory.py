@@ -34,9 +34,7 @@ PEAK = """
 def peak_mib():
     return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))) >> 10
 """
-LISTING = (
-    PEAK
-    + """
+LISTING = PEAK + """
 import resource, sys
 from pathlib import Path
 from resolute.errors import ResoluteError
@@ -49,7 +47,6 @@ except ResoluteError as error:
     print(error)
 print("MiB:", peak_mib(), file=sys.stderr)
 """
-)
 
 
 def listed_within_a_gigabyte(src: Path, scan_cache: Path) -> str:
@@ -195,9 +192,7 @@ def test_reads_of_a_url_of_unknown_size_are_bounded_by_the_limit(monkeypatch: py
     assert str(fetch_many([places[3]])[0]) == f"too large: {MAX_BYTES + 1} bytes"
 
 
-WORKER = (
-    PEAK
-    + """
+WORKER = PEAK + """
 import json, sys
 import numpy as np
 from resolute.prep.convert import worker
@@ -220,7 +215,6 @@ worker.serve(conn, Current())
 reasons = [reason for chunk in conn.results for _, reason in chunk.rejects]
 print(json.dumps({"MiB": peak_mib() - before, "reasons": reasons}))
 """
-)
 
 
 @pytest.mark.slow

@@ -500,7 +500,6 @@ def test_a_store_that_cannot_be_written_is_reported_in_one_line(
     assert words in ran.err
     assert out in ran.err
 
-
 def test_a_pinned_copy_of_a_folder_makes_no_file_appear_once_its_run_has_lost_the_lock(tmp_path: Path) -> None:
     root = tmp_path / "set"
     store = open_store(str(root))

@@ -150,7 +150,9 @@ def test_a_run_stops_as_soon_as_max_bad_is_exceeded(photos: Path, tmp_path: Path
         nonlocal done
         done = tally.images
 
-    settings = Settings(src=str(photos), out=str(tmp_path / "s"), res=(32,), shard_samples=1, max_bad=0.05, workers=1)
+    settings = Settings(
+        src=str(photos), out=str(tmp_path / "s"), res=(32,), shard_samples=1, max_bad=0.05, workers=1
+    )
     with pytest.raises(ResoluteError, match=r"too many unusable images, got 4 of 60 so far \(4 not an image\)"):
         building.build(settings, progress=progress)
     assert 4 <= done < 20

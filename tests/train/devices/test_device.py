@@ -85,7 +85,7 @@ def test_too_many_gpus_are_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: int, wanted: str, message: str
 ) -> None:
     FakeCuda(devices=there).install(monkeypatch)
-    assert main(["train", "--shards", "s", "--recipe", "r.toml", "--gpus", wanted]) == 2
+    assert main(["train", "--shards", "s", "--recipe", "r.toml", "--run", "r", "--gpus", wanted]) == 2
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1

@@ -71,7 +71,8 @@ class Made:
             (folder / f"{name}.toml").write_text(text)
 
     def words(self, runs: str) -> list[str]:
-        return ["train", "--shards", str(self.shards), "--recipe", str(self.folder / "equal.toml"), "--runs",
+        return ["train", "--shards", str(self.shards), "--recipe", str(self.folder / "equal.toml"),
+                "--run", "equal", "--runs",
                 str(self.folder / runs), "--device", "cpu", "--threads", "1", "--save-every-steps", "2"]  # fmt: skip
 
     def seen(self, name: str) -> dict[int, list[int]]:
@@ -147,7 +148,9 @@ def test_three_ranks_train_as_one_process(made: Made, alone: Path, driven: str) 
         assert driven.count(f"{made.folder / 'three' / name}: starting") == 1  # only the first rank prints
 
 
-def test_two_ranks_restarted_after_a_kill_train_as_one_process(made: Made, alone: Path, driven: str) -> None:
+def test_two_ranks_restarted_after_a_kill_train_as_one_process(
+    made: Made, alone: Path, driven: str
+) -> None:
     assert f"{made.folder / 'killed' / 'equal'}: resuming at batch" in driven
     assert_same_within_rounding(made.folder / "killed" / "equal", alone)
 
@@ -164,7 +167,9 @@ def test_a_signal_to_torchrun_saves_all_ranks_at_the_same_batch(
     assert steps == [position - 1] * 2
 
 
-def test_a_run_of_two_ranks_is_resumed_on_one_and_on_three(made: Made, alone: Path, driven: str) -> None:
+def test_a_run_of_two_ranks_is_resumed_on_one_and_on_three(
+    made: Made, alone: Path, driven: str
+) -> None:
     shutil.copytree(made.folder / "cut" / "equal", made.folder / "one" / "equal")
     assert main(made.words("one")) == 0
     for folder in (made.folder / "one" / "equal", made.folder / "three" / "cut"):
@@ -172,7 +177,9 @@ def test_a_run_of_two_ranks_is_resumed_on_one_and_on_three(made: Made, alone: Pa
     assert f"{made.folder / 'three' / 'cut'}: resuming at batch" in driven
 
 
-def test_the_ranks_see_the_planned_samples_in_the_planned_order(made: Made, driven: str, shard_set: ShardSet) -> None:
+def test_the_ranks_see_the_planned_samples_in_the_planned_order(
+    made: Made, driven: str, shard_set: ShardSet
+) -> None:
     plan = Recipe.load(made.folder / "equal.toml").plan(shard_set)
     planned = {i: plan.batch(i).ids.tolist() for i in range(plan.total_batches) if plan.pass_at(i).split == "train"}
     assert made.seen("three/whole") == planned
@@ -180,7 +187,9 @@ def test_the_ranks_see_the_planned_samples_in_the_planned_order(made: Made, driv
     assert not made.seen("cut/run").keys() & made.seen("three/cut").keys()
 
 
-def test_all_ranks_validate_with_the_batch_statistics_of_rank_0(made: Made, driven: str, shard_set: ShardSet) -> None:
+def test_all_ranks_validate_with_the_batch_statistics_of_rank_0(
+    made: Made, driven: str, shard_set: ShardSet
+) -> None:
     """One process that loads the checkpoint gets the counts of the three ranks."""
     recipe = Recipe.load(made.folder / "statistics.toml")
     plan = Plan(shard_set, recipe.stages, eval_batch_size=8)

@@ -35,14 +35,14 @@ def early(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("early")
     after = runs._Session._after
     for name, patience, stop_at in (("stopped", 1, -1), ("first", 0, 1), ("second", 0, 16)):
-
         def interrupted(session: runs._Session, spec: runs.BatchSpec, at: int = stop_at) -> bool:
             session.stopped_by = 15 if spec.index == at else session.stopped_by
             return after(session, spec)
 
         text = RECIPE.replace("PATIENCE", str(patience))
         (folder / f"{name}.toml").write_text(text if patience else text.replace(", min_delta = 0.9", ""))
-        words = ["train", "--shards", shard_root, "--recipe", folder / f"{name}.toml", "--runs", folder, "--device"]
+        words = ["train", "--shards", shard_root, "--recipe", folder / f"{name}.toml",
+                 "--run", name, "--runs", folder, "--device"]  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(runs._Session, "_after", interrupted)
             assert main([*map(str, words), "cpu", "--threads", "1"]) == (0 if patience else 128 + 15)
@@ -143,7 +143,8 @@ def test_the_report_of_an_interrupted_run_names_the_epoch_of_best_pt(
     monkeypatch.setattr(runs._Session, "_after", interrupted)
     text = RECIPE.replace("PATIENCE, min_delta = 0.9", "0").partition("[[stages]]")[0]
     (tmp_path / "down.toml").write_text(text + stages((48, 1, 25), (32, 2, 25), (48, 1, 25)))
-    words = ["train", "--shards", shard_root, "--recipe", tmp_path / "down.toml", "--runs", tmp_path, "--device", "cpu"]
+    words = ["train", "--shards", shard_root, "--recipe", tmp_path / "down.toml",
+             "--run", "down", "--runs", tmp_path, "--device", "cpu"]  # fmt: skip
     assert main([*map(str, words), "--threads", "1"]) == 128 + 15
     assert main(["report", str(tmp_path / "down")]) == 0
     assert open_saved_run(tmp_path / "down").res == 48

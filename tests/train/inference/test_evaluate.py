@@ -67,7 +67,8 @@ def test_a_run_remembers_its_set_from_any_working_directory(
     shutil.copytree(shard_root, tmp_path / "s")
     (tmp_path / "small.toml").write_text(SMALL.replace("epochs = 2", "epochs = 1"))
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "--shards", "s", "--recipe", "small.toml", "--device", "cpu", "--threads", "1"]) == 0
+    assert main(["train", "--shards", "s", "--recipe", "small.toml",
+                 "--run", "small", "--device", "cpu", "--threads", "1"]) == 0
     monkeypatch.chdir("/")
     run = str(tmp_path / "runs" / "small")
     results = []

@@ -69,7 +69,8 @@ def textures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["--src", folder / "photos", "--out", folder / "shards", "--res", "48", "--workers", "1"]
     assert prep([*map(str, words), "--val-frac", "0.4"]) == 0
     (folder / "stripes.toml").write_text(RECIPE)
-    words = ["train", "--shards", folder / "shards", "--recipe", folder / "stripes.toml", "--runs", folder]
+    words = ["train", "--shards", folder / "shards", "--recipe", folder / "stripes.toml",
+             "--run", "stripes", "--runs", folder]  # fmt: skip
     assert main([*map(str, words), "--device", "cpu", "--threads", "1"]) == 0
     return folder
 

@@ -21,7 +21,8 @@ def cv(folded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "s").symlink_to(folded / "s")
     words = ["--src", str(folded / "photos"), "--workers", "1"]
     assert prep([*words, "--out", str(folder / "t"), "--res", "32,48", "--val-frac", "0.3"]) == 0
-    words = ["train", "--shards", folded / "s", "--recipe", folded / "cv.toml", "--runs", folder / "runs"]
+    words = ["train", "--shards", folded / "s", "--recipe", folded / "cv.toml",
+             "--run", "cv", "--runs", folder / "runs"]  # fmt: skip
     assert main([*map(str, words), "--device", "cpu", "--threads", "1", "--folds", "3"]) == 0
     return folder
 
@@ -71,7 +72,9 @@ def test_no_accuracy_is_printed_for_training_photos(
     assert "top-1" not in out
 
 
-def test_the_accuracy_on_another_set_has_a_note(cv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_accuracy_on_another_set_has_a_note(
+    cv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert len(predicted(cv, tmp_path, source="t")) == 9
     out = capsys.readouterr().out
     assert "top-1" in out
@@ -125,7 +128,9 @@ def test_a_fold_that_is_none_of_the_runs_is_refused(
     assert not (tmp_path / "p.csv").exists()
 
 
-def test_a_run_without_folds_takes_none(trained: Path, shard_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_folds_takes_none(
+    trained: Path, shard_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["eval", str(trained), "--shards", str(shard_root), "--device", "cpu", "--fold", "1"]) == 2
     assert "--fold: got 1 for a run without folds, expected none; omit it" in capsys.readouterr().err
 
@@ -134,7 +139,8 @@ def test_runs_of_different_numbers_of_folds_are_not_averaged(
     cv: Path, folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(cv / "runs" / "cv" / "fold-0", tmp_path / "cv" / "fold-0")
-    words = ["train", "--shards", folded / "s", "--recipe", folded / "cv.toml", "--runs", tmp_path, "--device", "cpu"]
+    words = ["train", "--shards", folded / "s", "--recipe", folded / "cv.toml",
+             "--run", "cv", "--runs", tmp_path, "--device", "cpu"]  # fmt: skip
     assert main([*map(str, words), "--folds", "1/2"]) == 0
     capsys.readouterr()
     assert main(["predict", str(tmp_path / "cv"), "--src", str(folded / "s"), "--out", str(tmp_path / "p.csv")]) == 2

@@ -92,10 +92,8 @@ def test_probabilities_of_shards_equal_the_networks_and_those_of_the_folder_are_
 def test_a_line_says_which_photos_of_a_set_are_predicted(
     trained: Path, shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for split, text in (
-        ("val", "15 photos of val, not the 75 of train (--split train)"),
-        ("train", "75 photos of train, not the 15 of val (--split val)"),
-    ):
+    for split, text in (("val", "15 photos of val, not the 75 of train (--split train)"),
+                        ("train", "75 photos of train, not the 15 of val (--split val)")):
         rows = predict(trained, shard_root, tmp_path / "p.csv", "--split", split)
         assert f"{shard_root}: predicting {text}\n" in capsys.readouterr().out
         assert {row["split"] for row in rows} == {split}

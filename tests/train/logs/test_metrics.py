@@ -52,7 +52,9 @@ def test_steps_are_logged_and_shown_during_an_epoch(plan: Plan, tmp_path: Path) 
     assert [record["loss"] for record in read_log(tmp_path / "run.jsonl")] == list(range(70))
 
 
-def test_the_progress_bar_shows_loss_and_rate(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_bar_shows_loss_and_rate(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

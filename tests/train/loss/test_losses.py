@@ -44,7 +44,9 @@ def test_mixed_loss_equals_cross_entropy_with_soft_targets(smoothing: float) -> 
 @pytest.mark.parametrize("sum_classes", [False, True])
 def test_bce_equals_timms_with_mixed_targets(smoothing: float, threshold: float, sum_classes: bool) -> None:
     logits, labels, _, _ = _batch()
-    ours = build_loss(Loss(kind="bce", label_smoothing=smoothing, threshold=threshold, sum_classes=sum_classes))
+    ours = build_loss(
+        Loss(kind="bce", label_smoothing=smoothing, threshold=threshold, sum_classes=sum_classes)
+    )
     theirs = BinaryCrossEntropy(smoothing, target_threshold=threshold or None, sum_classes=sum_classes)
     for lam in (1.0, 0.7, 0.85):  # timm mixes each sample with the one opposite in the batch
         target = mixup_target(labels, CLASSES, lam, smoothing)

@@ -62,7 +62,7 @@ def test_blurpool_removes_the_highest_frequency_before_a_stride() -> None:
     assert not [module for module in tiny_network().modules() if isinstance(module, BlurPool2d)]
     for blur in blurs:
         plain = torch.ones(1, blur.channels, 8, 8)
-        board = plain * (torch.arange(8)[:, None] + torch.arange(8)).remainder(2).mul(2).sub(1)
+        board = plain * (torch.arange(8)[:, None] + torch.arange(8)) .remainder(2).mul(2).sub(1)
         torch.testing.assert_close(blur(plain), torch.ones_like(blur(plain)))
         torch.testing.assert_close(blur(board), torch.zeros_like(blur(board)))
         assert blur.stride == 2
@@ -89,16 +89,10 @@ def test_gradient_checkpointing_changes_neither_gradients_nor_statistics() -> No
     [
         ("test_vit", {"blurpool": True}, "model.blurpool: timm's test_vit does not support it"),
         ("densenet121", {"drop_path_rate": 0.1}, "model.drop_path_rate: timm's densenet121 does not support it"),
-        (
-            "test_resnet",
-            {"drop_path_rate": 0.1, "kwargs": {"drop_path_rate": 0.2}},
-            "got drop_path_rate, expected it only as a key of",
-        ),
-        (
-            "dla46_c",
-            {"grad_checkpointing": True},
-            "model.grad_checkpointing: got true, but dla46_c does not support it",
-        ),
+        ("test_resnet", {"drop_path_rate": 0.1, "kwargs": {"drop_path_rate": 0.2}},
+         "got drop_path_rate, expected it only as a key of"),
+        ("dla46_c", {"grad_checkpointing": True},
+         "model.grad_checkpointing: got true, but dla46_c does not support it"),
         ("test_resnett", {}, "timm cannot build 'test_resnett'.*did you mean test_resnet"),
     ],
 )
@@ -110,14 +104,9 @@ def test_options_that_a_model_does_not_support_are_refused_by_key(name: str, key
 @pytest.mark.parametrize(
     ("section", "key", "value"),
     [
-        ("model", "ghost_batch", 16),
-        ("model", "norm_groups", 8),
-        ("loss", "threshold", 0.2),
-        ("precision", "tf32", "all"),
-        ("ema", "warmup", False),
-        ("distill", "temperature", 2.0),
-        ("distill", "alpha", 0.3),
-        ("model", "weights_kind", "ema"),
+        ("model", "ghost_batch", 16), ("model", "norm_groups", 8), ("loss", "threshold", 0.2),
+        ("precision", "tf32", "all"), ("ema", "warmup", False), ("distill", "temperature", 2.0),
+        ("distill", "alpha", 0.3), ("model", "weights_kind", "ema"),
     ],
 )
 def test_keys_without_effect_are_refused(section: str, key: str, value: Any) -> None:

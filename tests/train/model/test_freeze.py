@@ -152,7 +152,6 @@ def test_no_backward_pass_runs_below_the_lowest_trainable_layer(model: str, name
         def hook(module: nn.Module, inputs: object, out: torch.Tensor) -> None:
             if out.requires_grad:
                 out.register_hook(lambda grad: counts.update({layer: counts.get(layer, 0) + 1}))
-
         return hook
 
     known = ["patch_embed" if layer == "cls_token" else layer for layer in layers(learner.network)]

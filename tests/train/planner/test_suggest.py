@@ -129,9 +129,7 @@ def recipe(path: Path, text: str) -> Path:
 
 
 def test_numbers_that_depend_on_epochs_and_on_other_stages_follow(tmp_path: Path) -> None:
-    path = recipe(
-        tmp_path / "a.toml",
-        """
+    path = recipe(tmp_path / "a.toml", """
 scale_epochs = 0.5
 [model]
 name = "test_resnet"
@@ -157,8 +155,7 @@ res = [96, 128]
 epochs = 10
 batch_size = "constant_pixels"
 res_schedule = "step"
-""",
-    )
+""")
     base, candidates = Recipe.load(path), Candidates.load(path, stored=(64, 112, 160))
     assert candidates.recipe == dataclasses.replace(base, scale_epochs=1.0), "no stage is added beside a ramp"
     candidates.write(tmp_path / "new.toml", [0, 2, 3], [])

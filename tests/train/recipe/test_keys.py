@@ -63,7 +63,7 @@ def test_a_row_has_type_range_default_and_help_with_escaped_bars(capsys: pytest.
     lines = capsys.readouterr().out.splitlines()
     assert lines == table().splitlines()
     assert "| `label_smoothing` | number, at least 0, below 1 | `0.0` | ce, bce: label smoothing |" in lines
-    assert "| `channels_last` | `true`, `false` | `true` | memory format of images and weights |" in lines
+    assert '| `channels_last` | `true`, `false` | `true` | memory format of images and weights |' in lines
     assert any(line.startswith('| `amp` | `"auto"`, `"bf16"`, `"fp16"`, `"off"` | `"auto"` | ') for line in lines)
     rows = [line for line in lines if line.startswith("| `")]
     assert len(rows) == len(list(keys()))

@@ -26,10 +26,8 @@ ONE_STAGE = {"stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}
         ({"stagez": []}, "stagez: no such setting; did you mean stages?"),
         ({"stages": []}, "stages: got none, expected at least one"),
         ({"stages": [{"res": 32, "epochs": 1}]}, "stages.batch_size: missing"),
-        (
-            {"stages": [{"res": "32", "epochs": 1, "batch_size": 8}]},
-            "stages.res: got '32', expected integer or list of numbers, 1 to 16384; correct it",
-        ),
+        ({"stages": [{"res": "32", "epochs": 1, "batch_size": 8}]}, "stages.res: got '32', expected integer or list of "
+         "numbers, 1 to 16384; correct it"),
         ({"stages": [{"res": 32, "epochs": 1, "batch_size": 8, "fraction": 1.5}]}, "stages.fraction: got 1.5"),
         ({"optim": {"name": "adamm"}}, "optim.name: got 'adamm', expected an optimizer of timm.optim (near: adam"),
         ({"optim": {"lr": True}}, "optim.lr: got True, expected number, above 0"),
@@ -40,26 +38,17 @@ ONE_STAGE = {"stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}
         ({"seed": 10**30}, f"seed: got {10**30}, expected integer, 0 to 9223372036854775807"),
         ({"seed": -1}, "seed: got -1, expected integer, 0 to 9223372036854775807"),
         ({"data": {"std": [0.0, 0.0, 0.0]}}, "data.std: got 0.0, expected 3 numbers, above 0"),
-        (
-            {"stages": [{"res": 32, "epochs": 1, "batch_size": 10**9}]},
-            "stages.batch_size: got 1000000000, expected "
-            'integer or list of numbers, 1 to 1048576 or "auto", "constant_pixels"; correct it',
-        ),
-        ({"stages": [{"res": 32, "epochs": 1, "batch_size": 0}]}, "stages.batch_size: got 0, expected 1 to 1048576"),
-        (
-            {"stages": [{"res": 32, "epochs": 10**15, "batch_size": 8}]},
-            "stages.epochs: got 1000000000000000, expected integer, 1 to 100000",
-        ),
-        (
-            {"stages": [{"res": 32, "epochs": 60_000, "batch_size": 8}] * 2},
-            "stages.epochs: got 120000, expected at most 100000 over all stages",
-        ),
+        ({"stages": [{"res": 32, "epochs": 1, "batch_size": 10**9}]}, "stages.batch_size: got 1000000000, expected "
+         'integer or list of numbers, 1 to 1048576 or "auto", "constant_pixels"; correct it'),
+        ({"stages": [{"res": 32, "epochs": 1, "batch_size": 0}]}, 'stages.batch_size: got 0, expected 1 to 1048576'),
+        ({"stages": [{"res": 32, "epochs": 10**15, "batch_size": 8}]}, "stages.epochs: got 1000000000000000, expected "
+         "integer, 1 to 100000"),
+        ({"stages": [{"res": 32, "epochs": 60_000, "batch_size": 8}] * 2}, "stages.epochs: got 120000, expected at "
+         "most 100000 over all stages"),
         ({"stages": [{"res": 10**6, "epochs": 1, "batch_size": 8}]}, "stages.res: got 1000000"),
         ({"eval": {"batch_size": 10**9}}, "eval.batch_size: got 1000000000"),
-        (
-            {"optim": {"grad_accum_steps": 100}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]},
-            "optim.grad_accum_steps: got 100, expected at most the smallest batch_size, 8",
-        ),
+        ({"optim": {"grad_accum_steps": 100}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]},
+         "optim.grad_accum_steps: got 100, expected at most the smallest batch_size, 8"),
         ({"augment": {"scale": [0.9, 0.1]}}, "augment.scale"),
         ({"ema": {"decay": 1.0}}, "ema.decay: got 1.0"),
         ({"optim": {"name": "adamw", "momentum": 0.9}}, "optim.momentum: without effect, adamw uses optim.betas"),
@@ -114,7 +103,7 @@ def test_orders_are_validated_and_one_without_effect_is_refused() -> None:
     assert (recipe.data.order, [s.order for s in recipe.stages]) == ("auto", ["block", None])
     assert Recipe.parse({"stages": [stage]}, name="a").data.order == "full"
     for table, message in (
-        ({"stages": [{**stage, "order": "auto"}]}, 'order: got \'auto\', expected "full", "block"; correct it'),
+        ({"stages": [{**stage, "order": "auto"}]}, "order: got 'auto', expected \"full\", \"block\"; correct it"),
         ({"stages": [stage], "data": {"order": "random"}}, 'expected "full", "block", "auto"; correct it'),
         ({"stages": [{**stage, "order": "full"}], "data": {"order": "block"}}, "without effect, every stage has"),
     ):
