@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from resolute.errors import ResoluteError
 from resolute.machine import available_cpus
 from resolute.settings import described, setting, settings
+from resolute.train.recipe import RECIPES
 
 __all__ = ["CompareOptions", "EvalOptions", "ExportOptions", "KeysOptions", "LaunchOptions", "LrFindOptions",
            "LrOptions", "PlanOptions", "PredictOptions", "ReportOptions", "ShowOptions", "TrainOptions"]  # fmt: skip
@@ -18,8 +19,15 @@ __all__ = ["CompareOptions", "EvalOptions", "ExportOptions", "KeysOptions", "Lau
 _SHARDS = "shard set: folder written by `resolute shards` or URL (s3://, gs://, http://); or plain WebDataset tars"
 _RUN = "name or folder of a run (its best checkpoint is used), or one of its .pt files"
 
+def _recipe_file(path: object) -> object:
+    """The file of an included recipe that is given by its name, "imagenet_rn50"; any other path as it is."""
+    words = str(path)
+    is_name = "/" not in words and not words.endswith(".toml") and not Path(words).exists()
+    return RECIPES / f"{words}.toml" if is_name else path
+
+
 Shards = Annotated[str, described(_SHARDS, min_length=1)]
-Recipe = Annotated[Path, described("TOML file; see train/recipes/")]
+Recipe = Annotated[Path, BeforeValidator(_recipe_file), described("TOML file, or the name of an included recipe: demo")]
 
 
 def _threads() -> int:

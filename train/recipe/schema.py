@@ -31,6 +31,7 @@ from resolute.pipeline.plan.stage import (
 )
 from resolute.settings import setting, settings
 
+from . import RECIPES
 from .sections import Distill, Ema, Freeze, Loss, Model, Optim, Precision, Schedule, Stop
 
 if TYPE_CHECKING:
@@ -209,7 +210,8 @@ class Recipe:
             table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except OSError as error:
             raise ResoluteError(
-                f"{path}: no readable recipe ({error.strerror}), expected a TOML file; see train/recipes/"
+                f"{path}: no readable recipe ({error.strerror}), expected a TOML file or the name of an included "
+                f"recipe: {', '.join(sorted(file.stem for file in RECIPES.glob('*.toml')))}"
             ) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ResoluteError(f"{path}: not TOML: {error}; correct that line") from None

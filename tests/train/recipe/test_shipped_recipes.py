@@ -25,6 +25,7 @@ from resolute.train.model.build import build_model
 from resolute.train.model.freeze import trainable_sets
 from resolute.train.optim.optimizer import build_optimizer
 from resolute.train.optim.schedule import epoch_samples, epoch_steps
+from resolute.train.options import LrOptions
 from resolute.train.plot_lr import Curve
 from resolute.train.recipe.schema import Recipe
 from resolute.train.trainer import Options, run
@@ -143,6 +144,17 @@ PASSES = {
     "imagenet_deit3_small": 800, "imagenet_convnextv2_atto": 600, "cifar10": 24, "dogs_efficientnet_b4": 14,
     "imagenette_cpu": 68, "imagenette_cpu_whole": 23, "imagenette_cpu_quick": 5,
 }  # fmt: skip
+
+
+def test_an_included_recipe_is_found_by_its_name_unless_a_file_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert LrOptions(recipe=Path("demo")).recipe.samefile(ROOT / "train/recipes/demo.toml")
+    for own in ("demo.toml", "recipes/demo", "mine.txt"):
+        Path(own).parent.mkdir(exist_ok=True)
+        Path(own).touch()
+        assert LrOptions(recipe=Path(own)).recipe == Path(own)
 
 
 @pytest.mark.parametrize(("name", "passes"), PASSES.items())
