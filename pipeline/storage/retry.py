@@ -56,8 +56,9 @@ def http_status(error: BaseException) -> int | None:
         if isinstance(answer, dict):
             status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
             return status if isinstance(status, int) else None
-        if isinstance(getattr(answer, "status_code", None), int):
-            return int(answer.status_code)
+        code = getattr(answer, "status_code", None)
+        if isinstance(code, int):
+            return code
     # why not of causes: aiohttp's parser reports a truncated body as 400
     status = error.status if hasattr(error, "status") else getattr(error, "code", None)
     return status if isinstance(status, int) and status >= 100 else None

@@ -150,11 +150,11 @@ def test_an_included_recipe_is_found_by_its_name_unless_a_file_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert LrOptions(recipe=Path("demo")).recipe.samefile(ROOT / "train/recipes/demo.toml")
+    assert LrOptions(recipe=Path("demo"), samples=9).recipe.samefile(ROOT / "train/recipes/demo.toml")
     for own in ("demo.toml", "recipes/demo", "mine.txt"):
         Path(own).parent.mkdir(exist_ok=True)
         Path(own).touch()
-        assert LrOptions(recipe=Path(own)).recipe == Path(own)
+        assert LrOptions(recipe=Path(own), samples=9).recipe == Path(own)
 
 
 @pytest.mark.parametrize(("name", "passes"), PASSES.items())
