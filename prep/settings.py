@@ -25,7 +25,7 @@ _OUT = "where `resolute jobs plan` has written the plan: a folder, or a URL such
 
 @settings("")
 class JobsPlanOptions:
-    """What decides the contents of a set. Raises `ResoluteError` for values that cannot be combined."""
+    """The settings that decide the contents of a set. Raises `ResoluteError` for values that cannot be combined."""
 
     src: str = setting("", "folder of class folders; flat folder with --labels; list file of paths and labels; zip or "
         "tar of class folders; WebDataset tars or Parquet files (file, folder, pattern); or a URL of these",

@@ -60,7 +60,7 @@ def settings(where: str, renamed: Mapping[str, str] | None = None) -> Callable[[
     """Make a class a frozen, keyword-only dataclass whose constructor checks its arguments.
 
     where: name of the group, which begins the messages ("augment" for "augment.flip_prob: got …"); "" for none.
-    renamed: earlier names of settings, with the current ones, which the message about an earlier name tells.
+    renamed: earlier names of settings and their current ones, for the message about an earlier name.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -276,7 +276,7 @@ def _is_plain(hint: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has for a NumPy value, an instance of a settings class or a path."""
+    """A NumPy value, an instance of a settings class or a path as JSON represents it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if hasattr(value, "tolist"):

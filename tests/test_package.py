@@ -139,7 +139,7 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 def requirements(*extras: str) -> Iterator[Requirement]:
-    """What the distribution needs with these extras of its own."""
+    """The distribution's requirements with these extras."""
     added = [text for extra in extras for text in PROJECT["optional-dependencies"][extra]]
     for requirement in map(Requirement, [*PROJECT["dependencies"], *added]):
         if requirement.name == PROJECT["name"]:

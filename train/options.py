@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from resolute.errors import ResoluteError
 from resolute.machine import available_cpus
@@ -19,15 +19,14 @@ __all__ = ["CompareOptions", "EvalOptions", "ExportOptions", "KeysOptions", "Lau
 _SHARDS = "shard set: folder written by `resolute shards` or URL (s3://, gs://, http://); or plain WebDataset tars"
 _RUN = "name or folder of a run (its best checkpoint is used), or one of its .pt files"
 
-def _recipe_file(path: object) -> object:
+def _recipe_file(path: Path) -> Path:
     """The file of an included recipe that is given by its name, "imagenet_rn50"; any other path as it is."""
-    words = str(path)
-    is_name = "/" not in words and not words.endswith(".toml") and not Path(words).exists()
-    return RECIPES / f"{words}.toml" if is_name else path
+    is_name = len(path.parts) == 1 and path.suffix != ".toml" and not path.exists()
+    return RECIPES / f"{path}.toml" if is_name else path
 
 
 Shards = Annotated[str, described(_SHARDS, min_length=1)]
-Recipe = Annotated[Path, BeforeValidator(_recipe_file), described("TOML file, or the name of an included recipe: demo")]
+Recipe = Annotated[Path, AfterValidator(_recipe_file), described("TOML file, or the name of an included recipe: demo")]
 
 
 def _threads() -> int:

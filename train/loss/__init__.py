@@ -1,1 +1,1 @@
-"""What is minimised: losses, class weights and distillation."""
+"""The objective of training: losses, class weights and distillation."""
