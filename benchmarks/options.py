@@ -17,7 +17,7 @@ Device = Literal["auto", "cpu", "cuda"]
 
 @settings("")
 class SetOptions:
-    """Options of all benchmarks."""
+    """The shard set to measure."""
 
     shards: Annotated[str, described("shard set (folder or URL), or plain WebDataset tars", min_length=1)]
     val: str | None = setting(None, "plain tars: validation tars, or fraction of samples (0.05)")
