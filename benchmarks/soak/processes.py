@@ -36,6 +36,7 @@ __all__ = ["Command", "Process", "adopt_orphans", "check_single_threaded", "end_
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.002
 RANK_GRACE_S = 20.0  # for the remaining ranks to end after one is killed
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,9 +156,11 @@ def start(command: Command, folder: Path, *, prepare: Callable[[], None] = lambd
         running.returncode = 0  # why: `Process` reaps it
         return Process(running.pid, stdout, stderr)
     check_single_threaded()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # in the fork until it handles them as a command does
     pid = os.fork()
     if pid == 0:
         _run(command, stdout, stderr, prepare)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     return Process(pid, stdout, stderr)
 
 
@@ -199,6 +202,7 @@ def _run(command: Command, stdout: Path, stderr: Path, prepare: Callable[[], Non
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         guard_process()  # why before `prepare`: it imports, which Ctrl-C may interrupt
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
         os.environ.update(command.env)
         tempfile.tempdir = None
@@ -252,8 +256,7 @@ def _launch(command: Command, prepare: Callable[[], None]) -> int:
     The other ranks are not ended at once if one dies: they have to notice it by themselves. After half of
     `RANK_GRACE_S` they get SIGTERM, as from torchrun.
     """
-    forwarded = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)  # until there are ranks to forward them to
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # until there are ranks to forward them to
     listener = socket.create_server(("127.0.0.1", 0))
     shared = {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1]), "WORLD_SIZE": str(command.ranks),
@@ -266,7 +269,7 @@ def _launch(command: Command, prepare: Callable[[], None]) -> int:
             status = 1
             try:
                 listener.close()
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, forwarded)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
                 os.environ.update({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
                 prepare()
                 status = _main(command)
@@ -279,9 +282,9 @@ def _launch(command: Command, prepare: Callable[[], None]) -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    for number in forwarded:
+    for number in _FORWARDED:
         signal.signal(number, forward)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, forwarded)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     from torch.distributed import TCPStore
 
     store = TCPStore(
