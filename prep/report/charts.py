@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,12 @@ from numpy.typing import NDArray
 from resolute.pipeline.dataset.target import Target
 from resolute.report.charts import Chart, Series, chart
 
-__all__ = ["LabelCounts", "SourceCounts", "ValueCounts", "class_chart", "label_chart", "source_charts"]
+__all__ = ["SourceCounts", "ValueCounts", "class_chart", "label_chart", "labels_per_sample", "source_charts"]
 
 _ROWS = 1 << 20  # records in memory at a time
-_LEVELS = 5  # shades of the heat map
 _BINS = 40  # of short sides, and of values
 _CELLS = 1 << 24  # samples x classes, or x values, in memory at a time
-_PAIRS = 1 << 35  # samples x classes^2 at most for the pairs of labels
 _POINTS = 500  # drawn of the classes' curve, for any number of classes
-_SIDE_EDGES = np.geomspace(1, 1 << 16, 16 * 12 + 1)  # px, twelve per octave
 _ASPECT_EDGES = np.geomspace(1 / 8, 8, 6 * 16 + 1)  # width / height, sixteen per octave
 
 
@@ -35,29 +31,12 @@ def _labels_of(samples: NDArray[Any], classes: int) -> Iterator[NDArray[np.uint8
         yield np.unpackbits(piece["labels"], axis=1, count=classes, bitorder="little")
 
 
-class LabelCounts:
-    """Counts of `samples` by their number of labels, (C + 1,), and by pairs of labels."""
-
-    def __init__(self, samples: NDArray[Any], target: Target) -> None:
-        self._samples, self._target = samples, target
-        self.per_sample = np.zeros(len(target) + 1, np.int64)
-        for labels in _labels_of(samples, len(target)):
-            self.per_sample += np.bincount(labels.sum(1, dtype=np.int64), minlength=len(target) + 1)
-
-    def most_frequent_pairs(self, limit: int) -> tuple[int, list[tuple[int, int, int]]]:
-        """(samples counted, [(samples, class, class)]), descending; of large sets an evenly spaced part is counted."""
-        classes = len(self._target)
-        step = -(-len(self._samples) * classes * classes // _PAIRS)
-        part = self._samples[:: max(1, step)]
-        pairs = np.zeros((classes, classes), np.float32)
-        for labels in _labels_of(part, classes):
-            floats = labels.astype(np.float32)
-            pairs += floats.T @ floats
-        pairs = np.triu(pairs, 1)
-        first, second = np.nonzero(pairs)
-        order = np.lexsort((second, first, -pairs[first, second]))[:limit]
-        rows = [(int(pairs[first[i], second[i]]), int(first[i]), int(second[i])) for i in order]
-        return len(part), rows
+def labels_per_sample(samples: NDArray[Any], target: Target) -> NDArray[np.int64]:
+    """(C + 1,): the samples with 0, 1, … C labels."""
+    counts = np.zeros(len(target) + 1, np.int64)
+    for labels in _labels_of(samples, len(target)):
+        counts += np.bincount(labels.sum(1, dtype=np.int64), minlength=len(target) + 1)
+    return counts
 
 
 class ValueCounts:
@@ -93,19 +72,16 @@ def label_chart(per_sample: NDArray[np.int64]) -> Chart | None:
 
 
 class SourceCounts:
-    """Histograms of width, height, short side (px) and aspect ratio of SOURCE records."""
+    """Histograms of the short side (px) and the aspect ratio of SOURCE records."""
 
     def __init__(self) -> None:
         self.short = np.zeros(1 << 16, np.int64)  # exact, by short side in px
-        self.sides = np.zeros((len(_SIDE_EDGES) - 1,) * 2, np.int64)  # width, height
         self.aspect = np.zeros(len(_ASPECT_EDGES) - 1, np.int64)
 
     def add(self, sources: NDArray[Any]) -> None:
         for piece in _pieces(sources):
-            width, height = piece["width"].astype(np.float64), piece["height"].astype(np.float64)
             self.short += np.bincount(np.minimum(piece["width"], piece["height"]), minlength=1 << 16)
-            self.sides += np.histogram2d(width, height, bins=(_SIDE_EDGES, _SIDE_EDGES))[0].astype(np.int64)
-            ratio = np.clip(width / height, _ASPECT_EDGES[0], _ASPECT_EDGES[-1])
+            ratio = np.clip(piece["width"] / piece["height"], _ASPECT_EDGES[0], _ASPECT_EDGES[-1])
             self.aspect += np.histogram(ratio, bins=_ASPECT_EDGES)[0]
 
     def smaller_than(self, short_side: int) -> int:
@@ -119,8 +95,8 @@ class SourceCounts:
 
 
 def source_charts(counts: SourceCounts, short_sides: Sequence[int]) -> list[Chart | None]:
-    """Width against height, the short sides with the stored ones (px) marked, and the aspect ratios."""
-    return [_size_map(counts.sides), _short_sides(counts.short, short_sides), _aspect_ratios(counts.aspect)]
+    """The short sides, with the stored ones (px) marked, and the aspect ratios."""
+    return [_short_sides(counts.short, short_sides), _aspect_ratios(counts.aspect)]
 
 
 def class_chart(train: NDArray[np.int64]) -> Chart | None:
@@ -130,26 +106,6 @@ def class_chart(train: NDArray[np.int64]) -> Chart | None:
     return chart("Training samples per class", [
         Series(name="samples", colour="a", kind="area", x=ranks.tolist(), y=samples.tolist())
     ], unit="", x_name="class, by descending count", wide=True)  # fmt: skip
-
-
-def _size_map(sides: NDArray[np.int64]) -> Chart | None:
-    used = np.flatnonzero(sides.any(axis=0) | sides.any(axis=1))
-    ends = [float(_SIDE_EDGES[max(0, used[0] - 2)]), float(_SIDE_EDGES[min(len(sides), used[-1] + 3)])]
-    fewest, most = int(sides[sides > 0].min()), int(sides.max())
-    rounded = {round(float(f"{fewest * (most / fewest) ** (k / _LEVELS):.0g}")) for k in range(1, _LEVELS)}
-    limits = sorted({fewest, *(limit for limit in rounded if fewest < limit <= most)})
-    levels = np.digitize(sides, limits)
-    cells = []
-    for level, (low, end) in enumerate(pairwise([*limits, most + 1]), 1):
-        width, height = np.nonzero(levels == level)
-        cells.append(Series(
-            name=f"{low:,}" if low == end - 1 else f"{low:,} to {end - 1:,}", kind="cells",
-            colour=f"a l{round(_LEVELS * level / len(limits))}", x=_SIDE_EDGES[width].tolist(),
-            right=_SIDE_EDGES[width + 1].tolist(), base=_SIDE_EDGES[height].tolist(),
-            y=_SIDE_EDGES[height + 1].tolist(),
-        ))  # fmt: skip
-    square = Series(name="width = height", colour="soft", kind="dash", x=ends, y=ends)
-    return chart("Images by width and height", [*cells, square], unit="height in px", x_name="width in px", log="xy")
 
 
 def _short_sides(short: NDArray[np.int64], stored: Sequence[int]) -> Chart | None:

@@ -20,8 +20,7 @@ from resolute.prep.storage.output import Store
 from resolute.report.page import render
 
 from .browse import ShardSetReader, tar_sizes, work_seconds
-from .charts import LabelCounts, SourceCounts, ValueCounts, class_chart, label_chart, source_charts
-from .summary import mixing_lines
+from .charts import SourceCounts, ValueCounts, class_chart, label_chart, labels_per_sample, source_charts
 
 __all__ = ["REPORT", "write_report"]
 
@@ -78,7 +77,6 @@ class _Report:
             "ignored": [(f"{n:,}", kind) for kind, n in ignored.most_common() if n] if ignored else None,
             "duplicates": self._duplicates(),
             "generations": self._generations(),
-            "mixing": mixing_lines(self._set),
             "run": self._run(),
         }
 
@@ -155,15 +153,11 @@ class _Report:
 
     def _labels(self) -> dict[str, Any]:
         names, samples = self._target.names, self._set.samples("train")
-        counts = LabelCounts(samples, self._target)
-        counted, pairs = counts.most_frequent_pairs(_LISTED)
+        counts = labels_per_sample(samples, self._target)
         return {
-            "mean": f"{(counts.per_sample * np.arange(len(names) + 1)).sum() / len(samples):.2f}",
-            "without": int(counts.per_sample[0]),
-            "chart": label_chart(counts.per_sample),
-            "counted": counted,
-            "samples": len(samples),
-            "pairs": [(f"{n:,}", names[a], names[b], f"{100 * n / counted:.1f} %") for n, a, b in pairs],
+            "mean": f"{(counts * np.arange(len(names) + 1)).sum() / len(samples):.2f}",
+            "without": int(counts[0]),
+            "chart": label_chart(counts),
         }
 
     def _values(self) -> dict[str, Any]:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Any, get_args
-
-import numpy as np
+from typing import Any
 
 from resolute.console import counted
 from resolute.pipeline.dataset.format import duplicates_name, rejects_name
 from resolute.pipeline.dataset.target import Target
-from resolute.pipeline.plan.order import Order, sample_ids
 from resolute.prep.execute.stats import RunStats
 from resolute.prep.extension import describe_changes
 from resolute.prep.plan.input_checks import describe_ignored, describe_target, size_warnings
-from resolute.prep.plan.shuffle import WINDOW_SAMPLES, mixing
 from resolute.prep.prepare import BuildResult, describe_reasons
 from resolute.prep.storage.output import Store
 
 from .browse import ShardSetReader, tar_sizes, work_seconds
 
-__all__ = ["mixing_lines", "summary"]
-
-_SHUFFLE_WINDOWS = 4  # with fewer windows the measure says nothing
+__all__ = ["summary"]
 
 
 def summary(result: BuildResult, store: Store, *, workers: int = 0) -> str:
@@ -54,7 +48,6 @@ def summary(result: BuildResult, store: Store, *, workers: int = 0) -> str:
             f"{sum(tars) / 1e6:.1f} MB, {sum(tars) / samples / 1e3:.1f} kB per sample"
         )
     with ShardSetReader(store, manifest) as reader:
-        lines += [f"  {line}" for line in mixing_lines(reader)]
         if without := _without_labels(reader, list(manifest["splits"])):
             lines.append(f"  without a label: {counted(without, 'image')}")
         sides = {int(res): info["short_side"] for res, info in manifest["resolutions"].items()}
@@ -64,29 +57,6 @@ def summary(result: BuildResult, store: Store, *, workers: int = 0) -> str:
     lines += _duplicates(source["duplicates"], f"{store.where}/{duplicates_name(newest)}")
     lines.append(f"  rejected: {source['rejected']}{_rejects(source['rejected'], store, rejects_name(newest))}")
     return "\n".join(lines)
-
-
-def mixing_lines(reader: ShardSetReader) -> list[str]:
-    """Lines on the mixing of the training samples by class, or by rarest label; none if targets are values.
-
-    A set of several generations is mixed by the order in which it is read, so that is measured too.
-    """
-    labels = reader.target.strata(reader.samples("train"))
-    if reader.target.kind == "values" or len(labels) < _SHUFFLE_WINDOWS * WINDOW_SAMPLES:
-        return []
-    stored = mixing(labels)
-    lines = [
-        f"shuffle: windows of {WINDOW_SAMPLES} samples differ by {stored.measured:.3f} from the overall class mix "
-        f"(random order {stored.expected:.3f}, sorted by class near 1)"
-    ]
-    if reader.newest:
-        positions, total = np.arange(len(labels)), len(labels)
-        figures = []
-        for order in get_args(Order):
-            ids = sample_ids(order, positions, seed=0, epoch=0, samples=total, offset=0, total=total)
-            figures.append(f"{order} {mixing(labels[ids]).measured:.3f}")
-        lines.append(f"  as stored; as read in the orders of a run: {', '.join(figures)}")
-    return lines
 
 
 def _without_labels(reader: ShardSetReader, splits: list[str]) -> int:

@@ -18,12 +18,11 @@ _WIDTH, _HEIGHT = 1000, 300  # the SVG's coordinate system; the page scales it
 @dataclass(frozen=True, kw_only=True)
 class Series:
     """One curve. `kind`: line, dash, dots (a line with markers), points (markers alone, in the order of x), area from
-    `base` (None: 0) to `y`, or rectangles from (`x`, `base`) to (`right`, `y`): columns of a histogram or cells of a
-    heat map.
+    `base` (None: 0) to `y`, or columns of a histogram, from (`x`, `base`) to (`right`, `y`).
 
-    `colour`: CSS classes of the page, a to d or soft, and for areas, columns and cells also a shade, l1 (pale) to l5.
+    `colour`: CSS classes of the page, a to d or soft, and for areas and columns also a shade, l1 (pale) to l5.
     Values that are not finite are omitted. `tooltip`: values shown at the pointer instead of `y`, for a curve stacked
-    on another. A chart with cells shows none.
+    on another.
     """
 
     name: str
@@ -117,7 +116,7 @@ def chart(
         data={"x": x_name, "unit": unit, "left": left, "right": right, "log": "x" in log, "series": [
             {"name": curve.name, "x": _rounded(_middles(curve)), "y": _rounded(curve.tooltip or curve.y)}
             for curve in series
-        ] if all(curve.kind != "cells" for curve in series) else []},
+        ]},
     )  # fmt: skip
 
 

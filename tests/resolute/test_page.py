@@ -75,17 +75,12 @@ def test_log_axes_of_any_range_have_three_to_eight_labels(low: float, high: floa
     assert (1 if low == high else 3) <= len({label for _, label in drawn.x_ticks}) <= 8
 
 
-def test_a_histogram_shows_its_counts_at_the_middle_of_each_bin_and_a_heat_map_none() -> None:
+def test_a_histogram_shows_its_counts_at_the_middle_of_each_bin() -> None:
     columns = Series(name="n", colour="a", kind="columns", x=[0.0, 1.0], right=[1.0, 4.0], y=[2.0, 4.0])
     drawn = chart("t", [columns], unit="")
     assert drawn is not None
     assert ("area columns a", "M0 150H250V300H0ZM250 0H1000V300H250Z") in drawn.paths
     assert drawn.data["series"] == [{"name": "n", "x": [0.5, 2.5], "y": [2.0, 4.0]}]
-    cells = Series(name="n", colour="a l1", kind="cells", x=[0.0, 1.0], right=[1.0, 2.0], base=[1.0, 0.0], y=[2.0, 1.0])
-    drawn = chart("t", [cells], unit="")
-    assert drawn is not None
-    assert ("area cells a l1", "M0 0H500V150H0ZM500 150H1000V300H500Z") in drawn.paths
-    assert drawn.data["series"] == []
 
 
 @pytest.mark.parametrize(

@@ -150,12 +150,5 @@ def test_printed_figures_equal_the_sets(photos: Path, tmp_path: Path, prep: Prep
     ran = prep(*argv)
     assert f"{tmp_path / 's'}: 60 images, 3 classes" in ran.out
     assert "rejected: 1" in ran.out
-    assert "shuffle" not in ran.out, "60 photos are too few to judge the order"
     (tmp_path / "s" / "32" / "val-000000.tar").unlink()
     assert "kept 1 shard, converted 2 images now" in prep(*argv).out
-
-
-def test_shuffle_quality_is_printed_for_larger_sets(tmp_path: Path, scene: Scene, prep: Prep) -> None:
-    photos = make_photos(tmp_path / "p", scene, {"a": 600, "b": 600}, size=16)
-    ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "8")
-    assert "shuffle: windows of 256 samples" in ran.out

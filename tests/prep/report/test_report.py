@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -145,7 +144,7 @@ def test_names_are_escaped(tmp_path: Path, scene: Callable[..., NDArray[np.uint8
     for name in ODD:
         assert name in page.text
     assert "<img src=x onerror=alert(1)> \\u202egpj" in page.text
-    assert page.seen["b"] == 8 + 3  # of the headline and of the charts' titles
+    assert page.seen["b"] == 8 + 2  # of the headline and of the charts' titles
 
 
 def test_one_sample_per_class_and_a_single_resolution_are_enough(tmp_path: Path) -> None:
@@ -167,7 +166,7 @@ def test_a_thousand_classes_are_shown_as_a_curve_with_its_ends(tmp_path: Path, s
     write_report(LocalStore(tmp_path / "s"), built)
     page = Page((tmp_path / "s" / "report.html").read_bytes())
     assert page.charts[0] == "Training samples per class; x: class, by descending count; samples"
-    assert len(page.charts) == 4
+    assert len(page.charts) == 3
     assert "997 of 1000 classes have no training sample." in page.text
     assert page.text.count("name 999") == 1
     assert "name 500\n" not in page.text
@@ -203,32 +202,23 @@ def test_source_histograms_count_every_image() -> None:
     counts.add(rows[:3000])
     counts.add(rows[3000:])
     short = np.minimum(rows["width"], rows["height"])
-    assert counts.sides.sum() == counts.aspect.sum() == counts.short.sum() == 5000
+    assert counts.aspect.sum() == counts.short.sum() == 5000
     assert counts.smaller_than(1000) == (short < 1000).sum()
     assert counts.quantile(0.5) == np.sort(short)[2499]
-    sizes, sides, aspects = filter(None, source_charts(counts, [146, 256]))
-    cells = np.concatenate([boxes(data) for css, data in sizes.paths if "cells" in css])
-    assert len(cells) == (counts.sides > 0).sum()
-    assert len(np.unique(cells, axis=0)) == len(cells)
+    sides, aspects = filter(None, source_charts(counts, [146, 256]))
     for drawn in (sides, aspects):
         assert sum(drawn.data["series"][0]["y"]) == 5000
         assert (drawn.data["left"], drawn.data["right"]) >= (1 / 8, 8)
     assert [css for css, _ in sides.paths].count("mark") == 2
 
 
-def boxes(path: str) -> NDArray[np.float64]:
-    """(n, 4): left, top, right and bottom of the rectangles of an SVG path."""
-    return np.array([[float(number) for number in re.findall(r"[\d.]+", box)[:4]] for box in path[1:].split("M")])
-
-
 @pytest.mark.parametrize("side", [1, 40, 146, 65_535])
-def test_sources_of_equal_size_are_a_single_cell_and_a_single_column(side: int) -> None:
+def test_sources_of_equal_size_are_a_single_column(side: int) -> None:
     rows = np.zeros(7, SOURCE)
     rows["width"] = rows["height"] = side
     counts = SourceCounts()
     counts.add(rows)
-    sizes, sides, aspects = filter(None, source_charts(counts, [146]))
-    assert [name for _, name in sizes.legend] == ["7", "width = height"]
+    sides, aspects = filter(None, source_charts(counts, [146]))
     for drawn in (sides, aspects):
         assert [count for count in drawn.data["series"][0]["y"] if count] == [7]
         assert drawn.x_ticks
