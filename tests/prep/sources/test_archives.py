@@ -87,7 +87,7 @@ def test_damaged_archives_are_reported(tmp_path: Path, work: Path) -> None:
         assert not list((work / "spool").glob(".*.partial"))
     data = pack_zip(tmp_path / "p.zip", files.items()).read_bytes()
     (tmp_path / "p.zip").write_bytes(data[:-200])
-    assert "not a zip archive, or cut short" in error_of(tmp_path / "p.zip")
+    assert "a zip archive that cannot be used: File is not a zip file" in error_of(tmp_path / "p.zip")
     locked = bytearray(data)
     at = data.index(b"PK\1\2")
     locked[at + 8] |= 1
