@@ -86,8 +86,8 @@ def test_a_run_on_the_gpu_completes_with_finite_losses(shard_root: Path, tmp_pat
         '[model]\nname = "test_resnet"\n[ema]\ndecay = 0.9\n[eval]\nbatch_size = 8\n'
         "[[stages]]\nres = 32\nepochs = 2\nbatch_size = 16\n[[stages]]\nres = 64\nepochs = 1\nbatch_size = 16\n"
     )
-    line = ["train", "--shards", str(shard_root), "--recipe", str(recipe), "--runs", str(tmp_path), "--device", "cuda"]
-    assert main(line) == 0
+    line = ["train", "--shards", str(shard_root), "--recipe", str(recipe), "--run", "tiny", "--runs", str(tmp_path)]
+    assert main([*line, "--device", "cuda"]) == 0
     records = read_log(tmp_path / "tiny" / "run.jsonl")
     assert [r["epoch"] for r in records if r["kind"] == "epoch"] == [0, 1, 2]
     assert all(math.isfinite(r["loss"]) for r in records if r["kind"] == "step")

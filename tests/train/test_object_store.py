@@ -29,7 +29,8 @@ policy = "randaugment"
 def train(shards: str, folder: Path) -> list[dict]:
     recipe = folder / "tiny.toml"
     recipe.write_text(RECIPE)
-    assert main(["train", "--shards", shards, "--recipe", str(recipe), "--runs", str(folder), "--device", "cpu"]) == 0
+    words = ["train", "--shards", shards, "--recipe", str(recipe), "--run", "tiny", "--runs", str(folder)]
+    assert main([*words, "--device", "cpu"]) == 0
     return read_log(folder / "tiny" / "run.jsonl")
 
 

@@ -62,8 +62,8 @@ def test_a_run_killed_inside_its_ramps_is_bit_identical_even_if_a_resolution_is_
     shard_root: Path, ramp_file: Path, forked: Callable[..., Ended], tmp_path: Path
 ) -> None:
     def words(shards: Path, runs: str) -> list[str]:
-        return ["train", "--shards", str(shards), "--recipe", str(ramp_file), "--runs", str(tmp_path / runs),
-                "--device", "cpu", "--threads", "1", "--save-every-steps", "2"]  # fmt: skip
+        return ["train", "--shards", str(shards), "--recipe", str(ramp_file), "--run", "ramp", "--runs",
+                str(tmp_path / runs), "--device", "cpu", "--threads", "1", "--save-every-steps", "2"]  # fmt: skip
 
     done = forked("resolute", *words(shard_root, "whole"))
     assert done.status == 0, done.err
