@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["DamagedSample", "FileEndsEarly", "Interrupted", "Missing", "ResoluteError", "StorageError", "check",
-           "check_installed", "differences", "from_os_error", "is_unavailable", "strip_credentials"]  # fmt: skip
+__all__ = ["DamagedSample", "FileEndsEarly", "Interrupted", "Missing", "ResoluteError", "StorageError", "as_typed",
+           "check", "check_installed", "differences", "from_os_error", "is_unavailable",
+           "strip_credentials"]  # fmt: skip
 
 _DAMAGED_ERRNO = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
 _USER_INFO = re.compile(r"(?<=://)[^/@\s'\"]*@")
@@ -72,6 +75,17 @@ def from_os_error(error: OSError) -> StorageError:
         f"{where}: got '{error.strerror or error}', expected a file system that answers; check the disk, its mount and "
         "the permissions, then run the same command again"
     )
+
+
+def as_typed(name: str, values: Mapping[str, str]) -> str:
+    """A command as the user of this process types it: `resolute shards --src=photos`, or `make shards SRC=photos`.
+
+    values: {name of an option with underscores: its value}, in lower or upper case.
+    """
+    by_make = "MAKELEVEL" in os.environ  # `make` runs this process
+    words = [f"{option.upper()}=" if by_make else f"--{option.lower().replace('_', '-')}=" for option in values]
+    quoted = [word + shlex.quote(value) for word, value in zip(words, values.values(), strict=True)]
+    return f"`{' '.join(['make' if by_make else 'resolute', name, *quoted])}`"
 
 
 def strip_credentials(text: str) -> str:

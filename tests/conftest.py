@@ -11,6 +11,7 @@ from pathlib import Path
 
 # why: before torch is loaded; OpenMP threads that spin while waiting make other workers 5 times slower
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.pop("MAKELEVEL", None)  # `make test` sets it, and messages would name make's commands
 
 import numpy as np
 import pytest

@@ -28,7 +28,7 @@ from resolute.pipeline.storage.read_at import read_at
 __all__ = ["BLOCK_BYTES", "REPAIR", "JoinedRecords", "Records", "checksums", "checksums_name", "read_checksums"]
 
 BLOCK_BYTES = 4096  # one page: the smallest unit that is read from a disk
-REPAIR = "run `make verify` with this set as SHARDS: it finds all damage and prints the command that repairs it"
+REPAIR = "run `resolute verify` on this set: it finds all damage and prints the command that repairs it"
 _CHUNK = 1 << 20  # records per step when a column is copied
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from resolute.errors import ResoluteError, strip_credentials
+from resolute.errors import ResoluteError, as_typed, strip_credentials
 from resolute.pipeline.storage.base import Files
 
 __all__ = [
@@ -56,28 +55,28 @@ def shards_command(
     root: str, resolutions: Iterable[int], record: Mapping[str, str] | None, *, rebuild: bool = False,
     extend: bool = False,
 ) -> str:  # fmt: skip
-    """The `make shards` command that completes or repairs the set at `root`; `resolutions`: all of the set, in px.
+    """The command that completes or repairs the set at `root`; `resolutions`: all of the set, in px.
 
-    If the source is unknown (`record` None), the text names the variables to add.
+    If the source is unknown (`record` None), the text names the settings to add.
     """
     res = ",".join(map(str, sorted(set(resolutions))))
     variables = {"SRC": "", **(record or {}), "OUT": root} | ({"RES": res} if res else {})
     variables |= ({"REBUILD": "1"} if rebuild else {}) | ({"EXTEND": "1"} if extend else {})
-    words = [f"{name}={shlex.quote(_shown(name, value))}" for name, value in variables.items() if value]
+    shown = {name: _shown(name, value) for name, value in variables.items() if value}
     unknown = "" if record else " with the SRC (and LABELS, VAL, QUALITY and so on) that it was made with"
-    return f"`make shards {' '.join(words)}`{unknown}"
+    return as_typed("shards", shown) + unknown
 
 
 def missing_set_hint(command: str, record: Mapping[str, str] | None) -> str:
     """The remedy if there is no finished set, for messages; `command` makes it if its source is recorded."""
     if record is None:  # why not `command`: the folder may be mistyped, or hold photos
-        return "correct the path, or make a set from photos: `make shards SRC=photos OUT=shards`"
+        return f"correct the path, or make a set from photos: {as_typed('shards', {'src': 'photos', 'out': 'shards'})}"
     return f"run {command}"
 
 
 def repair_hint(root: str) -> str:
     """The remedy for damage in the set at `root`, for messages."""
-    return f"run `make verify SHARDS={shlex.quote(root)}`: it finds all damage and prints the command that repairs it"
+    return f"run {as_typed('verify', {'shards': root})}: it finds all damage and prints the command that repairs it"
 
 
 def _digest(variables: Mapping[str, str]) -> str:

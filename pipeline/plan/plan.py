@@ -380,7 +380,7 @@ class Plan:
                 f"{self.shards.root}: {res} px is not open, got {sorted(stored)}; name it in ShardSet.open"
             )
         what, keys = ("train", "res") if split == "train" else ("validate", "eval_res")
-        evaluates = f"{keys} of a stage" + ", RES of `make eval`" * (split == "val")
+        evaluates = f"{keys} of a stage" + ", RES of `eval`" * (split == "val")
         raise ResoluteError(
             f"{self.shards.root}: too small to {what} at {res} px, got images for "
             f"{','.join(map(str, sorted(stored)))} px, expected {res} px or more; choose a lower "

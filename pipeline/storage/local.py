@@ -85,7 +85,7 @@ class Folder(Files):
         if len(data) != nbytes:
             raise FileEndsEarly(
                 f"{self.where(name)}: ends too early, got {len(data)} bytes at offset {offset}, expected {nbytes}; "
-                "run `make verify` on the set that it belongs to", len(data),
+                "run `resolute verify` on the set that it belongs to", len(data),
             )  # fmt: skip
         return data
 

@@ -87,8 +87,7 @@ def missing_source_error(
     record = read_record(store)
     if record is None:
         return ResoluteError(
-            "SRC: got none, expected the photos (a folder, a list, an archive, a URL); set SRC=photos (--src); for "
-            "the demo photos run `make shards` without SRC and OUT"
+            "SRC: got none, expected the photos (a folder, a list, an archive, a URL); set SRC=photos (--src)"
         )
     command = rerun_command(store, resolutions, extend=extend)
     return ResoluteError(f"SRC: got none, but {store.where} was made from {record['SRC']}; run {command}")
@@ -97,7 +96,7 @@ def missing_source_error(
 def rerun_command(
     store: Store, resolutions: Iterable[int] = (), *, rebuild: bool = False, extend: bool = False
 ) -> str:
-    """The `make shards` command that made the set at `store`, with its resolutions (px) and `resolutions`."""
+    """The command that made the set at `store`, with its resolutions (px) and `resolutions`."""
     stored = [int(name) for name in store.folders() if name.isdecimal()]
     return shards_command(store.where, {*stored, *resolutions}, read_record(store), rebuild=rebuild, extend=extend)
 

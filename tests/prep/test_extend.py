@@ -587,8 +587,8 @@ def test_what_cannot_be_extended_is_refused_in_one_line_and_left_as_it_is(
     assert prep(*argv, "--max-bad", 0.1).status == 0
     no_source = prep(*argv[2:], "--extend")
     assert (no_source.status, no_source.err.count("\n")) == (2, 1)
-    assert f"was made from {photos}; run `make shards SRC=" in no_source.err
-    assert "EXTEND=1`" in no_source.err
+    assert f"was made from {photos}; run `resolute shards --src=" in no_source.err
+    assert "--extend=1`" in no_source.err
     add("bee", 3)
     refused(prep(*argv), "the source has changed in train bee (21 -> 24 images)", "EXTEND=1")
     before = tree(tmp_path / "s")

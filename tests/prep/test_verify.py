@@ -132,7 +132,7 @@ def test_missing_truncated_and_unexpected_files_are_distinguished(
     out, err = capfd.readouterr()
     assert "  32/train-000001.tar: missing\n" in out
     assert "  48/train-000002.tar: cut short, got 1000 bytes, expected " in out
-    assert "  to rebuild at 32 px: train-000001\n  to rebuild at 48 px: train-000002\nrun `make shards SRC=" in out
+    assert "  to rebuild at 32 px: train-000001\n  to rebuild at 48 px: train-000002\nrun `resolute shards --" in out
     assert "64/train-000009.tar, mine/" in err
     assert json.loads((whole / "damaged.json").read_text()) == ["32/train-000001.tar", "48/train-000002.tar"]
 

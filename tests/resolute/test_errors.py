@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from resolute.errors import is_unavailable, strip_credentials
+from resolute.errors import as_typed, is_unavailable, strip_credentials
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,15 @@ def test_storage_errors_count_as_unavailable(number: int) -> None:
 @pytest.mark.parametrize("number", [errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG])
 def test_impossible_paths_do_not_count_as_unavailable(number: int) -> None:
     assert not is_unavailable(OSError(number, ""))
+
+
+@pytest.mark.parametrize(("environ", "command"), [
+    ({}, "`resolute shards --src='my photos' --val-labels=a.csv`"),
+    ({"MAKELEVEL": "1"}, "`make shards SRC='my photos' VAL_LABELS=a.csv`"),
+])  # fmt: skip
+def test_a_command_in_a_message_is_that_of_make_if_make_was_used(
+    environ: dict[str, str], command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert as_typed("shards", {"SRC": "my photos", "val_labels": "a.csv"}) == command

@@ -5,12 +5,11 @@ Samples are grouped as WebDataset does: consecutive files that share their path 
 
 from __future__ import annotations
 
-import shlex
 import tarfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
-from resolute.errors import ResoluteError
+from resolute.errors import ResoluteError, as_typed
 
 __all__ = ["Member", "Sample", "samples"]
 
@@ -40,7 +39,7 @@ def samples(read: Read, nbytes: int, where: str) -> Iterator[Sample]:
     if packed := _COMPRESSED.get(read(0, min(2, nbytes))):
         raise ResoluteError(
             f"{where}: got a {packed} file, expected an uncompressed tar, whose images can be read one by one; "
-            f"unpack it, or make shards of it: run `make shards SRC={shlex.quote(where)} OUT=shards`"
+            f"unpack it, or make shards of it: run {as_typed('shards', {'src': where, 'out': 'shards'})}"
         )
     key, members = "", list[Member]()
     for name, offset, size in _files(read, nbytes, where):

@@ -36,12 +36,12 @@ def test_open_gives_classes_splits_and_records(shard_set: ShardSet) -> None:
 
 
 def test_a_folder_without_manifest_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ResoluteError, match=r"manifest\.json: not found.*make shards"):
+    with pytest.raises(ResoluteError, match=r"manifest\.json: not found.*`resolute shards --src="):
         ShardSet.open(tmp_path)
 
 
 def test_a_missing_resolution_is_named(shard_root: Path) -> None:
-    with pytest.raises(ResoluteError, match=r"no shards at 96 px, got 32,48,64.*RES=32,48,64,96"):
+    with pytest.raises(ResoluteError, match=r"no shards at 96 px, got 32,48,64.*--res=32,48,64,96"):
         ShardSet.open(shard_root, resolutions=(32, 96))
 
 

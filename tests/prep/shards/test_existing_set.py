@@ -198,7 +198,7 @@ def test_an_unfinished_run_is_resumed_only_with_the_same_settings_and_source(
     assert prep(*argv).status == 2  # too many rejects: unfinished
     ran = prep(*argv, "--quality", 80)
     assert ran.status == 2
-    assert "an unfinished run with other settings, quality: got 90, expected 80" in ran.err
+    assert "an unfinished run with other settings: quality: got 90, expected 80" in ran.err
     (photos / "cat" / "extra.jpg").write_bytes(b"junk")
     ran = prep(*argv, "--max-bad", 0.1)
     assert ran.status == 2

@@ -24,6 +24,12 @@ from tests.support.trees import tree
 Prep = Callable[..., Any]
 
 
+@pytest.fixture(autouse=True)
+def started_by_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages name the commands of make; `run_suggestion` runs them."""
+    monkeypatch.setenv("MAKELEVEL", "1")
+
+
 def words_of(message: str) -> dict[str, str]:
     """The variables of the single `make shards` command in a message."""
     (command,) = re.findall("`make shards ([^`]*)`", message)
