@@ -75,7 +75,7 @@ def test_a_damaged_sample_is_reported_and_the_rest_of_its_batch_is_read(shard_ro
         record = part.stored[32][i]
         assert isinstance(read.errors[place], DamagedSample)
         key = f"{int(part.samples[i]['key']):09d}"
-        for word in (what, key, f"offset {record['offset']}", ".tar", "`resolute verify`"):
+        for word in (what, key, f"offset {record['offset']}", ".tar", "resolute verify"):
             assert word in str(read.errors[place])
     with closing(Reader(shards, check_crc=False)) as reader:
         assert not reader.submit("train", 32, np.array([10])).result().errors
