@@ -394,12 +394,12 @@ def prep() -> str:
 
 
 def soak() -> str:
-    """The latest soak over the scenarios of one machine."""
-    result = _read("soak-6")
+    """The latest soak over all scenarios but train-all."""
+    result = _read("soak")
     findings = len(result["findings"])
     return (
         f"{result['kills']} kills and {result['faults']} storage faults in {result['elapsed_s'] / 60:.0f} minutes: "
-        f"{findings or 'no'} findings ({_file('soak-6')})."
+        f"{findings or 'no'} findings ({_file('soak')})."
     )
 
 

@@ -11,7 +11,7 @@ from numba import njit
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
-__all__ = ["c_function", "compiled", "numba_interrupts"]
+__all__ = ["c_function", "compiled", "name_in_stamp", "numba_interrupts"]
 
 
 def _stamp() -> tuple[tuple[str, int, int], ...]:
@@ -68,7 +68,16 @@ def numba_interrupts() -> Iterator[None]:
         raise error.__cause__ from None
 
 
+def name_in_stamp(function: Any, *more: Any) -> None:
+    """Have results in the cache of a compiled function count only for its module's name of today.
+
+    numba's stamp is a hash of the function's file, and its results import the module that the function was in when it
+    was compiled, which fails if the same file has been the module of another package.
+    """
+    cache_file = function._cache._cache_file
+    cache_file._source_stamp = (cache_file._source_stamp, function.__module__, *more)
+
+
 def _extend_stamp(function: Any) -> None:
     # why: numba's own stamp covers only the function's file, not the files of functions it calls
-    cache_file = function._cache._cache_file
-    cache_file._source_stamp = (cache_file._source_stamp, _STAMP)
+    name_in_stamp(function, _STAMP)

@@ -22,6 +22,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from resolute.pipeline.jit import name_in_stamp
+
 __all__ = ["MIN_TILE", "pair_rows", "pair_taps", "pairs_per_row", "resample_weights", "shrink"]
 
 # Keys' cubic, slightly sharper than with the usual -0.5. PSNR on photos at 146/183/256 px: at least 56.5 dB against
@@ -175,9 +177,13 @@ def _compiled(signature: str) -> Any:
 
     def compile_(function: Any) -> Any:
         try:
-            return njit(signature, error_model="numpy", cache=True)(function)
+            dispatcher = njit(error_model="numpy", cache=True)(function)
         except RuntimeError:  # why: no cache folder is writable; compiling takes 3 s per run
             return njit(signature, error_model="numpy")(function)
+        name_in_stamp(dispatcher)
+        dispatcher.compile(signature)
+        dispatcher.disable_compile()
+        return dispatcher
 
     return compile_
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,3 +83,21 @@ def test_a_change_in_any_source_file_recompiles(monkeypatch: pytest.MonkeyPatch)
     recompiled = compiled(_twice)
     assert recompiled(1) == 2
     assert not recompiled.stats.cache_hits
+
+
+@pytest.mark.parametrize("decorator", [
+    "from resolute.pipeline.jit import compiled as c", "from resolute.prep.convert.resize_kernel import _compiled as c_",
+])  # fmt: skip
+def test_a_renamed_module_does_not_use_the_cache_of_its_earlier_name(decorator: str, tmp_path: Path) -> None:
+    """An upgrade renames packages, but not each of their files: the old name cannot be imported any more."""
+    (tmp_path / "one").mkdir()
+    use = "@c_('int64(int64)')" if decorator.endswith("c_") else "@c"
+    (tmp_path / "one" / "a.py").write_text(f"{decorator}\n\n{use}\ndef f(x):\n    return x + 1\n")
+    for name in ("one", "two"):
+        code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from {name}.a import f; print(f(1), f.stats)"
+        environ = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True,
+                              text=True, check=False)  # fmt: skip
+        assert done.stdout.startswith("2 "), done.stderr
+        if name == "one":
+            (tmp_path / "one").rename(tmp_path / "two")
