@@ -86,7 +86,8 @@ def test_a_change_in_any_source_file_recompiles(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("decorator", [
-    "from resolute.pipeline.jit import compiled as c", "from resolute.prep.convert.resize_kernel import _compiled as c_",
+    "from resolute.pipeline.jit import compiled as c",
+    "from resolute.prep.convert.resize_kernel import _compiled as c_",
 ])  # fmt: skip
 def test_a_renamed_module_does_not_use_the_cache_of_its_earlier_name(decorator: str, tmp_path: Path) -> None:
     """An upgrade renames packages, but not each of their files: the old name cannot be imported any more."""
