@@ -419,7 +419,7 @@ def test_a_plan_of_another_set_is_refused(
         refused(run(*command, "--out", out), "got shards planned with other settings")
     assert run("plan", *argv, "--quality", 80, "--out", out)[0] == 0  # no shard is finished: it replaces the plan
     jobs(run, out, "2:3")
-    refused(run("plan", *argv, "--out", out), "an unfinished run with other settings, quality: got 80, expected 90")
+    refused(run("plan", *argv, "--out", out), "an unfinished run with other settings: quality: got 80, expected 90")
     assert run("plan", *argv, "--rebuild", "--out", out)[0] == 0
     jobs(run, out, ":")
     assert run("finish", "--out", out)[0] == 0

@@ -210,8 +210,8 @@ class Recipe:
             table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except OSError as error:
             raise ResoluteError(
-                f"{path}: no readable recipe ({error.strerror}), expected a TOML file or the name of an included "
-                f"recipe: {', '.join(sorted(file.stem for file in RECIPES.glob('*.toml')))}"
+                f"{path}: no readable recipe ({error.strerror}), expected a TOML file; correct the path, or name one "
+                f"of the included recipes: {', '.join(sorted(file.stem for file in RECIPES.glob('*.toml')))}"
             ) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ResoluteError(f"{path}: not TOML: {error}; correct that line") from None

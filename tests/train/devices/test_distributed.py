@@ -314,7 +314,7 @@ def test_ctrl_c_in_a_run_of_two_processes_ends_in_a_line_that_says_how_to_resume
     assert err.splitlines()[-1] == (
         "resolute train: SIGINT: all processes have ended; run the same command to resume from the last checkpoint"
     )
-    assert (made.folder / "ctrl-c" / "long" / "last.pt").exists()
+    assert (made.folder / "ctrl-c" / "equal" / "last.pt").exists()
 
 
 @pytest.mark.slow

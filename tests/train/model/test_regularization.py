@@ -279,7 +279,7 @@ def test_a_run_cut_at_any_step_of_a_later_stage_is_bit_identical(
     shard_root: Path, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def words(runs: str) -> list[str]:
-        return ["train", "--shards", str(shard_root), "--recipe", str(recipe_file), "--run", "tiny",
+        return ["train", "--shards", str(shard_root), "--recipe", str(recipe_file), "--run", "regularised",
                 "--runs", str(tmp_path / runs),
                 "--device", "cpu", "--threads", "1", "--save-every-steps", "1"]  # fmt: skip
 

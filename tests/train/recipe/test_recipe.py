@@ -66,7 +66,7 @@ def test_mistakes_are_reported_with_the_expected_value(change: dict[str, object]
 
 
 def test_missing_and_damaged_files_are_reported_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ResoluteError, match=r"none\.toml: no readable recipe.*of an included recipe: cifar10, demo"):
+    with pytest.raises(ResoluteError, match=r"none\.toml: no readable recipe.*included recipes: cifar10, demo"):
         Recipe.load(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("[[stages]\nres = 3")
     with pytest.raises(ResoluteError, match=r"bad\.toml: not TOML"):
