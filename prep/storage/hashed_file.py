@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import BinaryIO
@@ -54,7 +54,8 @@ class AtomicFile:
 
     def discard(self) -> None:
         """Abandon the file and remove all traces of it. No effect after `close`."""
-        self._open.__exit__(_Discarded, _Discarded(), None)
+        with suppress(OSError):  # of a disk that fails once more, as it is closed
+            self._open.__exit__(_Discarded, _Discarded(), None)
 
     def __enter__(self) -> AtomicFile:
         return self

@@ -520,6 +520,15 @@ def test_a_pinned_copy_of_a_folder_makes_no_file_appear_once_its_run_has_lost_th
     assert store.names() == ["a.bin"]
 
 
+def test_files_are_abandoned_even_if_the_disk_fails_as_they_are_closed(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    file = store.create("a")
+    file.write(b"x")  # still in Python's buffer
+    os.close(file._file.fileno())
+    file.discard()
+    assert store.names() == []
+
+
 def test_a_read_that_fails_after_the_file_was_opened_is_one_line(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
