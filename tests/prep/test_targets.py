@@ -417,7 +417,7 @@ def test_unlabelled_photos_are_left_out_if_told_so(
     assert ran.status == 0, ran.err
     assert "58 images, 3 classes" in ran.out
     assert "2 unlabelled" in ran.out
-    assert "UNLABELLED=drop" in prep("--out", tmp_path / "s").err, "the command that made the set"
+    assert "--unlabelled=drop" in prep("--out", tmp_path / "s").err, "the command that made the set"
 
 
 def test_what_a_table_lacks_is_counted(photos: Path, names: list[str], tmp_path: Path, prep: Prep) -> None:

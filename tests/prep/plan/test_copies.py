@@ -118,7 +118,7 @@ def test_of_copies_one_is_stored_if_told_so(photos: Path, tmp_path: Path, prep: 
     assert {copies.get(name, name) for name in found["train"]} == before["train"]
     assert "already there" in prep(*words).out
     assert "no new photos in the source" in prep(*words, "--extend").out
-    assert "DUPLICATES=drop" in prep("--out", tmp_path / "s").err
+    assert "--duplicates=drop" in prep("--out", tmp_path / "s").err
 
 
 @pytest.mark.parametrize("how", ["val", "val_list"])
