@@ -41,7 +41,7 @@ def zip_members(file: BinaryIO) -> Iterator[ZipMember]:
     """
     try:
         members = zipfile.ZipFile(file).infolist()
-    except (zipfile.BadZipFile, NotImplementedError, struct.error) as error:
+    except (zipfile.BadZipFile, NotImplementedError, struct.error) as error:  # zipfile's, the second for new versions
         raise ValueError(f"a zip archive that cannot be used: {error}") from None
     for member in members:
         yield ZipMember(
