@@ -23,7 +23,7 @@ from .settings import JobsFinishOptions, JobsPlanOptions, JobsRangeOptions, Sett
 if TYPE_CHECKING:
     from resolute.prep.execute.stats import RunStats
 
-    from .prepare import BuildResult
+    from .build import BuildResult
 
 __all__ = ["jobs_finish", "jobs_plan", "jobs_range", "shards", "verify"]
 
@@ -44,7 +44,7 @@ def shards(options: ShardsOptions) -> None:
 
         _print(dry_run(options))
         return
-    from .prepare import build
+    from .build import build
 
     with _progress_bar() as (on_start, progress):
         result = build(options, describe=say, on_start=on_start, progress=progress)

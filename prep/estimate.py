@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,15 +15,16 @@ from resolute.pipeline.storage.scratch import ScratchFolder
 from resolute.prep.convert.batch import BatchResult, EncodeOptions
 from resolute.prep.execute.process_pool import open_pool
 from resolute.prep.execute.stats import RunStats
+from resolute.prep.plan.database import Database
 from resolute.prep.plan.input_checks import describe_ignored, describe_target, input_warnings, size_warnings
-from resolute.prep.plan.inputs import Inputs, check_no_overlap, list_catalogs, list_inputs
-from resolute.prep.plan.set_plan import ShardLayout
-from resolute.prep.plan.shard_inputs import ShardInputs
-from resolute.prep.plan.shard_plan import GenerationImages, ShardPlan
+from resolute.prep.plan.inputs import Inputs, check_no_overlap, list_sources, split_inputs
+from resolute.prep.plan.set_plan import SetPlan, layout_of
+from resolute.prep.plan.shard_plan import ShardPlan, plan_photos
 from resolute.prep.shards.existing_set import open_existing
+from resolute.prep.shards.writer import ShardSpec
 from resolute.prep.storage.output import open_store
 
-from .extension import check_extendable, describe_changes, extension_plan, open_finished
+from .extend import check_extendable, compare_with_set, describe_changes, extension_inputs, extension_plan
 from .settings import Settings
 
 __all__ = ["dry_run"]
@@ -34,13 +37,16 @@ def dry_run(settings: Settings) -> str:
     """Report counts, classes and estimated bytes and time, without a final newline. Raises `ResoluteError` as prep
     would."""
     check_no_overlap(settings)
-    with ScratchFolder() as folder:
-        inputs, lines = _inputs(settings, folder)
+    with ExitStack() as stack:
+        folder = stack.enter_context(ScratchFolder())
+        database = Database(folder)
+        stack.callback(database.close)
+        inputs, lines = _inputs(settings, database, folder)
         split = next((name for name, images in inputs.splits.items() if len(images)), None)
         if split is None:
             return "\n".join([*lines, "  nothing was written"])
         sides = {res: settings.short_side(res) for res in settings.resolutions}
-        spec = _sample(settings, inputs, split).spec(sides)
+        spec = _sample(settings, inputs, split, sides)
         samples = inputs.target.sample_dtype
         options = EncodeOptions(quality=settings.quality, label_digits=4, samples=samples)
         stats, sizes = RunStats(), [0] * len(settings.resolutions)
@@ -54,6 +60,7 @@ def dry_run(settings: Settings) -> str:
                 stats.add(split, result)
                 sizes = [size + len(tar) for size, tar in zip(sizes, result.tars, strict=True)]
                 sources.append(result.sources)
+        warnings = input_warnings(settings, inputs, is_extension=settings.extend) + size_warnings(sides, sources)
         assert start_s is not None
         timed_images = stats.images - first_images
         rate = timed_images / (perf_counter() - start_s) if timed_images else None
@@ -69,8 +76,6 @@ def dry_run(settings: Settings) -> str:
     if rate is not None:
         workers = counted(settings.worker_count, "worker")
         lines.append(f"  time: about {_duration(images / rate)} at {rate:.0f} images/s with {workers}")
-    warnings = input_warnings(settings, inputs, is_extension=settings.extend)
-    warnings += size_warnings(sides, sources)
     lines += [f"  WARNING: {warning}" for warning in warnings]
     return "\n".join([*lines, "  nothing was written"])
 
@@ -80,10 +85,10 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
-def _inputs(settings: Settings, folder: Path) -> tuple[Inputs, list[str]]:
+def _inputs(settings: Settings, database: Database, folder: Path) -> tuple[Inputs, list[str]]:
     """The images to convert, and lines about them."""
     if not settings.extend:
-        inputs = list_inputs(settings, folder, folder / "spool")
+        inputs = split_inputs(settings, *list_sources(settings, database, folder / "spool"))
         return inputs, [
             *inputs.about,
             f"{settings.src}: {counted(inputs.images, 'image')}, {describe_target(inputs.target)}, {_counts(inputs)}; "
@@ -91,21 +96,19 @@ def _inputs(settings: Settings, folder: Path) -> tuple[Inputs, list[str]]:
             *_copies(settings, inputs),
         ]
     store = open_store(settings.out)
-    existing = open_existing(store, rebuild=False)
-    check_extendable(store, settings, existing)
-    assert existing is not None
-    catalogs, ignored = list_catalogs(settings, folder, folder / "spool", known_classes=existing.plan["classes"])
-    finished = open_finished(store, settings, existing, catalogs, ignored, folder)
-    plan, comparison = extension_plan(store, settings, existing, finished), finished.comparison
+    existing = check_extendable(store, settings, open_existing(store, rebuild=False))
+    sources, ignored = list_sources(settings, database, folder / "spool", known_classes=existing.plan["classes"])
+    comparison = compare_with_set(store, existing, sources, folder)
+    inputs = extension_inputs(settings, existing, sources, ignored, comparison)
+    plan = extension_plan(settings, store, existing, inputs, comparison)
     new_classes = plan["classes"][len(existing.plan["classes"]) :]
     named = f" ({', '.join(new_classes[:_NAMED])}{', …' if len(new_classes) > _NAMED else ''})" if new_classes else ""
-    changes = describe_changes(None, len(comparison.removed), len(comparison.changed), dropped=settings.drop)
-    return finished.inputs, [
-        *finished.inputs.about,
-        f"{settings.src}: {counted(comparison.added, 'new photo')} for {store.where} ({_counts(finished.inputs)}), "
+    return inputs, [
+        *inputs.about,
+        f"{settings.src}: {counted(comparison.added, 'new photo')} for {store.where} ({_counts(inputs)}), "
         f"{counted(len(new_classes), 'new class', plural='new classes')}{named}; ignored: {describe_ignored(ignored)}",
-        *_copies(settings, finished.inputs),
-        *(f"  {line}" for line in changes),
+        *_copies(settings, inputs),
+        *(f"  {line}" for line in describe_changes(None, comparison.removed, comparison.changed)),
     ]
 
 
@@ -122,12 +125,17 @@ def _counts(inputs: Inputs) -> str:
     return ", ".join(f"{name} {len(split)}" for name, split in inputs.splits.items())
 
 
-def _sample(settings: Settings, inputs: Inputs, split: str) -> ShardInputs:
+def _sample(settings: Settings, inputs: Inputs, split: str, sides: Mapping[int, int]) -> ShardSpec:
     """Random images of a split, as one shard."""
-    images = {name: len(own) for name, own in inputs.splits.items()}
-    layout = ShardLayout(generations=(images,), shard_samples=settings.shard_samples)
-    plan = ShardPlan(
-        seed=settings.seed, layout=layout, images=[GenerationImages(inputs.splits)], rejected={}, where=settings.out,
-        src=settings.src,
+    plan = {
+        "settings": settings.plan_settings(), "target": inputs.target.to_json(), "classes": list(inputs.classes),
+        "images": {name: len(own) for name, own in inputs.splits.items()},
+    }  # fmt: skip
+    set_plan = SetPlan(
+        plans=(plan,), src=settings.src, layout=layout_of([plan]), short_sides=sides, max_bad=settings.max_bad,
+        ignored=inputs.ignored, warnings=(), damaged=frozenset(),
     )  # fmt: skip
-    return plan.inputs(split, 0, limit=_SAMPLE_IMAGES)
+    database = inputs.sources["train"].database
+    plan_photos(database, inputs.splits, set_plan.layout, generation=0, seed=settings.seed)
+    shard_plan = ShardPlan(database=database, plan=set_plan, where=settings.out)
+    return shard_plan.spec(split, 0, tuple(sides), contents=None, limit=_SAMPLE_IMAGES)

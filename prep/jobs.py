@@ -1,9 +1,9 @@
-"""A set made by separate commands: `plan`, any number of `shards` jobs on any machines, and `finalize`.
+"""A set made by separate commands: `jobs plan`, any number of `jobs range` on any machines, and `jobs finish`.
 
-`plan` lists the inputs once and writes what the others need to OUT/.prep/plan: a file of `ShardInputs` per shard, and
-`SetPlan`, last. A `shards` job converts a range of the shards; it reads nothing of the others. Since the bytes of a
-shard follow from its inputs alone, jobs may overlap, be killed and be repeated. `finalize` derives the rest of the set
-from the records of all shards, as `prepare.build` does. Jobs share OUT's lock; `plan` and `finalize` hold it alone.
+The plan lists the sources once and writes what the others need to OUT/.prep/plan: the table of the photos of all
+shards, one Parquet file, and `SetPlan`, last. A job converts a range of the shards. Since the bytes of a shard follow
+from its inputs alone, jobs may overlap, be killed and be repeated. The finish derives the rest of the set from the
+records of all shards, as `build.build` does. Jobs share OUT's lock; plan and finish hold it alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,20 +27,21 @@ from resolute.prep.convert.codecs import check_codecs
 from resolute.prep.execute.local import convert_shards
 from resolute.prep.execute.process_pool import open_pool
 from resolute.prep.execute.stats import RunStats
-from resolute.prep.plan.generations import StoredNames, plan_name, read_inputs
+from resolute.prep.plan.database import Database
+from resolute.prep.plan.set_photos import SetPhotos, file_info, local_photos, lost_photos, put_file, quoted
 from resolute.prep.plan.set_plan import PLAN_FOLDER, SET_PLAN, SetPlan
-from resolute.prep.plan.shard_inputs import ShardInputs
+from resolute.prep.plan.shard_plan import ShardPlan
 from resolute.prep.shards.cleanup import delete_partial_shards
-from resolute.prep.shards.existing_set import PLAN, open_existing, read_damaged, read_sealed
+from resolute.prep.shards.existing_set import PLAN, open_existing, plan_name, read_damaged, read_sealed
 from resolute.prep.shards.record import RECORDS, Records, plan_hash, record_name, record_names
 from resolute.prep.sources.archives.containers import check_containers, container_sizes
-from resolute.prep.storage.bulk import read_present, remove_many, write_many
+from resolute.prep.storage.bulk import remove_many
 from resolute.prep.storage.output import Store, open_store
 
-from .prepare import (
+from .build import (
     BuildResult,
-    PlannedSet,
     ShardSpecs,
+    Work,
     delete_plan_files,
     delete_run_files,
     finalize,
@@ -51,7 +53,8 @@ from .settings import Settings
 
 __all__ = ["convert_range", "finalize_jobs", "parse_range", "plan_jobs"]
 
-_CONTAINERS = f"{PLAN_FOLDER}/containers.json"  # {path: bytes} of the archives that hold images
+_PHOTOS = f"{PLAN_FOLDER}/photos.parquet"
+_FILES = f"{PLAN_FOLDER}/files.json"  # size and hash of _PHOTOS; {path: bytes} of the archives that hold photos
 _MAX_NAMED = 8  # ranges of missing shards in a message
 _AGAIN = "run `resolute jobs plan` again, with the settings of the set"
 
@@ -78,16 +81,16 @@ def plan_jobs(settings: Settings, describe: Callable[[str], None] = lambda line:
     settings = settings.with_absolute_paths()
     store = open_store(settings.out)
     with ExitStack() as stack:
-        planned = plan_set(stack, settings, store, describe)
-        if isinstance(planned, BuildResult):
-            return planned
+        work = plan_set(stack, settings, store, describe)
+        if isinstance(work, BuildResult):
+            return work
         if settings.out.startswith("memory://"):
             raise ResoluteError(
                 f"{store.where}: ends with this process, got a plan for jobs, expected an OUT that they can read; "
                 "choose another OUT"
             )
-        _write_plan(store, planned)
-        plan, missing = planned.plan, planned.missing
+        _write_plan(store, work)
+        plan, missing = work.plan, work.missing
     first, parts = 0, []
     for split, shards in plan.layout.shards.items():
         parts.append(f"{split} {first}:{first + len(shards)}")
@@ -102,23 +105,20 @@ def plan_jobs(settings: Settings, describe: Callable[[str], None] = lambda line:
     )
 
 
-def _write_plan(store: Store, planned: PlannedSet) -> None:
+def _write_plan(store: Store, work: Work) -> None:
     store.remove(SET_PLAN)  # why first: from here on, an old plan is not complete any more
     delete_plan_files(store)
     # why: a job has to see as missing what is missing here, such as shards that `verify` found damaged
-    lost = {
-        record_name(shard_name(*shard), res) for shard, resolutions in planned.missing.items() for res in resolutions
-    }
+    lost = {record_name(shard_name(*shard), res) for shard, resolutions in work.missing.items() for res in resolutions}
     remove_many(store, sorted(lost.intersection(record_names(store))))
     store.sync(RECORDS)
-    inputs, plan_digest = planned.shard_plan.inputs, planned.plan.hashes[-1]
-    # why: photos of older generations may be gone, so only the shards that have to be made are written
-    shards = planned.plan.layout if len(planned.plan.plans) == 1 else planned.missing
-    write_many(store, ((_inputs_name(*shard), inputs(*shard).to_bytes(plan_digest)) for shard in shards))
-    sizes = container_sizes(planned.shard_plan.containers)
-    store.write(_CONTAINERS, manifest_bytes({"plan": plan_digest, "bytes": sizes}))
-    planned.check_lock()
-    store.write(SET_PLAN, planned.plan.to_bytes())
+    path = work.scratch / "plan.parquet"
+    work.shard_plan.copy_to(path)
+    put_file(store, _PHOTOS, path)
+    sizes = container_sizes(work.shard_plan.containers)
+    store.write(_FILES, manifest_bytes({"plan": work.plan.hashes[-1], "photos": file_info(path), "bytes": sizes}))
+    work.check_lock()
+    store.write(SET_PLAN, work.plan.to_bytes())
 
 
 def convert_range(
@@ -156,10 +156,10 @@ def convert_range(
             # why: a job that is killed and repeated again and again would fill the disk
             delete_partial_shards(store, [shard_name(*shard) for shard in missing])
             on_start(sum(len(plan.layout.keys(*shard)) for shard in missing), len(shards) - len(missing))
-            inputs_of = _checked_inputs(store, plan.hashes[-1])
+            shard_plan = _shard_plan(stack, store, plan, scratch)
             with open_pool(workers) as pool:
                 for generation, own in plan.by_generation(missing).items():
-                    specs = ShardSpecs(plan, {shard: missing[shard] for shard in own}, records, inputs_of)
+                    specs = ShardSpecs(shard_plan, {shard: missing[shard] for shard in own}, records)
                     stats.merge(convert_shards(
                         pool, plan.options(generation), specs, store, done=lambda record: None, progress=progress
                     ))  # fmt: skip
@@ -180,19 +180,18 @@ def _is_finished(store: Store) -> bool:
     return existing is not None and existing.is_complete(store, existing.resolutions)
 
 
-def _checked_inputs(store: Store, plan: str) -> Callable[[str, int], ShardInputs]:
-    """The function that returns the images of a shard of the plan with this hash, whose archives it checks once."""
-    values = read_sealed(store, _CONTAINERS)
-    if values.get("plan") != plan:
-        raise ResoluteError(f"{store.where}/{_CONTAINERS}: got none for this plan, expected what it wrote; {_AGAIN}")
-    unchecked: dict[str, int] = values["bytes"]
-
-    def inputs_of(split: str, number: int) -> ShardInputs:
-        inputs = _read_inputs(store, plan, split, number)
-        check_containers({path: unchecked.pop(path) for path in inputs.images.containers if path in unchecked})
-        return inputs
-
-    return inputs_of
+def _shard_plan(stack: ExitStack, store: Store, plan: SetPlan, scratch: Path) -> ShardPlan:
+    """The photos of the shards in the plan, of which the archives are checked."""
+    files = read_sealed(store, _FILES)
+    path = None if store.size(_PHOTOS) is None else store.local(_PHOTOS, scratch)
+    if files.get("plan") != plan.hashes[-1] or path is None or file_info(path) != files["photos"]:
+        raise ResoluteError(
+            f"{store.where}/{_PHOTOS}: got none or a damaged one, expected what `resolute jobs plan` wrote; {_AGAIN}"
+        )
+    check_containers(files["bytes"])
+    database = Database(scratch)
+    stack.callback(database.close)
+    return ShardPlan(database=database, plan=plan, where=store.where, rows=f"read_parquet('{quoted(path)}')")
 
 
 def finalize_jobs(out: str) -> BuildResult:
@@ -235,10 +234,11 @@ def finalize_jobs(out: str) -> BuildResult:
         missing = missing_shards(plan.layout, plan.short_sides, records)
         if missing:
             raise _missing_error(store, out, np.flatnonzero([shard in missing for shard in plan.layout]))
-        stored = [read_inputs(store, n, digest, scratch) for n, digest in enumerate(plan.hashes)]
-        names = StoredNames(stored=stored, layout=plan.layout, seed=plan.plans[0]["settings"]["seed"])
+        database = Database(scratch)
+        stack.callback(database.close)
+        photos = SetPhotos.open(database, _photo_files(store, plan, scratch))
         kept = existing.manifest if existing is not None and plan.layout.first else None
-        manifest = finalize(store, plan, records, names, check_lock, kept=kept, scratch=scratch)
+        manifest = finalize(store, plan, records, photos, check_lock, kept=kept, scratch=scratch)
         return BuildResult(
             manifest=manifest, ignored=plan.ignored, stats=RunStats(), kept_shards=len(plan.layout),
             elapsed_s=time.perf_counter() - started_at, warnings=plan.warnings,
@@ -281,15 +281,12 @@ def _read_plans(store: Store) -> list[dict[str, Any]]:
     return plans
 
 
-def _inputs_name(split: str, number: int) -> str:
-    return f"{PLAN_FOLDER}/{shard_name(split, number)}.inputs"
-
-
-def _read_inputs(store: Store, plan: str, split: str, number: int) -> ShardInputs:
-    name = _inputs_name(split, number)
-    try:
-        return ShardInputs.parse(read_present(store, name), plan)
-    except ValueError as error:
-        raise ResoluteError(
-            f"{store.where}/{name}: damaged, got {error}, expected what `resolute jobs plan` wrote; {_AGAIN}"
-        ) from None
+def _photo_files(store: Store, plan: SetPlan, scratch: Path) -> list[Path]:
+    """The lists of the photos of all generations, local files."""
+    files = []
+    for generation, own in enumerate(plan.plans):
+        path = local_photos(store, generation, own, scratch)
+        if path is None:
+            raise lost_photos(store, generation)
+        files.append(path)
+    return files

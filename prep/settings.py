@@ -78,9 +78,6 @@ class JobsPlanOptions:
     extend: bool = setting(
         False, "add the photos that have come since the set was finished; old shards keep every byte"
     )
-    drop: bool = setting(
-        False, "with --extend: leave out photos that are gone or have changed, and add the new versions"
-    )
 
     def __post_init__(self) -> None:
         if self.target is not None:
@@ -106,8 +103,6 @@ class JobsPlanOptions:
             raise ResoluteError(f"{first}: cannot be combined with {second}, got both, expected one; drop the other")
         if self.extend and self.rebuild:
             raise ResoluteError("EXTEND: got it with REBUILD, expected one of both; omit one")
-        if self.drop and not self.extend:
-            raise ResoluteError("DROP: has no effect alone, got no EXTEND, expected both; add EXTEND=1 (--extend)")
         if self.duplicates == "together" and (self.val is not None or self.val_list is not None):
             raise ResoluteError(
                 "--duplicates together: has no effect, got val images by VAL or VAL_LIST, expected drop or keep; "

@@ -16,7 +16,7 @@ from typing import Any
 from resolute.console import counted, say
 from resolute.errors import ResoluteError, StorageError
 from resolute.files import PARTIAL
-from resolute.pipeline.dataset.format import FORMAT, VERSION, is_sealed
+from resolute.pipeline.dataset.format import FORMAT, READ_VERSIONS, VERSION, is_sealed
 from resolute.pipeline.dataset.source_record import SOURCE_RECORD, missing_set_hint
 from resolute.pipeline.fork_server import fork_server
 from resolute.prep.shards.cards import CARD
@@ -99,7 +99,7 @@ def _read_manifest(store: Store) -> dict[str, Any] | None:
         got = (manifest["format"], manifest["version"])
     except (ValueError, KeyError, TypeError):
         return None
-    if got != (FORMAT, VERSION) and (is_sealed(data) or "sha256" not in manifest):
+    if got not in [(FORMAT, version) for version in READ_VERSIONS] and (is_sealed(data) or "sha256" not in manifest):
         raise ResoluteError(
             f"{store.where}/{MANIFEST}: got format {got[0]} version {got[1]}, expected {FORMAT} "
             f"version {VERSION}; rebuild it: run {rerun_command(store, rebuild=True)}"

@@ -37,8 +37,8 @@ from resolute.benchmarks.cli import Parser, command
 from resolute.benchmarks.record import check_writable, header, write
 from resolute.pipeline.dataset.format import SAMPLE, SOURCE, STORED, shard_name
 from resolute.prep import jobs
+from resolute.prep.build import build
 from resolute.prep.plan.set_plan import ShardLayout
-from resolute.prep.prepare import build
 from resolute.prep.settings import Settings
 from resolute.prep.shards.existing_set import PLAN, read_sealed
 from resolute.prep.shards.record import RECORDS, ShardRecord, plan_hash

@@ -351,8 +351,7 @@ class PrepExtend(Prep):
             if self.variant:
                 for photo in sorted(self.path("photos").rglob("*1.jpg")):
                     photo.unlink()
-            more = ["--extend", "--drop"] if self.variant else ["--extend"]
-            return self.command("shards", *self.settings(), "--workers", 2, *more)
+            return self.command("shards", *self.settings(), "--workers", 2, "--extend")
 
         return [Phase(name="prep", command=lambda _: self.prep()), Phase(name="extension", command=extend)]
 

@@ -13,8 +13,7 @@
 Photos that were added later form generations: the first run makes generation 0, each extension another. Generation g
 has shards of its own, numbered after the older ones, and index files of its own with the rows of these shards alone,
 `index/SPLIT.g001.npy` and so on, so that an extension changes no older file of shards or index. The samples of a set
-are those of all generations, one after another; rows that a generation leaves out (`index/SPLIT.dropped.g001.npy`, all
-those of this and older generations) stay in the files. The manifest lists the generations.
+are those of all generations, one after another. The manifest lists the generations.
 
 `prep` writes this format and `pipeline` reads it; both use the dtypes and names defined here.
 """
@@ -35,11 +34,12 @@ from resolute.pipeline.storage.local import retry_local
 
 from .source_record import missing_set_hint, read_record, repair_hint, shards_command
 
-__all__ = ["FORMAT", "SAMPLE", "SOURCE", "STORED", "VERSION", "dropped_name", "duplicates_name", "generation_mark",
+__all__ = ["FORMAT", "READ_VERSIONS", "SAMPLE", "SOURCE", "STORED", "VERSION", "duplicates_name", "generation_mark",
            "index_name", "is_sealed", "is_shard_set", "key_name", "label_digits", "manifest_bytes", "names_name",
            "read_manifest", "rejects_name", "shard_name", "source_name", "tar_name"]  # fmt: skip
 
-FORMAT, VERSION = "resolute-shards", 5
+FORMAT, VERSION = "resolute-shards", 6
+READ_VERSIONS = (5, VERSION)  # of sets that can be trained on and verified
 KEY_DIGITS = 9
 # Written only by prep: the first while it runs, the second before any shard.
 _PREP_FILES = (".prep", "records/plan.json")
@@ -101,11 +101,6 @@ def duplicates_name(generation: int = 0) -> str:
     return f"duplicates{generation_mark(generation)}.jsonl"
 
 
-def dropped_name(split: str, generation: int) -> str:
-    """The (n,) u4 array of the split's rows that `generation` leaves out, ascending."""
-    return f"index/{split}.dropped{generation_mark(generation)}.npy"
-
-
 def is_shard_set(folder: str | Path) -> bool:
     """Whether a local folder is a shard set of prep, including unfinished ones and ones with a damaged manifest.
 
@@ -142,7 +137,7 @@ def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
         raise ResoluteError(
             f"{where}: unreadable ({error!r}), expected a {FORMAT} manifest; {repair_hint(files.root)}"
         ) from None
-    if got != (FORMAT, VERSION):
+    if got not in [(FORMAT, version) for version in READ_VERSIONS]:
         raise ResoluteError(
             f"{where}: got format {got[0]} version {got[1]}, expected {FORMAT} version {VERSION}; "
             f"rebuild it: run {shards_command(files.root, _stored(manifest), read_record(files), rebuild=True)}"
@@ -151,6 +146,12 @@ def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
         raise ResoluteError(
             f"{where}: damaged, got bytes that do not match its own hash, expected them as prep wrote them; "
             f"run {shards_command(files.root, _stored(manifest), read_record(files))}, which repairs it"
+        )
+    if left_out := sum(sum(added.get("dropped", {}).values()) for added in manifest["generations"][-1:]):
+        raise ResoluteError(
+            f"{where}: made with DROP=1 by an earlier version, got a set that leaves out {left_out} photos of its "
+            "shards, expected one that holds all of them; use that version, or rebuild the set: run "
+            f"{shards_command(files.root, _stored(manifest), read_record(files), rebuild=True)}"
         )
     return manifest, hashlib.sha256(text).hexdigest()[:12]
 

@@ -21,7 +21,7 @@ from resolute.errors import ResoluteError, StorageError, differences
 from resolute.pipeline.storage.base import Files, open_files
 from resolute.pipeline.storage.local import retry_local
 
-from .format import STORED, dropped_name, index_name, key_name, names_name, read_manifest, tar_name
+from .format import STORED, index_name, key_name, names_name, read_manifest, tar_name
 from .index_array import REPAIR, JoinedRecords, Records, checksums_name, read_checksums
 from .source_record import read_record, repair_hint, shards_command
 from .target import Target
@@ -79,7 +79,7 @@ class ShardSet:
     """An open shard set: its manifest is valid, and its index files exist with the expected sizes.
 
     Photos that were added later are a new generation of the set; `generation` is the one that is open, which holds
-    the samples of all older ones too, except those that it leaves out. `generations` is their number in the set.
+    the samples of all older ones too. `generations` is their number in the set.
     """
 
     files: Files
@@ -310,10 +310,6 @@ def _digests(manifest: Mapping[str, Any], resolutions: Iterable[int], generation
     for split in sorted(manifest["splits"]):
         for number, added in enumerate(generations[: generation + 1]):
             of = f" of generation {number}" if number else ""
-            if added["dropped"].get(split):
-                digests[f"{split} samples left out by generation {number}"] = (
-                    listed[dropped_name(split, number)]["sha256"][:12]
-                )
             if not added["samples"][split]:
                 continue
             digests[f"{split} samples and labels{of}"] = listed[index_name(split, number)]["sha256"][:12]
@@ -353,15 +349,10 @@ def _split(
         return parts[0] if len(parts) == 1 and parts[0].dtype == dtype else JoinedRecords(parts, dtype)
 
     shards = sum(added["shards"][name] for added in generations)
-    split = Split(
+    return Split(
         name=name, samples=joined(), stored={res: joined(res) for res in resolutions},
         shards=tuple(manifest["splits"][name]["shards"][:shards]),
     )  # fmt: skip
-    if not generations[-1]["dropped"].get(name):
-        return split
-    kept = np.ones(len(split), np.bool_)
-    kept[_checked_array(files, listed, dropped_name(name, generation))] = False
-    return split.subset(name, kept)
 
 
 def stored_resolutions(contents: Iterable[str]) -> tuple[int, ...]:

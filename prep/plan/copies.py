@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,8 @@ from resolute.prep.execute.thread_map import thread_map
 from resolute.prep.sources.fetch import fetch
 from resolute.prep.sources.image_ref import MISSING, UNSEEN, ZIPPED, ByteRange, is_url
 
-from .catalog import ByteRanges, Catalog
+from .database import Database
+from .photos import Photos
 
 __all__ = ["Copies", "check_not_across", "find_copies", "leaders", "refuse_same_files"]
 
@@ -36,7 +37,7 @@ _NAMED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Copies:
-    """Groups of photos with equal bytes: `groups` maps each catalogue to (N,) i8, -1 for a photo without a copy."""
+    """Groups of photos with equal bytes: `groups` maps each source to (N,) i8, -1 for a photo without a copy."""
 
     groups: Mapping[str, NDArray[np.int64]]
 
@@ -47,81 +48,93 @@ class Copies:
         return int((numbers >= 0).sum() - (numbers.max(initial=-1) + 1))
 
 
-def refuse_same_files(train: Catalog, val: Catalog, src: str, val_src: str) -> None:
-    """Raise `ResoluteError` if the catalogues share files: the same path, however it is written, or archive member."""
-    hashes = [np.fromiter(map(hash, _locations(each)), np.int64, len(each)) for each in (train, val)]
-    in_train, in_val = np.flatnonzero(np.isin(hashes[0], hashes[1])), np.flatnonzero(np.isin(hashes[1], hashes[0]))
-    locations = set(_locations(train, in_train.tolist()))  # why: hashes may be equal by chance
-    found = zip(in_val.tolist(), _locations(val, in_val.tolist()), strict=True)
-    shared = [i for i, location in found if location in locations]
+def refuse_same_files(train: Photos, val: Photos, src: str, val_src: str) -> None:
+    """Raise `ResoluteError` if the sources share files: the same path, however it is written, or archive member."""
+    in_val = {location: position for position, location in _locations(val)}
+    shared = {in_val[location] for _, location in _locations(train) if location in in_val}
     if shared:
         raise ResoluteError(
             f"{val_src}: holds photos of SRC, got {len(shared)} files that are also in {src}, such as "
-            f"{_first_names(val, shared)}, expected none; leave them out of SRC or VAL"
+            f"{_first_names(val, sorted(shared))}, expected none; leave them out of SRC or VAL"
         )
 
 
-def _locations(images: Catalog, positions: Iterable[int] | None = None) -> Iterator[tuple[str, int]]:
-    """The real path and offset of each image (-1: an entire file); links to files are not followed."""
-    ranges, real = ByteRanges(images), lru_cache(1 << 16)(_real)
-    parts = (ranges[first : first + _CHUNK] for first in range(0, len(ranges), _CHUNK)) if positions is None else (
-        (ranges[i],) for i in positions
-    )  # fmt: skip
-    for part in parts:
-        for place in part:
-            folder, slash, name = place.path.rpartition("/")
-            yield f"{real(folder or slash)}/{name}" if place.offset < 0 else real(place.path), place.offset
+def _locations(photos: Photos) -> Iterator[tuple[int, tuple[str, int]]]:
+    """Position, real path and offset of each photo (-1: an entire file); links to files are not followed."""
+    real = lru_cache(1 << 16)(_real)
+    for position, place in photos.places():
+        folder, slash, name = place.path.rpartition("/")
+        path = f"{real(folder or slash)}/{name}" if place.offset < 0 else real(place.path)
+        yield position, (path, place.offset)
 
 
 def _real(path: str) -> str:
     return strip_credentials(path) if is_url(path) else os.path.realpath(path)
 
 
-def find_copies(catalogs: Mapping[str, Catalog], *, remote: bool = False) -> Copies | None:
+def find_copies(sources: Mapping[str, Photos], *, remote: bool = False) -> Copies | None:
     """The exact copies among all photos; None if these are behind URLs, unless `remote`: then they are read too."""
-    if any(map(_is_remote, catalogs.values())) and not remote:
+    is_remote = any(photos.is_remote for photos in sources.values())
+    if is_remote and not remote:
         return None
-    sizes, packed = (
-        np.concatenate([each.entries[field] for each in catalogs.values()]) for field in ("size_bytes", "packed")
+    database = next(iter(sources.values())).database
+    rows = " UNION ALL ".join(
+        f"SELECT {n}::UTINYINT AS source, position, {photos.path} AS path, \"offset\", nbytes, packed, size_bytes FROM "
+        f"{photos.table}" for n, photos in enumerate(sources.values())
     )
-    at = np.flatnonzero((sizes > 0) & (packed != MISSING) | (packed == UNSEEN))
-    at = at[_recur(sizes[at])]
-    places = _Places(list(catalogs.values()))
+    database.run(
+        f"CREATE OR REPLACE TABLE equal_sizes AS SELECT * FROM ({rows}) "
+        f"WHERE (size_bytes > 0 AND packed <> {MISSING}) OR packed = {UNSEEN} "
+        "QUALIFY count(*) OVER (PARTITION BY size_bytes) > 1"
+    )
     # why: a piece of packed bytes says nothing, so that photos of this size have to be read
-    whole = np.isin(sizes[at], sizes[at][packed[at] == ZIPPED]) | any(map(_is_remote, catalogs.values()))
-    keys, partly = sizes[at].copy(), np.flatnonzero(~whole)
-    calls = (partly[first : first + _PER_CALL] for first in range(0, len(partly), _PER_CALL))
-    parts = thread_map(lambda call: [_piece(places[i]) for i in at[call].tolist()], calls, _THREADS)
-    keys[partly] = np.fromiter(chain.from_iterable(parts), np.uint64, len(partly))
-    at = at[_recur(keys)]
-    digests = np.fromiter(thread_map(_whole, (places[i] for i in at.tolist()), _THREADS), np.uint64, len(at))
-    is_copy = (digests > 0) & _recur(digests)
-    numbers = np.full(len(sizes), -1, np.int64)
-    numbers[at[is_copy]] = np.unique(digests[is_copy], return_inverse=True)[1]
-    ends = np.cumsum([len(each) for each in catalogs.values()])
-    return Copies(groups=dict(zip(catalogs, np.split(numbers, ends[:-1]), strict=True)))
+    whole = "true" if is_remote else (
+        f"size_bytes IN (SELECT size_bytes FROM equal_sizes WHERE packed = {ZIPPED})")  # fmt: skip
+    _digest_photos(database, "pieces", f"NOT {whole}", _piece, _PER_CALL)
+    _digest_photos(database, "wholes", f"{whole} OR (source, position) IN (SELECT (source, position) FROM "
+                   f"{_recurring('pieces')})", _whole, 1)  # fmt: skip
+    found = database.arrays(f"SELECT * FROM {_recurring('wholes')}")
+    numbers = np.unique(found["digest"], return_inverse=True)[1]
+    groups = {}
+    for n, (name, photos) in enumerate(sources.items()):
+        groups[name] = np.full(len(photos), -1, np.int64)
+        own = found["source"] == n
+        groups[name][found["position"][own]] = numbers[own]
+    for table in ("equal_sizes", "pieces", "wholes"):
+        database.run(f"DROP TABLE {table}")
+    return Copies(groups=groups)
 
 
-class _Places:
-    """The locations of the bytes of the photos of all catalogues, which are numbered one after the other."""
-
-    def __init__(self, catalogs: Sequence[Catalog]) -> None:
-        self._catalogs, self._ends = catalogs, np.cumsum([len(each) for each in catalogs])
-
-    def __getitem__(self, i: int) -> ByteRange:
-        which = int(np.searchsorted(self._ends, i, side="right"))
-        return self._catalogs[which].byte_range(i - int(self._ends[which - 1] if which else 0))
+def _recurring(table: str) -> str:
+    """The rows of `table` whose digest is that of another row too; 0 is none."""
+    return f"(SELECT * FROM {table} WHERE digest > 0 QUALIFY count(*) OVER (PARTITION BY digest) > 1)"
 
 
-def _is_remote(images: Catalog) -> bool:
-    return is_url(images.root) or any(map(is_url, images.containers)) or images.names.find(b"://") >= 0
+def _digest_photos(
+    database: Database, table: str, chosen: str, digest: Callable[[ByteRange], int], per_call: int
+) -> None:
+    """Make `table` of (source, position, digest) of the `chosen` rows of `equal_sizes`, `per_call` in a call."""
+    database.run(f"CREATE OR REPLACE TABLE {table} (source UTINYINT, position UINTEGER, digest UBIGINT)")
+    photos = database.rows(
+        f'SELECT source, position, path, "offset", nbytes, packed, size_bytes FROM equal_sizes WHERE {chosen} '
+        "ORDER BY source, position"
+    )
+
+    def work(block: Sequence[tuple[Any, ...]]) -> list[tuple[int, int, int]]:
+        return [(source, at, digest(ByteRange(os.fsdecode(path), *rest))) for source, at, path, *rest in block]
+
+    digested = chain.from_iterable(thread_map(work, _batched(photos, per_call), _THREADS))
+    for block in _batched(digested, _CHUNK):
+        sources, positions, digests = (np.array(column, np.uint64) for column in zip(*block, strict=True))
+        database.run_on(
+            {"source": sources, "position": positions, "digest": digests},
+            f"INSERT INTO {table} SELECT source, position, digest FROM columns",
+        )
 
 
-def _recur(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """(n,) whether each value occurs more than once."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    recurs: NDArray[np.bool_] = counts[inverse] > 1
-    return recurs
+def _batched(items: Iterator[Any], count: int) -> Iterator[list[Any]]:
+    while batch := list(islice(items, count)):
+        yield batch
 
 
 def _digest(data: bytes) -> int:
@@ -163,10 +176,10 @@ def leaders(groups: NDArray[np.int64], known: NDArray[np.bool_] | None = None) -
     return first
 
 
-def check_not_across(where: str, val: Catalog, train_groups: NDArray[np.int64], val_groups: NDArray[np.int64]) -> None:
+def check_not_across(where: str, val: Photos, train_groups: NDArray[np.int64], val_groups: NDArray[np.int64]) -> None:
     """Raise `ResoluteError` if photos of val have copies in train.
 
-    `val_groups` (N,) are the groups of the photos of the catalogue `val`, -1 also for those that are not in val.
+    `val_groups` (N,) are the groups of the photos of the source `val`, -1 also for those that are not in val.
     """
     shared = np.flatnonzero((val_groups >= 0) & np.isin(val_groups, train_groups)).tolist()
     if shared:
@@ -177,5 +190,5 @@ def check_not_across(where: str, val: Catalog, train_groups: NDArray[np.int64], 
         )
 
 
-def _first_names(images: Catalog, positions: Sequence[int]) -> str:
-    return ", ".join(images.name(i) for i in positions[:_NAMED]) + (", …" if len(positions) > _NAMED else "")
+def _first_names(images: Photos, positions: Sequence[int]) -> str:
+    return ", ".join(images.names(positions[:_NAMED])) + (", …" if len(positions) > _NAMED else "")

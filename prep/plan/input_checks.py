@@ -94,7 +94,7 @@ def _empty_classes(inputs: Inputs) -> list[str]:
     if inputs.target.kind == "values":
         return []
     train = inputs.splits["train"]
-    counts = train.catalog.class_counts(train.positions)
+    counts = train.photos.class_counts(train.positions)
     empty = [inputs.classes[n] for n in np.flatnonzero(counts == 0)]
     if not empty:
         return []
@@ -119,7 +119,7 @@ def _similar_classes(classes: Sequence[str]) -> list[str]:
 
 
 def _names_or_numbers(inputs: Inputs) -> list[str]:
-    train, val = inputs.catalogs["train"], inputs.catalogs.get("val")
+    train, val = inputs.sources["train"], inputs.sources.get("val")
     if inputs.target.kind == "values" or train.numbered:
         return []
     warnings = []

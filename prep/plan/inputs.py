@@ -1,4 +1,4 @@
-"""The inputs of a run: every candidate image with its class and split."""
+"""The inputs of a run: every candidate photo with its class and split."""
 
 from __future__ import annotations
 
@@ -17,44 +17,45 @@ from resolute.prep.sources.image_ref import Source, is_url
 from resolute.prep.sources.label_file import table_covers
 from resolute.prep.sources.targets.target_cells import TargetSetting, parse_target
 
-from .catalog import Catalog, write_catalog
 from .classes import read_classes
 from .copies import Copies, find_copies, refuse_same_files
+from .database import Database
+from .photos import Photos, list_photos
 from .splits import Split, make_splits
 
-__all__ = ["Inputs", "check_no_overlap", "copies_of", "list_catalogs", "list_inputs", "split_inputs"]
+__all__ = ["Inputs", "check_no_overlap", "copies_of", "list_sources", "split_inputs"]
 
 _MANY_CLASSES = 20  # fewer are no reason to doubt that they are classes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """All candidate images of the source, `catalogs`, and those of a generation by split.
+    """All candidate photos, by source ("train", and "val" if it has a source), and those of a generation by split.
 
     `ignored` counts things in the sources that are not images, by kind.
     """
 
     splits: Mapping[str, Split]
-    catalogs: Mapping[str, Catalog]
+    sources: Mapping[str, Photos]
     ignored: Counter[str]
     copies: Copies | None = None  # None: not looked for
 
     @property
     def target(self) -> Target:
-        return self.catalogs["train"].target
+        return self.sources["train"].target
 
     @property
     def about(self) -> tuple[str, ...]:
         """Lines that describe the recognised targets of a table, with examples."""
-        return self.catalogs["train"].about
+        return self.sources["train"].about
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return self.catalogs["train"].classes
+        return self.sources["train"].classes
 
     @property
     def images(self) -> int:
-        return sum(map(len, self.catalogs.values()))
+        return sum(map(len, self.sources.values()))
 
     def summary(self) -> dict[str, Any]:
         """Summary of the sources for plan and manifest: the number of images and fingerprints.
@@ -64,8 +65,8 @@ class Inputs:
         """
         by_class = {
             f"{name} {label}": list(count_and_digest)
-            for name, catalog in self.catalogs.items()
-            for label, count_and_digest in catalog.by_class().items()
+            for name, photos in self.sources.items()
+            for label, count_and_digest in photos.by_class().items()
         }
         return {
             "images": self.images,
@@ -94,17 +95,12 @@ def check_no_overlap(settings: Settings) -> None:
             )
 
 
-def list_inputs(settings: Settings, scratch: Path, scan_cache: Path) -> Inputs:
-    """List the sources that `settings` name and split them, as `list_catalogs` and `split_inputs`."""
-    return split_inputs(settings, *list_catalogs(settings, scratch, scan_cache))
+def list_sources(
+    settings: Settings, database: Database, scan_cache: Path, *, known_classes: Sequence[str] = ()
+) -> tuple[dict[str, Photos], Counter[str]]:
+    """The photos of the sources that `settings` name ("train", and "val" if it has a source), and what is ignored.
 
-
-def list_catalogs(
-    settings: Settings, scratch: Path, scan_cache: Path, *, known_classes: Sequence[str] = ()
-) -> tuple[dict[str, Catalog], Counter[str]]:
-    """The images of the sources that `settings` name ("train", and "val" if it has a source), and what is ignored.
-
-    Lists are written to `scratch`; `scan_cache` takes what has to be unpacked to be read. `known_classes` keep their
+    They are listed in `database`; `scan_cache` takes what has to be unpacked to be read. `known_classes` keep their
     numbers. Raises `ResoluteError` for sources that are missing or hold too little.
     """
     class_names = None if settings.classes is None else read_classes(Path(settings.classes))
@@ -115,13 +111,13 @@ def list_catalogs(
         target=setting, elsewhere=settings.val if is_shared else None, scan_cache=scan_cache,
     )  # fmt: skip
     _refuse_unreachable_copies(settings, src)
-    train = write_catalog(
-        src, scratch / "train", classes=class_names, classes_file=settings.classes or "CLASSES",
+    train = list_photos(
+        src, database, "train", classes=class_names, classes_file=settings.classes or "CLASSES",
         known_classes=known_classes,
     )  # fmt: skip
     if settings.target is None and settings.classes is None and not known_classes:
         _refuse_scores(settings, train)
-    catalogs, ignored = {"train": train}, Counter(train.ignored)
+    sources, ignored = {"train": train}, Counter(train.ignored)
     if settings.val is not None:
         labels = settings.labels if is_shared else settings.val_labels
         target = TargetSetting(src.target.kind, src.target.separator, setting.drop_unlabelled)
@@ -130,13 +126,13 @@ def list_catalogs(
             elsewhere=settings.src if is_shared else None, scan_cache=scan_cache, setting="VAL",
         )  # fmt: skip
         _refuse_unreachable_copies(settings, val_src)
-        catalogs["val"] = write_catalog(val_src, scratch / "val", training=train)
-        ignored.update(catalogs["val"].ignored)
-        refuse_same_files(train, catalogs["val"], settings.src, settings.val)
+        sources["val"] = list_photos(val_src, database, "val", training=train)
+        ignored.update(sources["val"].ignored)
+        refuse_same_files(train, sources["val"], settings.src, settings.val)
     if settings.engine == "jobs":
-        for catalog in catalogs.values():
-            _refuse_credentials(catalog)
-    return catalogs, ignored
+        for photos in sources.values():
+            _refuse_credentials(photos)
+    return sources, ignored
 
 
 def _is_shared_table(settings: Settings) -> bool:
@@ -150,26 +146,26 @@ def _is_shared_table(settings: Settings) -> bool:
     return table_covers(labels, settings.columns, src, val)
 
 
-def split_inputs(settings: Settings, catalogs: Mapping[str, Catalog], ignored: Counter[str]) -> Inputs:
+def split_inputs(settings: Settings, sources: Mapping[str, Photos], ignored: Counter[str]) -> Inputs:
     """The inputs of generation 0. Raises `ResoluteError` for an empty split, and a list that names unknown images."""
-    copies = copies_of(settings, catalogs)
+    copies = copies_of(settings, sources)
     splits = make_splits(
-        catalogs["train"], val=catalogs.get("val"),
+        sources["train"], val=sources.get("val"),
         val_list=None if settings.val_list is None else Path(settings.val_list),
         val_frac=settings.held_out_frac, seed=settings.seed, copies=copies, drop=settings.duplicates == "drop",
     )  # fmt: skip
-    return Inputs(splits=splits, catalogs=catalogs, ignored=ignored, copies=copies)
+    return Inputs(splits=splits, sources=sources, ignored=ignored, copies=copies)
 
 
-def copies_of(settings: Settings, catalogs: Mapping[str, Catalog]) -> Copies | None:
+def copies_of(settings: Settings, sources: Mapping[str, Photos]) -> Copies | None:
     """The exact copies among the photos; None if they are not to be looked for."""
     has_val = settings.val is not None or settings.val_list is not None or settings.held_out_frac > 0
     if settings.duplicates == "keep" or (settings.duplicates is None and not has_val):
         return None
-    return find_copies(catalogs, remote=settings.duplicates is not None)
+    return find_copies(sources, remote=settings.duplicates is not None)
 
 
-def _refuse_scores(settings: Settings, train: Catalog) -> None:
+def _refuse_scores(settings: Settings, train: Photos) -> None:
     """Raise `ResoluteError` if whole numbers that were recognised as classes are rather numbers to predict: if most of
     the classes have a single image.
     """
@@ -195,11 +191,11 @@ def _refuse_unreachable_copies(settings: Settings, source: Source) -> None:
         )
 
 
-def _refuse_credentials(catalog: Catalog) -> None:
+def _refuse_credentials(photos: Photos) -> None:
     """Raise `ResoluteError` for images that jobs can only read with credentials that would then lie in OUT."""
-    if path := catalog.path_with_credentials():
+    if path := photos.path_with_credentials():
         raise ResoluteError(
-            f"{catalog.root}: got a URL with credentials, '{path}', which a plan for jobs would write to OUT, expected "
+            f"{photos.root}: got a URL with credentials, '{path}', which a plan for jobs would write to OUT, expected "
             "the store's own credentials (environment variables on all machines); use these, or run prep without "
             "`plan`: ENGINE=local and ENGINE=ray write none"
         )

@@ -20,7 +20,7 @@ from resolute.prep.storage.output import RUN_FOLDER
 
 __all__ = ["PLAN_FOLDER", "SET_PLAN", "SetPlan", "ShardLayout", "layout_of"]
 
-PLAN_FOLDER = f"{RUN_FOLDER}/plan"  # in OUT while jobs make a set: `ShardInputs` of each shard
+PLAN_FOLDER = f"{RUN_FOLDER}/plan"  # in OUT while jobs make a set: the photos of its shards
 SET_PLAN = f"{PLAN_FOLDER}/set.json"  # written last: if it is valid, the plan is complete
 _FORMAT = "resolute-jobs-2"
 

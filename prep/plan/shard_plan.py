@@ -1,148 +1,180 @@
-"""`ShardPlan`: the division of each split's images into shards, a pure function of settings and inputs.
+"""`ShardPlan`: the photos of the shards that are to be made, as rows of one table, by split and key.
 
-The images of one shard are computed from its number alone, without a list of all.
+The table `planned` has the columns of `set_photos.py` and generation, path (full; NULL: the photo is gone or has
+changed), offset, nbytes, packed (as in `photos.py`) and skip (why it is rejected without being read, or NULL). The
+place of a photo in the shards is a pure function of settings and inputs.
+
+For jobs on other machines the table is one Parquet file, of which a job reads the rows of its shards.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.target import Target
 from resolute.prep.convert.reject import NOT_THERE
-from resolute.prep.shards.duplicates import InputNames
-from resolute.prep.sources.image_ref import MISSING
+from resolute.prep.shards.writer import ShardSpec
+from resolute.prep.sources.image_ref import MISSING, ByteRange
 
-from .catalog import Catalog
-from .generations import Comparison
-from .set_plan import ShardLayout
-from .shard_inputs import ShardInputs
+from .database import Database
+from .photos import Photos, objects
+from .set_photos import quoted
+from .set_plan import SetPlan, ShardLayout
 from .shuffle import shuffled
 from .splits import Split
 
-__all__ = ["FinishedGeneration", "GenerationImages", "ShardPlan"]
+__all__ = ["ShardPlan", "plan_older", "plan_photos", "start_planned"]
+
+_CHUNK = 1 << 20
 
 
-class GenerationImages:
-    """The images of one generation, by split and index: the place of each among its sorted images."""
+def plan_photos(
+    database: Database, splits: Mapping[str, Split], layout: ShardLayout, *, generation: int, seed: int
+) -> None:
+    """Make the table `planned` of the photos of a new generation; the photos of `splits` are disjoint."""
+    parts = []
+    for n, split in enumerate(splits):
+        photos, keys = splits[split].photos, layout.keys_of(split, generation)
+        order = np.empty(len(keys), np.uint32)  # the place among the keys of each photo, by name
+        for first in range(0, len(keys), _CHUNK):
+            own = np.arange(first, min(first + _CHUNK, len(keys)), dtype=np.int64)
+            order[shuffled(seed, split, len(keys), own, generation=generation)] = own
+        database.run_on(
+            {"position": splits[split].positions, "i": order},
+            f"CREATE OR REPLACE TABLE keys_{n} AS SELECT position, i FROM columns",
+        )
+        parts.append(
+            f"SELECT {n} AS number, {generation}::UINTEGER AS generation, '{split}' AS split, "
+            f"i::UBIGINT + {keys.start} AS key, name, size_bytes, target, packed = {MISSING} AS missing, "
+            f"{photos.path} AS path, \"offset\", nbytes, packed FROM {photos.table} JOIN keys_{n} USING (position)"
+        )
+    database.run(
+        "CREATE TABLE planned AS SELECT * EXCLUDE (number), NULL::VARCHAR AS skip "
+        f"FROM ({' UNION ALL '.join(parts)}) ORDER BY number, key"
+    )
+    for n in range(len(splits)):
+        database.run(f"DROP TABLE keys_{n}")
 
-    def __init__(self, splits: Mapping[str, Split]) -> None:
-        self._splits = splits
 
-    def catalog(self, split: str) -> Catalog:
-        return self._splits[split].catalog
-
-    def positions(self, split: str, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n,) positions in the catalogue, -1 for images that are gone or have changed."""
-        return self._splits[split].positions[indices].astype(np.int64)
-
-    def names(self, split: str, indices: NDArray[np.int64]) -> list[str]:
-        catalog = self.catalog(split)
-        return [catalog.name(i) for i in self.positions(split, indices).tolist()]
+def start_planned(database: Database) -> None:
+    """Make the table `planned`, without rows, for the photos of the view `set_photos`."""
+    database.run(
+        "CREATE TABLE planned AS SELECT *, NULL::BLOB AS path, NULL::BIGINT AS \"offset\", NULL::UBIGINT AS nbytes, "
+        "NULL::UTINYINT AS packed, NULL::VARCHAR AS skip FROM set_photos LIMIT 0"
+    )
 
 
-class FinishedGeneration(GenerationImages):
-    """As `GenerationImages`, for a finished generation: `number` of `comparison`."""
+def plan_older(
+    database: Database, sources: Mapping[str, Photos], layout: ShardLayout, shards: Iterable[tuple[str, int]],
+    rejects: Mapping[tuple[str, int], str],
+) -> None:  # fmt: skip
+    """Add the photos of these `shards` to `planned`, from the set and its comparison with the sources (`compare`).
 
-    def __init__(self, comparison: Comparison, catalogs: Mapping[str, Catalog], number: int) -> None:
-        self._comparison, self._catalogs, self._number = comparison, catalogs, number
-
-    def catalog(self, split: str) -> Catalog:
-        return self._catalogs.get(split, self._catalogs["train"])
-
-    def positions(self, split: str, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._comparison.positions[self._number][split][indices]
-
-    def names(self, split: str, indices: NDArray[np.int64]) -> list[str]:
-        return [self._comparison.name((self._number, split, i)) for i in indices.tolist()]
+    `rejects` {(split, key): reason} are rejected again, as those are that `compare` knew.
+    """
+    database.run_on(
+        {"split": objects(split for split, _ in rejects), "key": np.array([key for _, key in rejects], np.uint64),
+         "reason": objects(rejects.values())},
+        "INSERT INTO rejected SELECT c.split::VARCHAR, c.key, c.reason::VARCHAR FROM columns c "
+        "ANTI JOIN rejected r ON r.split = c.split::VARCHAR AND r.key = c.key",
+    )  # fmt: skip
+    ranges = [(split, layout.keys(split, number)) for split, number in shards]
+    database.run_on(
+        {"split": objects(split for split, _ in ranges),
+         "first": np.array([keys.start for _, keys in ranges], np.uint64),
+         "stop": np.array([keys.stop for _, keys in ranges], np.uint64)},
+        "CREATE OR REPLACE TABLE wanted AS SELECT split::VARCHAR AS split, first, stop FROM columns",
+    )  # fmt: skip
+    places = " UNION ALL ".join(
+        f"SELECT '{name}' AS source, position, {photos.path} AS path, \"offset\", nbytes, packed FROM {photos.table}"
+        for name, photos in sources.items()
+    )
+    database.run(
+        "INSERT INTO planned BY NAME SELECT DISTINCT ON (s.split, s.key) s.*, path, \"offset\", nbytes, packed, "
+        "r.reason AS skip FROM set_photos s JOIN wanted w ON s.split = w.split AND s.key >= w.first AND s.key < w.stop "
+        "JOIN compared c ON c.split = s.split AND c.key = s.key "
+        f"LEFT JOIN ({places}) p ON c.same AND p.source = c.source AND p.position = c.position "
+        "LEFT JOIN rejected r ON r.split = s.split AND r.key = s.key ORDER BY s.split, s.key"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardPlan(InputNames):
-    """The samples of each shard of `layout`; `images` are those of its generations, which are divided by `seed`.
+class ShardPlan:
+    """The shards of a set to be made, and their photos: `rows`, the table `planned` or a Parquet file."""
 
-    `rejected` {(split, key): reason} are the inputs of finished generations that are not in the set; they are rejected
-    again without being read.
-    """
+    database: Database
+    plan: SetPlan
+    where: str  # OUT, for messages
+    rows: str = "planned"
 
-    seed: int
-    layout: ShardLayout
-    images: Sequence[GenerationImages]
-    rejected: Mapping[tuple[str, int], str]
-    where: str  # OUT and SRC, for messages
-    src: str
+    def spec(
+        self, split: str, number: int, resolutions: Sequence[int], *, contents: str | None, limit: int | None = None
+    ) -> ShardSpec:
+        """Everything needed to convert a shard, or its first `limit` photos, at the `resolutions` (px).
+
+        `contents` is as in `ShardSpec`. Raises `ResoluteError` if photos are gone.
+        """
+        keys = self.plan.layout.keys(split, number)[:limit]
+        rows = self.database.run(
+            f'SELECT key, path, "offset", nbytes, packed, size_bytes, target, skip FROM {self.rows} '
+            "WHERE split = ? AND key BETWEEN ? AND ? ORDER BY key", split, keys.start, keys.stop - 1
+        ).fetchall()  # fmt: skip
+        if [row[0] for row in rows] != list(keys):
+            raise ResoluteError(
+                f"{self.where}: the plan lacks photos of shard {number} of {split}, got {len(rows)}, expected "
+                f"{len(keys)}; start over with REBUILD=1 (--rebuild)"
+            )
+        generation = self.plan.layout.generation(split, number)
+        target = Target.from_manifest(self.plan.plans[generation])
+        samples = target.encode(keys, [row[6] for row in rows])
+        return ShardSpec(
+            plan=self.plan.hash_of(split, number), contents=contents, split=split, number=number, first_key=keys.start,
+            byte_ranges=tuple(
+                ByteRange("", packed=MISSING) if path is None else ByteRange(os.fsdecode(path), *place)
+                for _, path, *place, _, _ in rows
+            ),
+            labels=samples[str((samples.dtype.names or ())[-1])], resolutions=tuple(resolutions),
+            short_sides=tuple(self.plan.short_sides[res] for res in resolutions),
+            skip={i: row[7] for i, row in enumerate(rows) if row[7] is not None},
+        )  # fmt: skip
+
+    def check_there(self) -> None:
+        """Raise `ResoluteError` if photos of finished shards that are to be made again are gone or have changed."""
+        lost = self.database.run(
+            f"SELECT split, key, name FROM {self.rows} WHERE path IS NULL AND skip IS NULL "
+            "ORDER BY generation, split, key"
+        ).fetchall()
+        if lost:
+            shards = len({(split, self.plan.layout.shard_of(split, key)) for split, key, _ in lost})
+            raise ResoluteError(
+                f"{self.where}: {shards} shard{'s'[:shards != 1]} cannot be made, got {len(lost)} of their photos gone "
+                f"from {self.plan.src} or changed, such as {os.fsdecode(lost[0][2])}, expected them as they were; put "
+                "them back, or start over with REBUILD=1 (--rebuild)"
+            )
+
+    def not_there(self, shards: Iterable[tuple[str, int]]) -> dict[tuple[str, int], str]:
+        """{(split, key): reason} of the photos of `shards` that did not exist when the source was listed."""
+        wanted, shard_of = set(shards), self.plan.layout.shard_of
+        rows = self.database.run(
+            f"SELECT split, key FROM {self.rows} WHERE packed = {MISSING} AND skip IS NULL"
+        ).fetchall()
+        return {(split, key): NOT_THERE for split, key in rows if (split, shard_of(split, key)) in wanted}
 
     @property
     def containers(self) -> list[str]:
-        """The archives that hold images, sorted."""
-        catalogs = [images.catalog(split) for images in self.images for split in self.layout.generations[0]]
-        return sorted({path for catalog in catalogs for path in catalog.containers})
+        """The archives that hold photos, sorted."""
+        rows = self.database.run(f'SELECT DISTINCT path FROM {self.rows} WHERE "offset" >= 0 ORDER BY path')
+        return [os.fsdecode(path) for (path,) in rows.fetchall()]
 
-    def _indices(self, split: str, generation: int, keys: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """The indices of the samples `keys` of a generation among the sorted images of their split."""
-        own = self.layout.keys_of(split, generation)
-        local = np.asarray(keys, np.int64) - own.start
-        return shuffled(self.seed, split, len(own), local, generation=generation)
-
-    def inputs(self, split: str, number: int, *, limit: int | None = None) -> ShardInputs:
-        """The images of a shard, or its first `limit` images. Raises `ResoluteError` if some are gone."""
-        keys, generation = self.layout.keys(split, number)[:limit], self.layout.generation(split, number)
-        images = self.images[generation]
-        positions = images.positions(split, self._indices(split, generation, keys))
-        skip = {i: self.rejected[split, key] for i, key in enumerate(keys) if (split, key) in self.rejected}
-        lost = [i for i in np.flatnonzero(positions < 0).tolist() if i not in skip]
-        if lost:
-            raise self._lost({(split, number): [keys[i] for i in lost]})
-        return ShardInputs(
-            split=split, number=number, first_key=keys.start, skip=skip,
-            images=images.catalog(split).select(np.maximum(positions, 0)),
-        )  # fmt: skip
-
-    def check_there(self, shards: Iterable[tuple[str, int]]) -> None:
-        """Raise `ResoluteError` if images of `shards` are gone or have changed since these were made."""
-        lost = {}
-        for split, number in shards:
-            keys, generation = self.layout.keys(split, number), self.layout.generation(split, number)
-            positions = self.images[generation].positions(split, self._indices(split, generation, keys))
-            gone = [keys[i] for i in np.flatnonzero(positions < 0).tolist() if (split, keys[i]) not in self.rejected]
-            if gone:
-                lost[split, number] = gone
-        if lost:
-            raise self._lost(lost)
-
-    def _lost(self, lost: Mapping[tuple[str, int], Sequence[int]]) -> ResoluteError:
-        (split, _), keys = next(iter(lost.items()))
-        (first,) = self.names(split, keys[:1])
-        count, shards = sum(map(len, lost.values())), len(lost)
-        return ResoluteError(
-            f"{self.where}: {shards} shard{'s'[:shards != 1]} cannot be made, got {count} of their photos gone from "
-            f"{self.src} or changed, such as {first}, expected them as they were; put them back, or start over with "
-            "REBUILD=1 (--rebuild)"
+    def copy_to(self, path: Path) -> None:
+        """Write the rows to a Parquet file."""
+        self.database.run(
+            f"COPY (SELECT split, key, path, \"offset\", nbytes, packed, size_bytes, target, skip FROM {self.rows}) TO "
+            f"'{quoted(path)}' (FORMAT parquet, COMPRESSION zstd)"
         )
-
-    def names(self, split: str, keys: Sequence[int]) -> list[str]:
-        generations = self.layout.generations_of_keys(split, keys)
-        names = [""] * len(keys)
-        for generation in np.unique(generations).tolist():
-            chosen = np.flatnonzero(generations == generation)
-            indices = self._indices(split, generation, np.asarray(keys, np.int64)[chosen])
-            for at, name in zip(chosen.tolist(), self.images[generation].names(split, indices), strict=True):
-                names[at] = name
-        return names
-
-    def not_there(self, shards: Iterable[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """{(split, key): reason} of the images in `shards` that were already missing when the source was listed."""
-        rejects: dict[tuple[str, int], str] = {}
-        for split, number in shards:
-            keys, generation = self.layout.keys(split, number), self.layout.generation(split, number)
-            images = self.images[generation]
-            packed = images.catalog(split).entries["packed"]
-            if not (packed == MISSING).any():
-                continue
-            positions = images.positions(split, self._indices(split, generation, keys))
-            missing = (positions >= 0) & (packed[positions] == MISSING)
-            rejects |= {(split, keys.start + i): NOT_THERE for i in np.flatnonzero(missing).tolist()}
-        return rejects

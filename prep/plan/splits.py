@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.rng import permute, stream_key
 
-from .catalog import Catalog
 from .copies import Copies, check_not_across, leaders
+from .photos import Photos
 
 if TYPE_CHECKING:
-    from .generations import Comparison
+    from .compare import Comparison
 
 __all__ = ["Split", "extend_splits", "make_splits"]
 
@@ -34,9 +34,9 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """A split: `positions` (n,) u4, ascending, are its images in `catalog`."""
+    """A split: `positions` (n,) u4, ascending, are its photos among those of a source."""
 
-    catalog: Catalog
+    photos: Photos
     positions: NDArray[np.uint32]
 
     def __len__(self) -> int:
@@ -48,9 +48,9 @@ class Split:
 
 
 def make_splits(
-    train: Catalog,
+    train: Photos,
     *,
-    val: Catalog | None = None,
+    val: Photos | None = None,
     val_list: Path | None = None,
     val_frac: float = 0.1,
     seed: int = 0,
@@ -70,13 +70,13 @@ def make_splits(
     everything = np.arange(len(train), dtype=np.uint32)
     groups = {} if copies is None else copies.groups
     if val is None and val_list is None and val_frac == 0:
-        splits = {"train": Split(catalog=train, positions=everything)}
+        splits = {"train": Split(photos=train, positions=everything)}
         return _without_copies(splits, groups) if drop else splits
     if val is not None:
         if copies is not None and not drop:
             check_not_across(val.root, val, groups["train"], groups["val"])
-        splits = {"train": Split(catalog=train, positions=everything)}
-        splits["val"] = Split(catalog=val, positions=np.arange(len(val), dtype=np.uint32))
+        splits = {"train": Split(photos=train, positions=everything)}
+        splits["val"] = Split(photos=val, positions=np.arange(len(val), dtype=np.uint32))
     else:
         if val_list is not None:
             held_out = _read_val_list(train, val_list)
@@ -85,8 +85,8 @@ def make_splits(
         else:
             held_out = _draw_held_out(train, val_frac, seed, groups.get("train"))
         splits = {
-            "train": Split(catalog=train, positions=everything[~held_out]),
-            "val": Split(catalog=train, positions=everything[held_out]),
+            "train": Split(photos=train, positions=everything[~held_out]),
+            "val": Split(photos=train, positions=everything[held_out]),
         }
     if drop:
         splits = _without_copies(splits, groups)
@@ -101,11 +101,11 @@ def make_splits(
 
 
 def extend_splits(
-    train: Catalog,
+    train: Photos,
     comparison: Comparison,
     *,
     generation: int,
-    val: Catalog | None = None,
+    val: Photos | None = None,
     val_list: Path | None = None,
     val_frac: float = 0.1,
     seed: int = 0,
@@ -130,16 +130,16 @@ def extend_splits(
         if copies is not None and not drop:
             check_not_across(val.root, val, copied["train"], copied["val"])
         new_val = np.flatnonzero(~comparison.known["val"]).astype(np.uint32)
-        splits = {"train": Split(catalog=train, positions=positions[new]), "val": Split(catalog=val, positions=new_val)}
+        splits = {"train": Split(photos=train, positions=positions[new]), "val": Split(photos=val, positions=new_val)}
         return splits if settled is None else _without_copies(splits, copied, settled)
-    if "val" not in comparison.split_names:
-        splits = {"train": Split(catalog=train, positions=positions[new])}
+    if "val" not in comparison.splits:
+        splits = {"train": Split(photos=train, positions=positions[new])}
         return splits if settled is None else _without_copies(splits, copied, settled)
     before = comparison.split_of["train"]
-    was_train = before == 1 + comparison.split_names.index("train")
-    was_val = before == 1 + comparison.split_names.index("val")
+    was_train = before == 1 + comparison.splits.index("train")
+    was_val = before == 1 + comparison.splits.index("val")
     if val_list is not None:
-        held_out = _read_val_list(train, val_list, gone=comparison.gone_names)
+        held_out = _read_val_list(train, val_list, gone=comparison.gone)
         _check_same_split(train, val_list, held_out & was_train, "names", "photos that are in train")
         _check_same_split(train, val_list, was_val & ~held_out, "lacks", "photos that are in val")
         if copies is not None and not drop:
@@ -150,9 +150,9 @@ def extend_splits(
         first = leaders(copied["train"], known=before > 0) if copies is not None else positions
         held_out[is_free] = was_val[first[is_free]]
         free = positions[is_free & (first == positions)]
-        # why one group: the labels of older photos are not known
-        groups = train.labels if train.targets is None else np.zeros(len(train), np.uint32)
-        names = train.classes if train.targets is None else ("",)
+        is_class = train.target.kind == "class"  # else all photos are one group
+        groups = train.labels if is_class else np.zeros(len(train), np.uint32)
+        names = train.classes if is_class else ("",)
         labels = groups[free]
         order = np.argsort(labels, kind="stable")
         present, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
@@ -167,8 +167,8 @@ def extend_splits(
             held_out[free[order[start + chosen]]] = True
         held_out[is_free] = held_out[first[is_free]]
     splits = {
-        "train": Split(catalog=train, positions=positions[new & ~held_out]),
-        "val": Split(catalog=train, positions=positions[new & held_out]),
+        "train": Split(photos=train, positions=positions[new & ~held_out]),
+        "val": Split(photos=train, positions=positions[new & held_out]),
     }
     return splits if settled is None else _without_copies(splits, copied, settled)
 
@@ -185,21 +185,21 @@ def _without_copies(
         is_first = np.zeros(len(own), np.bool_)
         is_first[np.unique(own, return_index=True)[1]] = True
         kept[name] = Split(
-            catalog=split.catalog, positions=split.positions[(own < 0) | (is_first & ~np.isin(own, seen))]
+            photos=split.photos, positions=split.positions[(own < 0) | (is_first & ~np.isin(own, seen))]
         )
         seen = np.concatenate([seen, own])
     return {name: kept[name] for name in splits}
 
 
-def _check_list(val_list: Path, images: Catalog, held_out: NDArray[np.bool_], groups: NDArray[np.int64]) -> None:
+def _check_list(val_list: Path, photos: Photos, held_out: NDArray[np.bool_], groups: NDArray[np.int64]) -> None:
     """Raise `ResoluteError` if the list puts copies into both splits."""
-    check_not_across(str(val_list), images, groups[~held_out], np.where(held_out, groups, -1))
+    check_not_across(str(val_list), photos, groups[~held_out], np.where(held_out, groups, -1))
 
 
-def _check_same_split(catalog: Catalog, val_list: Path, wrong: NDArray[np.bool_], verb: str, what: str) -> None:
+def _check_same_split(photos: Photos, val_list: Path, wrong: NDArray[np.bool_], verb: str, what: str) -> None:
     """Raise `ResoluteError` if the list moves photos, which are `wrong`, to the other split."""
     if wrong.any():
-        first = catalog.name(int(np.flatnonzero(wrong)[0]))
+        first = photos.name(int(np.flatnonzero(wrong)[0]))
         raise ResoluteError(
             f"{val_list}: {verb} {what}, got {int(wrong.sum())} such as {first}, expected each photo of the set in the "
             "split that it is in; correct the list, or start over with REBUILD=1 (--rebuild)"
@@ -211,76 +211,75 @@ def _held_out_count(total: int, val_frac: float) -> int:
     return min(total - 1, max(1, round(total * val_frac)))
 
 
-def _read_val_list(catalog: Catalog, val_list: Path, *, gone: Collection[str] = ()) -> NDArray[np.bool_]:
+def _read_val_list(
+    photos: Photos, val_list: Path, *, gone: Callable[[Iterable[str]], Collection[str]] = lambda names: ()
+) -> NDArray[np.bool_]:
     """(N,) bool: the images that the list names; those that are `gone` may be missing.
 
     Raises `ResoluteError` if the list or another image is missing.
     """
-    listed = np.zeros(len(catalog), np.bool_)
-    missing: set[str] = set()
     try:
         with val_list.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
-            for line in filter(str.strip, lines):
-                tidy = str(PurePosixPath(line.strip()))
-                position = catalog.find(tidy)
-                if position is None:
-                    position = catalog.find(line.rstrip("\n"))  # why: a name may start or end with a space
-                if position is None:
-                    if tidy not in gone and line.rstrip("\n") not in gone:
-                        missing.add(tidy)
-                else:
-                    listed[position] = True
+            written = [line.rstrip("\n") for line in lines if line.strip()]
     except OSError as error:
         raise ResoluteError(
             f"{val_list}: cannot be read, got {error.strerror}, expected a file with one path per "
             "line; correct VAL_LIST"
         ) from None
+    tidy = [str(PurePosixPath(line.strip())) for line in written]
+    # why also as written: a name may start or end with a space
+    found = np.where((positions := photos.find(tidy)) >= 0, positions, photos.find(written))
+    absent = np.flatnonzero(found < 0).tolist()
+    expected = {*gone(name for i in absent for name in (tidy[i], written[i]))}
+    missing = {tidy[i] for i in absent if not {tidy[i], written[i]} & expected}
     if missing:
+        listed = len(np.unique(found[found >= 0]))
         raise ResoluteError(
-            f"{val_list}: {len(missing)} of {int(listed.sum()) + len(missing)} paths are not images of "
-            f"{catalog.root}, got {min(missing)}, expected paths such as {catalog.name(0)}; correct the list"
+            f"{val_list}: {len(missing)} of {listed + len(missing)} paths are not images of "
+            f"{photos.root}, got {min(missing)}, expected paths such as {photos.name(0)}; correct the list"
         )
-    return listed
+    held_out = np.zeros(len(photos), np.bool_)
+    held_out[found[found >= 0]] = True
+    return held_out
 
 
 def _draw_held_out(
-    catalog: Catalog, val_frac: float, seed: int, groups: NDArray[np.int64] | None
+    photos: Photos, val_frac: float, seed: int, groups: NDArray[np.int64] | None
 ) -> NDArray[np.bool_]:
     """(N,) bool: a seeded fraction of every class: at least one image if it has two, and never all.
 
     Copies, which are in one of the `groups`, are held out with the first of them, and do not count.
     """
-    strata = _strata(catalog)
-    counts = _counts(strata, len(catalog.classes) + 1)
+    strata = _strata(photos)
+    counts = _counts(strata, len(photos.classes) + 1)
     first = None if groups is None or groups.max(initial=-1) < 0 else leaders(groups)
     if first is not None:
         strata = np.where(first == np.arange(len(first)), strata, len(counts)).astype(np.uint32)
         counts = _counts(strata, len(counts) + 1)
-    by_rank = np.zeros(len(catalog), np.bool_)
-    for start, total, name in _classes(catalog, counts[: len(catalog.classes) + 1]):
+    by_rank = np.zeros(len(photos), np.bool_)
+    for start, total, name in _classes(photos, counts[: len(photos.classes) + 1]):
         held_count = _held_out_count(total, val_frac)
         # why by name: adding or removing a class does not change the split of the others
         key = stream_key(seed, _HELD_OUT, zlib.crc32(name))
         by_rank[start + permute(key, np.arange(held_count, dtype=np.int64), total)] = True
-    held_out = _to_catalog_order(strata, counts, by_rank)
+    held_out = _to_photos_order(strata, counts, by_rank)
     return held_out if first is None else held_out[first]
 
 
-def _strata(catalog: Catalog) -> NDArray[np.uint32]:
+def _strata(photos: Photos) -> NDArray[np.uint32]:
     """(N,) u4: the group of each image, as `Target.strata`: its class; of several its rarest, C without any."""
-    if catalog.target.kind == "class":
-        return catalog.labels
-    strata = np.full(len(catalog), len(catalog.classes), np.uint32)
-    if catalog.target.kind == "values":
-        return strata
-    order = np.argsort(catalog.class_counts(), kind="stable")  # rarest first
-    ranks = np.empty(len(order) + 1, np.uint32)
-    ranks[order], ranks[-1] = np.arange(len(order)), len(order)
-    for first in range(0, len(catalog), _CHUNK):
-        positions, numbers = catalog.pairs(first, first + _CHUNK)
-        rarest = np.full(min(_CHUNK, len(catalog) - first), len(order), np.uint32)
-        np.minimum.at(rarest, positions, ranks[numbers])
-        strata[first : first + _CHUNK] = np.append(order, len(order))[rarest]
+    if photos.target.kind == "class":
+        return photos.labels
+    if photos.target.kind == "values":
+        return np.full(len(photos), len(photos.classes), np.uint32)
+    order = np.argsort(photos.class_counts(), kind="stable")  # rarest first
+    ranks = np.empty(len(order), np.uint32)
+    ranks[order] = np.arange(len(order))
+    rarest = photos.column(
+        "coalesce(list_min(list_transform(target, lambda each: (?::UINTEGER[])[each + 1])), ?)", ranks.tolist(),
+        len(order),
+    )  # fmt: skip
+    strata: NDArray[np.uint32] = np.append(order, len(order)).astype(np.uint32)[rarest.astype(np.int64)]
     return strata
 
 
@@ -292,18 +291,18 @@ def _counts(strata: NDArray[np.uint32], groups: int) -> NDArray[np.int64]:
     return counts
 
 
-def _classes(catalog: Catalog, counts: NDArray[np.int64]) -> Iterator[tuple[int, int, bytes]]:
+def _classes(photos: Photos, counts: NDArray[np.int64]) -> Iterator[tuple[int, int, bytes]]:
     """Yield (images of all groups before it, images, name) of every non-empty group: classes, and one without name."""
     starts = np.cumsum(counts) - counts
     for group in np.flatnonzero(counts).tolist():
-        name = catalog.classes[group] if group < len(catalog.classes) else ""
+        name = photos.classes[group] if group < len(photos.classes) else ""
         yield int(starts[group]), int(counts[group]), os.fsencode(name)
 
 
-def _to_catalog_order(
+def _to_photos_order(
     strata: NDArray[np.uint32], counts: NDArray[np.int64], by_rank: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Reorder values that are laid out class by class, each in order of names, to the catalog's order."""
+    """Reorder values that are laid out class by class, each in order of names, to the photos's order."""
     next_rank = np.cumsum(counts) - counts  # index of the value of each class's next image
     out = np.empty_like(by_rank)
     for first in range(0, len(strata), _CHUNK):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resolute.pipeline.dataset.format import duplicates_name, key_name, rejects_name
-from resolute.prep.prepare import BuildResult
+from resolute.prep.build import BuildResult
 from resolute.prep.storage.output import Store
 from resolute.report.page import render
 
@@ -103,7 +103,6 @@ class _Report:
             (
                 number, *(f"{added['samples'][split]:,}" for split in splits), sum(added["shards"].values()),
                 added["classes"] - classes[number], added["removed"], added["changed"],
-                sum(added["dropped"].values()),
             )
             for number, added in enumerate(generations)
         ]  # fmt: skip

@@ -8,10 +8,10 @@ from typing import Any
 from resolute.console import counted
 from resolute.pipeline.dataset.format import duplicates_name, rejects_name
 from resolute.pipeline.dataset.target import Target
+from resolute.prep.build import BuildResult, describe_reasons
 from resolute.prep.execute.stats import RunStats
-from resolute.prep.extension import describe_changes
+from resolute.prep.extend import describe_changes
 from resolute.prep.plan.input_checks import describe_ignored, describe_target, size_warnings
-from resolute.prep.prepare import BuildResult, describe_reasons
 from resolute.prep.storage.output import Store
 
 from .browse import ShardSetReader, tar_sizes, work_seconds
@@ -76,12 +76,8 @@ def _generations(manifest: dict[str, Any], where: str) -> list[str]:
     newest, before = generations[-1], generations[-2]
     added = ", ".join(f"{name} {count}" for name, count in newest["samples"].items())
     classes = newest["classes"] - before["classes"]
-    left_out = sum(newest["dropped"].values())
     text = f"  generation {len(generations) - 1} added {added}, {counted(classes, 'new class', plural='new classes')}"
-    lines = [text + (f"; left out of the set: {counted(left_out, 'sample')}" if left_out else "")]
-    dropped = newest["dropped"] != before["dropped"]
-    changes = describe_changes(where, newest["removed"], newest["changed"], dropped=dropped)
-    return lines + [f"  {line}" for line in changes]
+    return [text, *(f"  {line}" for line in describe_changes(where, newest["removed"], newest["changed"]))]
 
 
 def _time_shares(stats: RunStats) -> str:

@@ -11,17 +11,24 @@ from typing import Any
 
 from resolute.errors import ResoluteError
 from resolute.files import PARTIAL
-from resolute.pipeline.dataset.format import FORMAT, VERSION, is_sealed
-from resolute.prep.plan.generations import inputs_names, plan_name, stored_plan
+from resolute.pipeline.dataset.format import FORMAT, VERSION, generation_mark, is_sealed
+from resolute.prep.plan.set_photos import photos_name, stored_plan
 from resolute.prep.storage.output import RUN_FOLDER, Store
 from resolute.prep.storage.retry import retry
 
 from .record import RECORDS, lost_files, plan_hash, record_names
 
 __all__ = ["CHANGES", "DAMAGED", "MANIFEST", "PLAN", "ExistingSet", "describe_differences", "open_existing",
-           "read_damaged", "read_sealed"]  # fmt: skip
+           "plan_name", "read_damaged", "read_sealed"]  # fmt: skip
 
 MANIFEST = "manifest.json"
+
+
+def plan_name(generation: int) -> str:
+    """The file with the plan of a generation."""
+    return f"{RECORDS}/plan{generation_mark(generation, '-')}.json"
+
+
 PLAN = plan_name(0)  # everything that decides the bytes of the set, except its resolutions
 DAMAGED = "damaged.json"  # names of the files that `verify` found damaged
 CHANGES = "changes.jsonl"  # photos of the set that the source lacked, or had changed, at the last extension
@@ -83,12 +90,13 @@ def open_existing(store: Store, *, rebuild: bool) -> ExistingSet | None:
     if not rebuild and manifest.get("version", VERSION) != VERSION:
         raise ResoluteError(
             f"{store.where}/{MANIFEST}: a set of another version, got version {manifest['version']}, expected "
-            f"{VERSION}; rebuild it with REBUILD=1 (--rebuild) or choose another OUT"
+            f"{VERSION}; train on it as it is, extend it with the version of Resolute that made it, rebuild it with "
+            "REBUILD=1 (--rebuild), or choose another OUT"
         )
     if plan and is_sealed(plan_data or b""):
         del plan["sha256"]
     else:
-        plan = (_plan_of(manifest) or stored_plan(store, 0)) if is_current else {}
+        plan = stored_plan(store, 0) if is_current else {}
     if not plan and not rebuild:
         raise ResoluteError(
             f"{store.where}/{PLAN}: damaged, as is {MANIFEST}, expected at least one as prep wrote it; start over with "
@@ -118,8 +126,8 @@ def _plans(store: Store, first: dict[str, Any], manifest: Mapping[str, Any] | No
             break
         else:
             raise ResoluteError(
-                f"{store.where}/{plan_name(number)}: missing or damaged, as is {inputs_names(number)[0]}, expected at "
-                "least one as prep wrote it; restore one of them, or start over with REBUILD=1 (--rebuild)"
+                f"{store.where}/{plan_name(number)}: got none or a damaged one, and in {photos_name(number)} too, "
+                "expected one as prep wrote it; restore one of them, or start over with REBUILD=1 (--rebuild)"
             )
     return tuple(plans)
 
@@ -137,17 +145,6 @@ def read_sealed(store: Store, name: str) -> dict[str, Any]:
     data = retry(f"{store.where}/{name}", lambda: _read(store, name)) or b""
     sealed = _parse(data) if is_sealed(data) else {}
     return {key: value for key, value in sealed.items() if key != "sha256"}
-
-
-def _plan_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    if len(manifest["generations"]) > 1:
-        return {}
-    names = ("format", "version", "settings", "classes", "target", "codecs", "source")
-    plan = {name: manifest[name] for name in names}
-    plan |= {"generation": 0, "images": manifest["generations"][0]["images"]}
-    for table, added in (("settings", ["resolutions"]), ("source", ["rejected", "duplicates"])):
-        plan[table] = {name: value for name, value in plan[table].items() if name not in added}
-    return plan
 
 
 def _parse(data: bytes | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from resolute.pipeline.dataset.format import (
     SOURCE,
     STORED,
     VERSION,
-    dropped_name,
     duplicates_name,
     index_name,
     manifest_bytes,
@@ -29,16 +28,15 @@ from resolute.pipeline.dataset.format import (
     source_name,
 )
 from resolute.pipeline.dataset.index_array import checksums, checksums_name
-from resolute.pipeline.dataset.target import Target, widened
-from resolute.prep.plan.generations import StoredInputs, check_inputs, plan_name
+from resolute.pipeline.dataset.target import Target
+from resolute.prep.plan.set_photos import SetPhotos, photos_name
 from resolute.prep.plan.set_plan import SetPlan, ShardLayout
-from resolute.prep.plan.shuffle import shuffled
 from resolute.prep.storage.hashed_file import AtomicFile, FileInfo
 from resolute.prep.storage.output import Store
 
 from .cards import CROISSANT, croissant, is_own_croissant, write_card
-from .duplicates import InputNames, find_duplicates
-from .existing_set import DAMAGED, MANIFEST
+from .duplicates import Duplicates
+from .existing_set import DAMAGED, MANIFEST, plan_name
 from .record import Records, ShardRecord
 
 __all__ = ["finalize_set", "is_info_file", "read_rejects", "restore_info_files", "write_rejects"]
@@ -50,21 +48,19 @@ def finalize_set(
     store: Store,
     plan: SetPlan,
     records: Records,
-    inputs: InputNames,
-    stored: Callable[[int], StoredInputs],
+    photos: SetPhotos,
     kept: Mapping[str, Any] | None,
     scratch: Path,
 ) -> dict[str, Any]:
     """Write everything except the shards, with one record in memory at a time, and return the manifest.
 
     All shards of `plan.layout` are in `records`. Files of the generations before its first one stay as the manifest
-    `kept` lists them. `stored(generation)` are the photos of a generation; `scratch` takes copies of index files.
+    `kept` lists them. `scratch` takes copies of index files.
     Until the manifest is written, an older one and all files that it lists stay as they are, but for the files that
     `is_info_file`, which follow at once. Raises `ResoluteError` if the store refuses.
     """
     layout, first, splits = plan.layout, plan.layout.first, list(plan.layout.generations[0])
-    samples_dtype = Target.from_manifest(plan.plans[-1]).sample_dtype
-    rows = _Rows(store, layout, records, min(plan.short_sides), scratch, samples_dtype)
+    rows, duplicates = _Rows(store, layout, records, min(plan.short_sides), scratch), Duplicates(photos.database)
     rejects = records.rejects()
     files: dict[str, FileInfo] = {}
     generations: list[dict[str, Any]] = []
@@ -80,36 +76,30 @@ def finalize_set(
     for number in range(first, len(plan.plans)):
         own = plan.plans[number]
         files[plan_name(number)] = store.write(plan_name(number), manifest_bytes(own))
-        files |= check_inputs(store, number, plan.hashes[number])
+        files[photos_name(number)] = FileInfo(nbytes=own["photos"]["bytes"], sha256=own["photos"]["sha256"])
         added: dict[str, Any] = {
             "plan": plan.hashes[number], "images": own["images"], "samples": {}, "shards": {},
             "classes": len(own["classes"]), "removed": own.get("removed", 0), "changed": own.get("changed", 0),
-            "dropped": {},
         }  # fmt: skip
         for split in splits:
             lengths = rows.lengths(split, number)
             added["samples"][split], added["shards"][split] = sum(lengths.values()), len(lengths)
             if lengths:
-                files |= _index_files(store, plan, rows, inputs, split, number, shard_counts[split])
+                files |= _index_files(store, plan, rows, photos, split, number, shard_counts[split])
             shard_counts[split] += len(lengths)
-        dropped = _dropped(rows, layout, own, stored(number) if number else None)
-        for split, left_out in dropped.items():
-            if len(left_out):
-                name = dropped_name(split, number)
-                files[name] = _stream(store, name, _npy(np.dtype("<u4"), len(left_out), [left_out.astype("<u4")]))
-                added["dropped"][split] = len(left_out)
         own_rejects = {
             (split, key): reason for (split, key), reason in rejects.items()
             if key < layout.keys_of(split, number).stop
         }  # fmt: skip
-        files[rejects_name(number)] = write_rejects(store, own_rejects, inputs, generation=number)
-        total = sum(rows.samples(split, k) for split in splits for k in range(number + 1))
-        duplicates = find_duplicates(
-            {split: partial(rows.digests, split, number, dropped[split]) for split in splits}, inputs,
-            total - sum(map(len, dropped.values())),
-        )  # fmt: skip
-        files[duplicates_name(number)] = _stream(store, duplicates_name(number), duplicates.lines())
-        generations.append({**added, "rejected": len(own_rejects), "duplicates": duplicates.summary()})
+        files[rejects_name(number)] = write_rejects(store, own_rejects, photos, generation=number)
+        for split in splits:
+            for generation in [*range(number)] * (number == first) + [number]:
+                duplicates.add(split, rows.digests(split, generation))
+        counts = duplicates.find()
+        files[duplicates_name(number)] = _stream(
+            store, duplicates_name(number), duplicates.lines(Target.from_manifest(own))
+        )
+        generations.append({**added, "rejected": len(own_rejects), "duplicates": counts})
     lengths_of = {
         split: {name: n for k in range(len(plan.plans)) for name, n in rows.lengths(split, k).items()}
         for split in splits
@@ -156,8 +146,7 @@ def is_info_file(name: str) -> bool:
 
 def restore_info_files(store: Store, manifest: Mapping[str, Any], layout: ShardLayout, scratch: Path) -> None:
     """Write the info files of a finished set again; an extension may have been killed just before it did."""
-    dtype = Target.from_manifest(manifest).sample_dtype
-    rows = _Rows(store, replace(layout, first=len(layout.generations)), None, 0, scratch, dtype)
+    rows = _Rows(store, replace(layout, first=len(layout.generations)), None, 0, scratch)
     lengths = {
         split: {name: n for k in range(len(layout.generations)) for name, n in rows.lengths(split, k).items()}
         for split in manifest["splits"]
@@ -193,10 +182,9 @@ class _Rows:
     """The index rows of each generation: from records, or for finished generations from the index."""
 
     def __init__(
-        self, store: Store, layout: ShardLayout, records: Records | None, res: int, scratch: Path, dtype: np.dtype[Any]
+        self, store: Store, layout: ShardLayout, records: Records | None, res: int, scratch: Path
     ) -> None:
         self._store, self._layout, self._records, self._res, self._scratch = store, layout, records, res, scratch
-        self._dtype = dtype  # of the samples of the newest generation
         self._arrays: dict[str, NDArray[Any]] = {}
 
     def lengths(self, split: str, generation: int) -> dict[str, int]:
@@ -227,29 +215,14 @@ class _Rows:
         rows = self._array(index_name(split, generation))
         return np.empty(0, np.uint64) if rows is None else rows["key"]
 
-    def digests(
-        self, split: str, newest: int, dropped: NDArray[np.int64]
-    ) -> Iterator[tuple[NDArray[Any], ...]]:
-        """The digests, keys and targets of all samples up to generation `newest` but the rows `dropped`."""
-        first, column = 0, str((self._dtype.names or ("",))[-1])
-        for generation in range(newest + 1):
-            for samples, sources in self._pieces(split, generation):
-                samples = widened(samples, self._dtype)
-                left_out = dropped[(dropped >= first) & (dropped < first + len(samples))] - first
-                if len(left_out):
-                    kept = np.delete(np.arange(len(samples)), left_out)
-                    yield sources["digest"][kept], samples["key"][kept], samples[column][kept]
-                else:
-                    yield sources["digest"], samples["key"], samples[column]
-                first += len(samples)
-
-    def _pieces(self, split: str, generation: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    def digests(self, split: str, generation: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """The keys and digests of a generation's samples, in pieces."""
         if generation >= self._layout.first:
-            yield from ((record.samples, record.sources) for record in self.records(split, generation))
+            yield from ((each.samples["key"], each.sources["digest"]) for each in self.records(split, generation))
         elif (samples := self._array(index_name(split, generation))) is not None:
             sources = self._array(source_name(split, generation))
             assert sources is not None
-            yield samples, sources
+            yield samples["key"], sources["digest"]
 
     def _array(self, name: str) -> NDArray[Any] | None:
         """An index file; None if the generation has no samples in the split."""
@@ -261,7 +234,7 @@ class _Rows:
 
 
 def _index_files(
-    store: Store, plan: SetPlan, rows: _Rows, inputs: InputNames, split: str, generation: int, first_shard: int
+    store: Store, plan: SetPlan, rows: _Rows, photos: SetPhotos, split: str, generation: int, first_shard: int
 ) -> dict[str, FileInfo]:
     """Write the index of a generation's samples, at least one; the shards before its own are `first_shard`."""
     total, of = rows.samples(split, generation), partial(rows.records, split, generation)
@@ -272,31 +245,21 @@ def _index_files(
     for res in sorted(plan.short_sides):
         name = index_name(split, generation, res=res)
         files |= _array_files(store, name, STORED, total, _numbered(of(res), first_shard))
-    names = (inputs.names(split, record.samples["key"].tolist()) for record in of())
-    lines = ("".join(json.dumps(name) + "\n" for name in part).encode() for part in names)
+    lines = _names(photos, split, generation, (record.samples["key"] for record in of()))
     files[names_name(split, generation)] = _stream(store, names_name(split, generation), lines)
     return files
 
 
-def _dropped(
-    rows: _Rows, layout: ShardLayout, plan: Mapping[str, Any], stored: StoredInputs | None
-) -> dict[str, NDArray[np.int64]]:
-    """{split: ascending rows of the samples that a generation leaves out}"""
-    dropped = {}
-    for number, split in enumerate(layout.generations[0]):
-        parts, first = [np.empty(0, np.int64)], 0
-        for generation in range(0 if stored is None or not len(stored.superseded) else plan["generation"]):
-            assert stored is not None
-            here = (stored.superseded["generation"] == generation) & (stored.superseded["split"] == number)
-            own, keys = layout.keys_of(split, generation), rows.keys(split, generation)
-            if here.any():
-                is_dropped = np.zeros(len(own), np.bool_)
-                is_dropped[stored.superseded["index"][here]] = True
-                order = shuffled(plan["settings"]["seed"], split, len(own), generation=generation)
-                parts.append(first + np.flatnonzero(is_dropped[order[keys.astype(np.int64) - own.start]]))
-            first += len(keys)
-        dropped[split] = np.concatenate(parts)
-    return dropped
+def _names(photos: SetPhotos, split: str, generation: int, parts: Iterable[NDArray[Any]]) -> Iterator[bytes]:
+    """A line with the name of the photo of each sample; `parts` are the keys of the samples, ascending."""
+    named = photos.of_split(split, generation)
+    for keys in parts:
+        wanted, names = keys.tolist(), []
+        for key in wanted:
+            while (row := next(named))[0] != key:  # rejected
+                pass
+            names.append(json.dumps(row[1]))
+        yield "".join(f"{name}\n" for name in names).encode()
 
 
 def read_rejects(store: Store, generation: int) -> dict[tuple[str, int], str]:
@@ -306,13 +269,13 @@ def read_rejects(store: Store, generation: int) -> dict[tuple[str, int], str]:
 
 
 def write_rejects(
-    store: Store, rejects: Mapping[tuple[str, int], str], inputs: InputNames, *, generation: int = 0
+    store: Store, rejects: Mapping[tuple[str, int], str], photos: SetPhotos, *, generation: int = 0
 ) -> FileInfo:
     """Write {path, split, key, reason} of every rejected input, from {(split, key): reason}."""
 
     def rows() -> Iterator[bytes]:
-        for (split, key), reason in sorted(rejects.items()):
-            (path,) = inputs.names(split, [key])
+        ordered = sorted(rejects.items())
+        for path, ((split, key), reason) in zip(photos.names([at for at, _ in ordered]), ordered, strict=True):
             row = {"path": path, "split": split, "key": key, "reason": reason}
             yield (json.dumps(row) + "\n").encode()
 

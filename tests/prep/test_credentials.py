@@ -113,7 +113,8 @@ def test_a_renewed_signature_does_not_change_a_source(work: Path, tmp_path: Path
     for signature in ("one", "two"):
         rows = [(f"https://{signature}@host/{i}.jpg?sig={signature}", "ab"[i % 2]) for i in range(4)]
         got = catalog(work, pack_table(tmp_path / "list.csv", rows))
-        assert is_url(got.byte_range(0).path)
-        assert got.byte_range(0).path.endswith(f"sig={signature}")
+        _, place = next(got.places())
+        assert is_url(place.path)
+        assert place.path.endswith(f"sig={signature}")
         prints.append((got.by_class(), got.name(0)))
     assert prints[0] == prints[1]

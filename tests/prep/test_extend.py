@@ -234,7 +234,6 @@ def test_an_unfinished_extension_is_planned_again_if_more_photos_come(
     new = add("bee", 45)
     (photos / "bee" / "junk.jpg").write_bytes(b"junk")
     refused(prep(*argv, "--extend"), "too many unusable images", "rejects.g001.jsonl")
-    assert len(list((tmp_path / "s" / "32").glob("train-*.tar"))) > 3  # it has got some way
     for name in ["bee/junk.jpg", *new[5:]]:
         (photos / name).unlink()
     ran = prep(*argv, "--extend")
@@ -252,7 +251,7 @@ def manifest_of(root: Path) -> dict[str, Any]:
     return loaded
 
 
-def test_removed_and_changed_photos_are_listed_and_kept_without_drop(
+def test_removed_and_changed_photos_are_listed_and_kept(
     argv: tuple[object, ...], photos: Path, tmp_path: Path, prep: Prep, add: Callable[..., list[str]], scene: Scene
 ) -> None:
     assert prep(*argv).status == 0
@@ -263,11 +262,9 @@ def test_removed_and_changed_photos_are_listed_and_kept_without_drop(
     ran = prep(*argv, "--extend")
     assert ran.status == 0, ran.err
     assert "no new photos in the source" in ran.out
-    assert "1 gone and 1 changed, kept as they are; EXTEND=1 DROP=1 leaves them out" in ran.out
+    assert "1 gone and 1 changed, kept as they are; REBUILD=1 (--rebuild) makes the set anew" in ran.out
     rows = [json.loads(line) for line in (tmp_path / "s" / "changes.jsonl").read_text().splitlines()]
-    assert [(row["path"], row["change"], row["dropped"]) for row in rows] == [
-        (gone, "removed", False), (other, "changed", False)
-    ]  # fmt: skip
+    assert [(row["path"], row["change"]) for row in rows] == [(gone, "removed"), (other, "changed")]
     assert {**tree(tmp_path / "s"), "changes.jsonl": ""} == {**before, "changes.jsonl": ""}
     add("bee", 4)
     ran = prep(*argv, "--extend")
@@ -275,47 +272,24 @@ def test_removed_and_changed_photos_are_listed_and_kept_without_drop(
     assert names(tmp_path / "s", "train")[: len(kept)] == kept
     assert names(tmp_path / "s", "train").count(other) == 1
     (added,) = manifest_of(tmp_path / "s")["generations"][1:]
-    assert (added["removed"], added["changed"], added["dropped"]) == (1, 1, {})
+    assert (added["removed"], added["changed"]) == (1, 1)
     assert verify([str(tmp_path / "s"), "--workers", "1"]) == 0
 
 
-def test_drop_leaves_out_removed_photos_and_takes_the_new_versions_of_changed_ones(
-    argv: tuple[object, ...], photos: Path, tmp_path: Path, prep: Prep, add: Callable[..., list[str]], scene: Scene
+def test_a_photo_that_comes_back_is_no_new_photo(
+    argv: tuple[object, ...], photos: Path, tmp_path: Path, prep: Prep, add: Callable[..., list[str]]
 ) -> None:
     assert prep(*argv).status == 0
-    before = tree(tmp_path / "s")
-    kept, val = names(tmp_path / "s", "train"), names(tmp_path / "s", "val")
-    (photos / kept[3]).unlink()
-    (photos / val[1]).unlink()
-    for name in (kept[7], val[0]):
-        change(photos / name, scene, 9001)
-    ran = prep(*argv, "--extend", "--drop")
-    assert ran.status == 0, ran.err
-    assert "left out of the set: 4 samples" in ran.out
-    assert "2 gone and 2 changed, left out from this generation on" in ran.out
-    assert own_files(before).items() <= tree(tmp_path / "s").items()
-    assert names(tmp_path / "s", "train") == [name for name in kept if name not in (kept[3], kept[7])] + [kept[7]]
-    assert names(tmp_path / "s", "val") == [val[0]] * 0 + val[2:] + [val[0]]
-    assert names(tmp_path / "s", "train", 0) == kept
-    digests = {info["sha256"] for info in manifest_of(tmp_path / "s")["files"].values()}
-    assert len(digests) > 10
-    changes = (tmp_path / "s" / "changes.jsonl").read_text()
-    assert len(changes.splitlines()) == 4
-    again = prep(*argv, "--extend", "--drop")
-    assert "already there" in again.out
-    assert (tmp_path / "s" / "changes.jsonl").read_text() == changes
-    (photos / kept[3]).write_bytes((photos / kept[0]).read_bytes())  # a photo of that name comes back
+    first = photos / names(tmp_path / "s", "train")[3]
+    data = first.read_bytes()
+    first.unlink()
     add("cat", 3)
     assert prep(*argv, "--extend").status == 0
-    train = names(tmp_path / "s", "train")
-    assert train.count(kept[3]) == 1
-    assert len(train) == 53 + 1 + 3
-    assert names(tmp_path / "s", "train", 1) == train[:53]
-    assert verify([str(tmp_path / "s"), "--workers", "1"]) == 0
-    rebuilt = tree(tmp_path / "s")
-    (tmp_path / "s" / "manifest.json").unlink()  # everything is derived again, with the same bytes
-    assert prep(*argv).status == 0
-    assert tree(tmp_path / "s") == rebuilt
+    first.write_bytes(data)
+    before = tree(tmp_path / "s")
+    assert "no new photos in the source" in prep(*argv, "--extend").out
+    del before["changes.jsonl"]  # it told of the photo
+    assert tree(tmp_path / "s") == before
 
 
 def test_photos_that_could_not_be_read_are_added_once_they_can(
@@ -357,8 +331,8 @@ def test_resolutions_are_added_before_with_and_after_an_extension(
     "damaged",
     ["48/train-000003.tar", *(pytest.param(name, marks=SLOW) for name in (
         "48/train-000001.tar", "32/val-000001.idx", "index/train.g001.npy", "index/train-48.npy",
-        "index/val.g001.sources.jsonl", "records/plan-001.json", "records/inputs-001.bin", "records/inputs.bin",
-        "records/plan.json", "rejects.g001.jsonl", "index/train.dropped.g001.npy", "_info.json",
+        "index/val.g001.sources.jsonl", "records/plan.json", "records/plan-001.json", "rejects.g001.jsonl",
+        "_info.json",
     ))],
 )  # fmt: skip
 def test_damage_in_any_generation_is_repaired(
@@ -367,10 +341,9 @@ def test_damage_in_any_generation_is_repaired(
 ) -> None:  # fmt: skip
     (photos / "bee" / "02.jpg").write_bytes(b"junk")
     assert prep(*argv, "--max-bad", 0.1).status == 0
-    (photos / names(tmp_path / "s", "train")[53 - 1]).unlink()  # in the last shard
     add("bee", 10)
     (photos / "bee" / "new_junk.jpg").write_bytes(b"junk")
-    assert prep(*argv, "--extend", "--drop", "--max-bad", 0.1).status == 0
+    assert prep(*argv, "--extend", "--max-bad", 0.1).status == 0
     before = tree(tmp_path / "s")
     path = tmp_path / "s" / damaged
     data = bytearray(path.read_bytes())
@@ -384,6 +357,34 @@ def test_damage_in_any_generation_is_repaired(
     capfd.readouterr()
 
 
+@pytest.mark.parametrize("lost", ["photos-001.parquet", "photos.parquet"])
+def test_a_lost_list_of_photos_is_named_and_nothing_else_is_changed(
+    argv: tuple[object, ...], tmp_path: Path, prep: Prep, add: Callable[..., list[str]], lost: str
+) -> None:
+    assert prep(*argv).status == 0
+    add("bee", 10)
+    assert prep(*argv, "--extend").status == 0
+    path = tmp_path / "s" / "records" / lost
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    before = tree(tmp_path / "s")
+    for more in ((), ("--extend",)):
+        refused(prep(*argv, *more), f"{lost}: got none or a damaged one", "REBUILD=1")
+    assert tree(tmp_path / "s") == before
+    assert verify([str(tmp_path / "s"), "--workers", "1"]) == 1
+
+
+def test_a_lost_list_of_the_photos_of_a_set_that_was_never_extended_is_made_again(
+    argv: tuple[object, ...], tmp_path: Path, prep: Prep
+) -> None:
+    assert prep(*argv).status == 0
+    before = tree(tmp_path / "s")
+    (tmp_path / "s" / "records" / "photos.parquet").unlink()
+    assert prep(*argv).status == 0
+    assert tree(tmp_path / "s") == before
+
+
 def test_a_shard_whose_photos_are_gone_is_not_repaired(
     argv: tuple[object, ...], photos: Path, tmp_path: Path, prep: Prep, add: Callable[..., list[str]]
 ) -> None:
@@ -391,7 +392,7 @@ def test_a_shard_whose_photos_are_gone_is_not_repaired(
     first = names(tmp_path / "s", "train")[0]
     (photos / first).unlink()
     add("bee", 5)
-    assert prep(*argv, "--extend", "--drop").status == 0
+    assert prep(*argv, "--extend").status == 0
     before = tree(tmp_path / "s")
     gone = f"got 1 of their photos gone from {photos} or changed, such as {first}"
     refused(prep(*argv, "--res", "64"), "1 shard cannot be made", gone, "put them back")
@@ -486,9 +487,9 @@ def test_a_separate_validation_source_and_a_list_say_which_new_photos_join_which
     refused(prep(*argv, "--extend"), "1 of 4 paths are not images", "dog/unknown.jpg")
     (photos / second).unlink()  # a photo that is gone may still be listed
     val_list.write_text("\n".join([*listed, second]))
-    ran = prep(*argv, "--extend", "--drop")
+    ran = prep(*argv, "--extend")
     assert ran.status == 0, ran.err
-    assert second not in names(tmp_path / "l", "val")
+    assert "1 gone" in ran.out
 
 
 def test_classes_are_added_to_the_end_of_their_file(
@@ -521,7 +522,7 @@ def test_a_set_on_s3_is_extended_with_the_bytes_of_a_local_one(
     (photos / names(tmp_path / "s", "train")[5]).unlink()
     add("bee", 24)
     for target in (tmp_path / "s", out):
-        ran = prep(*argv[:2], "--out", target, *argv[4:], "--extend", "--drop")
+        ran = prep(*argv[:2], "--out", target, *argv[4:], "--extend")
         assert ran.status == 0, ran.err
     copy = tmp_path / "copy"
     fsspec.filesystem("s3").get(f"{out}/", str(copy), recursive=True)
@@ -537,7 +538,7 @@ def test_a_dry_run_says_what_an_extension_would_do_and_writes_nothing(
     assert prep(*argv).status == 0
     (photos / names(tmp_path / "s", "train")[0]).unlink()
     before = tree(tmp_path / "s")
-    ran = prep(*argv, "--extend", "--drop", "--dry")
+    ran = prep(*argv, "--extend", "--dry")
     assert ran.status == 0, ran.err
     assert f"{photos}: 0 new photos for {tmp_path / 's'} (train 0, val 0), 0 new classes" in ran.out
     add("bee", 12)
@@ -547,7 +548,6 @@ def test_a_dry_run_says_what_an_extension_would_do_and_writes_nothing(
     assert f"{photos}: 14 new photos for {tmp_path / 's'} (train 12, val 2), 1 new class (dog)" in ran.out
     assert "1 gone and 1 changed, kept as they are" in ran.out
     assert "estimated from 12 random images" in ran.out
-    assert "15 new photos" in prep(*argv, "--extend", "--drop", "--dry").out
     assert tree(tmp_path / "s") == before
 
 
@@ -574,7 +574,6 @@ def test_an_extension_with_other_settings_is_refused(
 def test_what_cannot_be_extended_is_refused_in_one_line_and_left_as_it_is(
     argv: tuple[object, ...], photos: Path, tmp_path: Path, prep: Prep, add: Callable[..., list[str]]
 ) -> None:
-    refused(prep(*argv, "--drop"), "DROP: has no effect alone, got no EXTEND")
     refused(prep(*argv, "--extend", "--rebuild"), "EXTEND: got it with REBUILD")
     refused(prep(*argv, "--extend"), f"{tmp_path / 's'}: no set to extend", "without EXTEND=1")
     assert not (tmp_path / "s").exists()
@@ -591,17 +590,9 @@ def test_what_cannot_be_extended_is_refused_in_one_line_and_left_as_it_is(
     assert "--extend=1`" in no_source.err
     add("bee", 3)
     refused(prep(*argv), "the source has changed in train bee (21 -> 24 images)", "EXTEND=1")
-    before = tree(tmp_path / "s")
     make_photos(tmp_path / "other")
     other = prep("--src", tmp_path / "other", *argv[2:], "--extend")
     refused(other, f"a set of other photos, made from {photos}, got SRC={tmp_path / 'other'}", "lacks 60 of its photos")
-    for name in ("apple", "bee", "cat"):
-        for photo in (photos / name).rglob("*.*"):
-            photo.unlink()
-    (photos / "bee" / "x.jpg").write_bytes(b"junk")
-    (photos / "cat" / "x.jpg").write_bytes(b"junk")
-    refused(prep(*argv, "--extend", "--drop"), "EXTEND=1 DROP=1 would leave no photo in val")
-    assert {**tree(tmp_path / "s"), "changes.jsonl": ""} == {**before, "changes.jsonl": ""}
     manifest = manifest_of(tmp_path / "s")
     (tmp_path / "s" / "manifest.json").write_bytes(manifest_bytes({**manifest, "version": 4}))
     refused(prep(*argv, "--extend"), "a set of another version, got version 4", "REBUILD=1")
@@ -618,7 +609,7 @@ def test_the_recorded_command_is_that_of_the_extended_source(tmp_path: Path, pre
     assert "EXTEND" not in record
 
 
-def test_the_report_lists_the_generations_and_how_well_they_are_mixed(
+def test_the_report_lists_the_generations(
     argv: tuple[object, ...], photos: Path, tmp_path: Path, prep: Prep, add: Callable[..., list[str]]
 ) -> None:
     assert prep(*argv).status == 0
@@ -637,7 +628,7 @@ def test_rebuild_leaves_nothing_of_the_generations(
     assert prep(*argv).status == 0
     (photos / names(tmp_path / "s", "train")[0]).unlink()
     add("bee", 5)
-    assert prep(*argv, "--extend", "--drop").status == 0
+    assert prep(*argv, "--extend").status == 0
     moved = photos.rename(tmp_path / "moved")  # the same photos at another path
     (tmp_path / "s" / "records" / "plan-001.json").write_bytes(b"{")
     ran = prep("--src", moved, *argv[2:], "--rebuild")

@@ -146,8 +146,6 @@ def test_a_job_converts_only_its_own_shards_and_skips_finished_shards(
 ) -> None:
     out = tmp_path / "s"
     assert run("plan", *argv, "--out", out)[0] == 0
-    for name in ("train-000000", "train-000003", "val-000000"):
-        (out / PLAN / f"{name}.inputs").write_bytes(b"not to be read")
     converted = run("range", "--out", out, "--range", "1:3")[1]
     assert "2 shards converted (20 images), 0 already there, 0 images rejected" in converted
     assert sorted(path.stem for path in (out / "48").glob("*.tar")) == ["train-000001", "train-000002"]
@@ -365,11 +363,13 @@ def test_an_unfinished_plan_and_a_damaged_file_of_it_are_refused(
         refused(run("range", "--out", out, "--range", ":"), "no plan for jobs, got none in .prep/plan")
         refused(run("finish", "--out", out), "no plan for jobs, got none in .prep/plan")
         assert run("plan", *argv, "--out", out)[0] == 0
-    inputs = out / PLAN / "train-000001.inputs"
-    inputs.write_bytes(inputs.read_bytes()[:-1])
-    refused(run("range", "--out", out, "--range", "1:2"), "train-000001.inputs: damaged, got other bytes")
-    inputs.unlink()
-    refused(run("range", "--out", out, "--range", "1:2"), "train-000001.inputs: damaged, got other bytes")
+    photos = out / PLAN / "photos.parquet"
+    data = bytearray(photos.read_bytes())
+    data[len(data) // 2] ^= 1
+    photos.write_bytes(data)
+    refused(run("range", "--out", out, "--range", "1:2"), "photos.parquet: got none or a damaged one")
+    photos.unlink()
+    refused(run("range", "--out", out, "--range", "1:2"), "photos.parquet: got none or a damaged one")
 
 
 def test_a_refused_plan_keeps_the_unpacked_photos_of_the_plan_before(tmp_path: Path, run: Run) -> None:
@@ -386,8 +386,8 @@ def test_finalize_deletes_the_lists_of_a_killed_plan(argv: tuple[object, ...], t
     out = tmp_path / "s"
     assert run("plan", *argv, "--out", out)[0] == 0
     jobs(run, out, ":")
-    (out / ".prep" / "lists" / "train").mkdir(parents=True)
-    (out / ".prep" / "lists" / "train" / "catalog.names").write_bytes(b"https://host/a.jpg?token=secret")
+    (out / ".prep" / "lists").mkdir(parents=True)
+    (out / ".prep" / "lists" / "photos.db").write_bytes(b"https://host/a.jpg?token=secret")
     assert run("finish", "--out", out)[0] == 0
     assert not (out / ".prep").exists()
 

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.prep.plan.inputs import list_inputs
+from resolute.prep.plan.database import Database
+from resolute.prep.plan.inputs import list_sources, split_inputs
 from resolute.prep.settings import Settings
 from tests.support.source_formats import files_in, pack_parquet, pack_tar, pack_zip
 from tests.support.trees import tree
@@ -154,7 +156,8 @@ def test_a_dry_run_counts_and_estimates_and_writes_nothing(photos: Path, tmp_pat
 def test_the_summary_of_the_inputs_changes_with_content_names_and_splits_only(photos: Path) -> None:
     def summary(**changes: Any) -> str:
         settings = Settings(src=str(photos), out=str(photos.parent / "s"), res=(32,), **changes)
-        inputs = list_inputs(settings, photos.parent / "scratch", photos.parent / "scratch" / "spool")
+        database = Database(Path(tempfile.mkdtemp(dir=photos.parent)))
+        inputs = split_inputs(settings, *list_sources(settings, database, photos.parent / "spool"))
         return json.dumps(inputs.summary(), sort_keys=True)
 
     before = summary()

@@ -161,7 +161,7 @@ def test_set_of_a_newer_version_is_refused(whole: Path, capfd: pytest.CaptureFix
     manifest = json.loads((whole / "manifest.json").read_text())
     (whole / "manifest.json").write_bytes(manifest_bytes({**manifest, "version": 99}))
     assert main([str(whole)]) == 2
-    assert "version 5" in capfd.readouterr().err
+    assert "version 6" in capfd.readouterr().err
 
 
 def test_failing_to_write_the_damage_list_is_an_error(

@@ -8,8 +8,8 @@ import torch
 import resolute.benchmarks.loader
 import resolute.cli
 import resolute.pipeline.loader.loader
+import resolute.prep.build
 import resolute.prep.commands
-import resolute.prep.prepare
 import resolute.prep.report.report
 import resolute.prep.verify
 import resolute.train.devices.distributed

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 
 from PIL import Image
 
-from resolute.prep.plan.catalog import Catalog, write_catalog
+from resolute.prep.plan.database import Database
+from resolute.prep.plan.photos import Photos, list_photos
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.fetch import fetch_many
 from resolute.prep.sources.image_ref import Source
@@ -100,22 +102,29 @@ def pack_parquet(path: Path, rows: Sequence[tuple[bytes | None, str, int]], name
     return path
 
 
-def catalog(work: Path, src: str | Path, **options: Any) -> Catalog:
-    return write_catalog(open_source(str(src), scan_cache=work / "spool", **options), work / "catalog")
+def catalog(work: Path, src: str | Path, **options: Any) -> Photos:
+    work.mkdir(exist_ok=True)
+    database = Database(Path(tempfile.mkdtemp(dir=work)))
+    return list_photos(open_source(str(src), scan_cache=work / "spool", **options), database, "photos")
+
+
+def contents(photos: Photos) -> list[bytes]:
+    """The bytes of all photos, by position."""
+    return fetch_many([place for _, place in photos.places()])
 
 
 def names(source: Source) -> list[str]:
     return [image.name for image in source]
 
 
-def assert_same_images(got: Catalog, files: dict[str, bytes]) -> None:
+def assert_same_images(got: Photos, files: dict[str, bytes]) -> None:
     """`got` holds exactly these files of class folders, in order, and their bytes are fetched unchanged."""
     classes = sorted({name.partition("/")[0] for name in files})
-    assert [got.name(i) for i in range(len(got))] == list(files)
+    assert got.names(range(len(got))) == list(files)
     assert got.classes == tuple(classes)
     assert [classes[n] for n in got.labels] == [name.partition("/")[0] for name in files]
-    assert fetch_many([got.byte_range(i) for i in range(len(got))]) == list(files.values())
-    assert got.entries["size_bytes"].tolist() == [len(data) for data in files.values()]
+    assert contents(got) == list(files.values())
+    assert got.column("size_bytes").tolist() == [len(data) for data in files.values()]
 
 
 def pack(tmp: Path, how: str, files: dict[str, bytes], top: str) -> Path:

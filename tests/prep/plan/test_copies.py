@@ -173,7 +173,7 @@ def test_copies_are_found_in_archives(tmp_path: Path, work: Path, how: str) -> N
     numbers = copies.groups["train"].tolist()
     assert [got.name(i) for i, number in enumerate(numbers) if number >= 0] == ["cat/1.jpg", "dog/copy.jpg"]
     assert leaders(copies.groups["train"]).tolist() == [
-        got.find("cat/1.jpg") if got.name(i) == "dog/copy.jpg" else i for i in range(len(got))
+        got.find(["cat/1.jpg"])[0] if got.name(i) == "dog/copy.jpg" else i for i in range(len(got))
     ]
 
 

@@ -20,8 +20,8 @@ from PIL import Image
 from resolute.pipeline.dataset.format import SOURCE
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import Target
+from resolute.prep.build import BuildResult, build
 from resolute.prep.execute.stats import RunStats
-from resolute.prep.prepare import BuildResult, build
 from resolute.prep.report.charts import SourceCounts, class_chart, source_charts
 from resolute.prep.report.report import write_report
 from resolute.prep.settings import Settings

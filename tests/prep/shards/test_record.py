@@ -18,8 +18,8 @@ from PIL import Image
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import SAMPLE, SOURCE, STORED
-from resolute.prep import extension
-from resolute.prep import prepare as building
+from resolute.prep import build as building
+from resolute.prep import extend
 from resolute.prep.convert import codecs, worker
 from resolute.prep.convert.batch import Batch, EncodeOptions
 from resolute.prep.settings import Settings
@@ -257,7 +257,7 @@ def test_no_shards_of_other_codecs_are_added_to_a_finished_set(
 
 
 def set_codecs(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
-    for module in (building, extension, codecs):
+    for module in (building, extend, codecs):
         monkeypatch.setattr(module, "codec_versions", lambda: versions)
 
 

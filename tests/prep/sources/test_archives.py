@@ -19,16 +19,16 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from resolute.errors import ResoluteError
-from resolute.prep.plan.catalog import write_catalog
+from resolute.prep.plan.photos import list_photos
 from resolute.prep.sources import scan_cache
 from resolute.prep.sources.detect import open_source
-from resolute.prep.sources.fetch import fetch_many
 from resolute.prep.sources.scan_cache import delete_old_versions
 from resolute.prep.sources.targets.target_cells import TargetSetting
 from tests.support.s3 import s3_server  # noqa: F401
 from tests.support.source_formats import (
     assert_same_images,
     catalog,
+    contents,
     files_in,
     jpeg,
     make_tree,
@@ -142,7 +142,7 @@ def test_samples_are_read_with_their_labels(tmp_path: Path, work: Path) -> None:
         assert {got.name(i): int(got.labels[i]) for i in range(len(got))} == expected
         assert got.classes == tuple(map(str, range(8)))
         assert got.ignored == {"samples with several images": 1, "unlabelled": 1, "samples without an image": 1}
-        assert fetch_many([got.byte_range(i) for i in range(4)]) == [jpeg(0), jpeg(1), jpeg(2), jpeg(6)]
+        assert contents(got) == [jpeg(0), jpeg(1), jpeg(2), jpeg(6)]
 
 
 def test_compressed_samples_are_unpacked_once(tmp_path: Path, work: Path) -> None:
@@ -153,7 +153,7 @@ def test_compressed_samples_are_unpacked_once(tmp_path: Path, work: Path) -> Non
     got = catalog(work, tmp_path / "p")
     assert [got.name(i) for i in range(4)] == [f"x{n}.tar.gz/{i}.jpg" for n in range(2) for i in range(2)]
     assert got.labels.tolist() == [0, 0, 1, 0]
-    assert fetch_many([got.byte_range(i) for i in range(4)]) == [jpeg(0), jpeg(2), jpeg(1), jpeg(3)]
+    assert contents(got) == [jpeg(0), jpeg(2), jpeg(1), jpeg(3)]
 
 
 def test_text_labels_become_class_names(tmp_path: Path, work: Path) -> None:
@@ -169,7 +169,7 @@ def test_tars_written_by_webdataset_are_read(tmp_path: Path, work: Path) -> None
             sink.write({"__key__": f"s{i:04d}", "jpg": jpeg(i), "cls": i % 2})
     got = catalog(work, tmp_path / "w.tar")
     assert got.labels.tolist() == [0, 1, 0, 1, 0]
-    assert fetch_many([got.byte_range(i) for i in range(5)]) == [jpeg(i) for i in range(5)]
+    assert contents(got) == [jpeg(i) for i in range(5)]
 
 
 def test_files_of_several_splits_or_with_duplicate_names_are_refused(tmp_path: Path, work: Path) -> None:
@@ -193,13 +193,15 @@ def test_parquet_from_the_hugging_face_hub_is_read(tmp_path: Path, work: Path) -
         assert got.classes == ("z", "a", "m")  # numbers are kept, not sorted by name
         assert got.labels.tolist() == [i % 3 for i in kept]
         assert got.ignored == {"unlabelled": 1}
-        assert fetch_many([got.byte_range(i) for i in range(6)]) == [jpeg(i) for i in kept]
+        assert contents(got) == [jpeg(i) for i in kept]
     (tmp_path / "sorted").mkdir()
     for label in "amz":
         (tmp_path / "sorted" / label).mkdir()
         (tmp_path / "sorted" / label / "1.jpg").write_bytes(jpeg(1))
     train = catalog(work, tmp_path / "sorted")
-    val = write_catalog(open_source(str(tmp_path / "hub"), scan_cache=work, target=DROP), work / "val", training=train)
+    val = list_photos(
+        open_source(str(tmp_path / "hub"), scan_cache=work, target=DROP), train.database, "val", training=train
+    )  # fmt: skip
     assert val.labels.tolist() == ["amz".index("zam"[i % 3]) for i in kept]  # by name where both have names
 
 

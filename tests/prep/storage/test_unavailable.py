@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from resolute.errors import ResoluteError, StorageError
-from resolute.prep import prepare as building
+from resolute.prep import build as building
 from resolute.prep.convert.batch import Batch, EncodeOptions
 from resolute.prep.convert.worker import convert
-from resolute.prep.plan.catalog import write_catalog
+from resolute.prep.plan.database import Database
+from resolute.prep.plan.photos import list_photos
 from resolute.prep.settings import Settings
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.fetch import fetch, fetch_many
@@ -117,7 +118,7 @@ def test_temporarily_unavailable_photos_are_not_rejected_and_finished_shards_are
     argv = ("--src", photos, "--res", "32,48", "--shard-samples", 6, "--max-bad", max_bad)
     assert prep(*argv, "--out", tmp_path / "fresh").status == 0
     last = json.loads((tmp_path / "fresh" / "index" / "train.sources.jsonl").read_text().splitlines()[-1])
-    listed = building.list_catalogs
+    listed = building.list_sources
 
     def then_away(*args: Any, **options: Any) -> Any:
         inputs = listed(*args, **options)
@@ -125,7 +126,7 @@ def test_temporarily_unavailable_photos_are_not_rejected_and_finished_shards_are
         return inputs
 
     with monkeypatch.context() as patch:
-        patch.setattr(building, "list_catalogs", then_away)
+        patch.setattr(building, "list_sources", then_away)
         ran = prep(*argv, "--out", tmp_path / "s")
     assert ran.status == 2
     assert ran.err.count("\n") == 1
@@ -189,11 +190,11 @@ def test_a_missing_file_of_a_list_is_a_reject_and_a_missing_folder_is_unavailabl
     source = open_source(str(tmp_path / "list.txt"), scan_cache=tmp_path)
     listed = {image.name.rpartition("p/")[2] or image.name: (image.nbytes, image.packed) for image in source}
     assert listed == {"a.jpg": (4, 0), "gone.jpg": (0, MISSING), "a.jpg/b.jpg": (0, 0)}
-    got = write_catalog(source, tmp_path / "catalog")
-    assert fetch(got.byte_range(0)) == b"1234"
+    _, place = next(list_photos(source, Database(tmp_path), "photos").places())
+    assert fetch(place) == b"1234"
     (tmp_path / "p").rename(tmp_path / "away")  # as a lost mount does
     with pytest.raises(StorageError, match=r"p/a\.jpg: storage is unavailable"):
-        fetch(got.byte_range(0))
+        fetch(place)
     with pytest.raises(StorageError, match=r"p/a\.jpg: storage is unavailable"):
         list(open_source(str(tmp_path / "list.txt"), scan_cache=tmp_path))
 

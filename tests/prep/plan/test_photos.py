@@ -1,25 +1,23 @@
-"""The catalogue: the images of a source in one order, independent of listing order, in bounded memory."""
+"""The table of photos: those of a source in one order, independent of listing order, in bounded memory."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import random
-import tracemalloc
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from resolute.errors import ResoluteError
-from resolute.prep.plan import catalog as catalogs
-from resolute.prep.plan import external_sort as runs
-from resolute.prep.plan.catalog import ByteRanges, Catalog, write_catalog
+from resolute.prep.plan import photos as tables
 from resolute.prep.plan.classes import read_classes
-from resolute.prep.plan.inputs import list_catalogs
+from resolute.prep.plan.database import Database
+from resolute.prep.plan.inputs import list_sources
+from resolute.prep.plan.photos import Photos, list_photos
 from resolute.prep.settings import Settings
 from resolute.prep.sources.image_ref import ZIPPED, ByteRange, ImageRef, SourceTarget
 
@@ -51,8 +49,13 @@ def random_images(count: int, seed: int = 0) -> list[ImageRef]:
     ]  # fmt: skip
 
 
-def rows(catalog: Catalog) -> list[tuple[str, str, ByteRange]]:
-    return [(catalog.name(i), catalog.classes[catalog.labels[i]], catalog.byte_range(i)) for i in range(len(catalog))]
+def listed(tmp_path: Path, source: ListedSource, **options: Any) -> Photos:
+    return list_photos(source, Database(Path(tempfile.mkdtemp(dir=tmp_path))), "photos", **options)
+
+
+def rows(photos: Photos) -> list[tuple[str, str, ByteRange]]:
+    classes = [photos.classes[label] for label in photos.labels]
+    return [(photos.name(i), classes[i], place) for i, place in photos.places()]
 
 
 def expected(images: Iterable[ImageRef]) -> list[tuple[str, str, ByteRange]]:
@@ -71,88 +74,61 @@ def expected(images: Iterable[ImageRef]) -> list[tuple[str, str, ByteRange]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("run_records", [1, 7, 100, 10_000])
+@pytest.mark.parametrize("block", [1, 7, 100_000])
 @pytest.mark.parametrize("order", ["random", "ascending", "descending", "nearly"])
-def test_the_catalog_is_sorted_for_any_listing_order_and_run_size(tmp_path: Path, order: str, run_records: int) -> None:
-    images = random_images(300 if run_records > 1 else 40)
+def test_the_table_is_sorted_for_any_listing_order_and_size_of_blocks(
+    tmp_path: Path, order: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_BLOCK", block)
+    images = random_images(300 if block > 1 else 40)
     if order != "random":
         images.sort(key=lambda image: os.fsencode(image.name), reverse=order == "descending")
     if order == "nearly":
         images.append(images.pop(3))
-    catalog = write_catalog(ListedSource(images), tmp_path, run_records=run_records)
-    assert rows(catalog) == expected(images)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["catalog.entries", "catalog.names"]
-    assert catalog.ignored == {"hidden": 2}
+    photos = listed(tmp_path, ListedSource(images))
+    assert rows(photos) == expected(images)
+    assert photos.ignored == {"hidden": 2}
 
 
 def test_the_last_of_duplicate_names_is_kept_and_two_classes_are_an_error(tmp_path: Path) -> None:
     rows_in = [("b", "x", 1), ("a", "y", 2), ("b", "x", 3), ("c", "y", 4), ("b", "x", 5)]
     images = [ImageRef(*row) for row in rows_in]
-    for run_records in (1, 2, 100):
-        catalog = write_catalog(ListedSource(images), tmp_path, run_records=run_records)
-        assert rows(catalog) == expected(images)
-        assert catalog.ignored == {"hidden": 2, "duplicate names": 2}
+    photos = listed(tmp_path, ListedSource(images))
+    assert rows(photos) == expected(images)
+    assert photos.ignored == {"hidden": 2, "duplicate names": 2}
+    assert photos.column("position").tolist() == [0, 1, 2]
     with pytest.raises(ResoluteError, match="b: belongs to two classes"):
-        write_catalog(ListedSource([*images, ImageRef("b", "y", 5)]), tmp_path)
-
-
-@pytest.mark.parametrize("ascending", [True, False])
-def test_memory_does_not_grow_with_the_number_of_images(
-    tmp_path: Path, ascending: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runs, "_BLOCK", 64)
-    monkeypatch.setattr(catalogs, "_CHUNK", 1_000)
-
-    def peak(count: int) -> int:
-        order = range(count) if ascending else range(count - 1, -1, -1)
-        source = ListedSource(ImageRef(f"{i:09d}.jpg", str(i % 3), 1) for i in order)
-        tracemalloc.start()
-        try:
-            catalog = write_catalog(source, tmp_path, run_records=2_000)
-            catalog.by_class()
-            return tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-
-    small, large = peak(10_000), peak(40_000)
-    assert large - small < 1_500_000  # 30 000 objects would be some 9 MB; the merge holds a block of each run
+        listed(tmp_path, ListedSource([*images, ImageRef("b", "y", 5)]))
 
 
 def test_positions_are_looked_up_by_name(tmp_path: Path) -> None:
     images = random_images(300)
-    catalog = write_catalog(ListedSource(images), tmp_path)
-    for i in range(len(catalog)):
-        assert catalog.find(catalog.name(i)) == i
-    assert catalog.find("nobody") is None
-    assert catalog.find("") is None
-    assert catalog.find("\U0010ffff" * 9) is None
-
-
-def test_byte_ranges_that_are_sent_as_arrays_are_those_of_the_catalog(tmp_path: Path) -> None:
-    catalog = write_catalog(ListedSource(random_images(200)), tmp_path)
-    for positions in (np.array([len(catalog) - 1, 0, 7], np.uint32), np.arange(len(catalog))[::-3]):
-        one_by_one = [catalog.byte_range(i) for i in positions.tolist()]
-        ranges = pickle.loads(pickle.dumps(ByteRanges(catalog.select(positions))))
-        assert len(ranges) == len(positions)
-        assert list(ranges) == one_by_one
-        assert (ranges[0], ranges[-1]) == (one_by_one[0], one_by_one[-1])
-        assert ranges[1:3] == tuple(one_by_one[1:3])
-        with pytest.raises(IndexError):
-            ranges[len(positions)]
+    photos = listed(tmp_path, ListedSource(images))
+    names = [photos.name(i) for i in range(len(photos))]
+    assert photos.find(names).tolist() == list(range(len(photos)))
+    assert photos.find(["nobody", names[3], "", "\U0010ffff" * 9]).tolist() == [-1, 3, -1, -1]
 
 
 def test_absolute_names_and_urls_are_their_own_location(tmp_path: Path) -> None:
     images = [ImageRef("/abs/a.jpg", "x", 1), ImageRef("b.jpg", "y", 1), ImageRef("s3://c/d.jpg", "y", 1)]
-    catalog = write_catalog(ListedSource(images, root="/data/"), tmp_path)
-    assert [catalog.byte_range(i).path for i in range(3)] == ["/abs/a.jpg", "/data/b.jpg", "s3://c/d.jpg"]
-    assert pickle.loads(pickle.dumps(catalog.byte_range(0))) == catalog.byte_range(0)
+    photos = listed(tmp_path, ListedSource(images, root="/data/"))
+    assert [place.path for _, place in photos.places()] == ["/abs/a.jpg", "/data/b.jpg", "s3://c/d.jpg"]
+    assert photos.is_remote
+
+
+def test_credentials_are_in_no_name_and_tell_two_photos_apart(tmp_path: Path) -> None:
+    urls = ["https://u:pw@h/a.jpg", "https://h/b.jpg?token=2", "https://h/b.jpg?token=1"]
+    photos = listed(tmp_path, ListedSource([ImageRef(url, "xy"[i % 2], 1) for i, url in enumerate(urls)], root="/"))
+    assert photos.names(range(3)) == ["https://h/b.jpg?token=***", "https://h/b.jpg?token=***", "https://h/a.jpg"]
+    assert [place.path for _, place in photos.places()] == sorted(urls)
+    assert photos.path_with_credentials() in urls
 
 
 def test_class_fingerprints_depend_on_names_sizes_and_classes_only(tmp_path: Path) -> None:
     base = [ImageRef("a/1", "a", 1), ImageRef("a/2", "a", 2), ImageRef("b/1", "b", 1)]
 
     def fingerprints(images: list[ImageRef]) -> dict[str, tuple[int, str]]:
-        return write_catalog(ListedSource(images), tmp_path).by_class()
+        return listed(tmp_path, ListedSource(images)).by_class()
 
     before = fingerprints(base)
     assert fingerprints(base[::-1]) == before
@@ -175,8 +151,8 @@ def labelled(*labels: str) -> list[ImageRef]:
 
 def test_classes_are_numbered_by_name_or_list_or_keep_numeric_labels(tmp_path: Path) -> None:
     def numbers(source: ListedSource, **options: object) -> tuple[tuple[str, ...], list[int]]:
-        catalog = write_catalog(source, tmp_path, **options)  # type: ignore[arg-type]
-        return catalog.classes, catalog.labels.tolist()
+        photos = listed(tmp_path, source, **options)  # type: ignore[arg-type]
+        return photos.classes, photos.labels.tolist()
 
     assert numbers(ListedSource(labelled("b", "B", "\u00e9", "b"))) == (("B", "b", "\u00e9"), [1, 0, 2, 1])
     assert numbers(ListedSource(labelled("b", "a")), classes=("x", "b", "a")) == (("x", "b", "a"), [1, 2])
@@ -203,21 +179,21 @@ def test_invalid_classes_are_reported(
 ) -> None:
     source = ListedSource(labelled(*labels), **options)
     with pytest.raises(ResoluteError, match=words):
-        write_catalog(source, tmp_path, classes=classes, classes_file="C.txt")
+        listed(tmp_path, source, classes=classes, classes_file="C.txt")
 
 
 def test_validation_uses_the_class_numbers_of_training(tmp_path: Path) -> None:
-    train = write_catalog(ListedSource(labelled("a", "b", "c")), tmp_path / "train")
-    val = write_catalog(ListedSource(labelled("c", "c"), root="val"), tmp_path / "val", training=train)
+    train = listed(tmp_path, ListedSource(labelled("a", "b", "c")))
+    val = listed(tmp_path, ListedSource(labelled("c", "c"), root="val"), training=train)
     assert (val.classes, val.labels.tolist()) == (("a", "b", "c"), [2, 2])
     with pytest.raises(
         ResoluteError, match="val: classes that training lacks, got 1 such as d, expected only those of src"
     ):
-        write_catalog(ListedSource(labelled("c", "d"), root="val"), tmp_path / "val", training=train)
+        listed(tmp_path, ListedSource(labelled("c", "d"), root="val"), training=train)
     with pytest.raises(ResoluteError, match="got 3, expected 0 to 2 as src names 3 classes"):
-        write_catalog(ListedSource(labelled("0", "3"), numbered=True, root="val"), tmp_path / "val", training=train)
+        listed(tmp_path, ListedSource(labelled("0", "3"), numbered=True, root="val"), training=train)
     with pytest.raises(ResoluteError, match="point VAL at"):
-        write_catalog(ListedSource([], root="val"), tmp_path / "val", training=train)
+        listed(tmp_path, ListedSource([], root="val"), training=train)
 
 
 def test_class_lists_are_read_and_invalid_ones_are_reported(tmp_path: Path) -> None:
@@ -248,12 +224,14 @@ def list_of(path: Path, rows: Iterable[tuple[str, str]]) -> str:
 def split_classes(tmp_path: Path, **options: Any) -> dict[str, dict[str, list[str]]]:
     """{split: {photo: names of its classes}} of the sources that the options of `Settings` name."""
     settings = Settings(out=str(tmp_path / "out"), res=(32,), **options)
-    listed, _ = list_catalogs(settings, tmp_path / "scratch", tmp_path / "cache")
+    sources, _ = list_sources(settings, Database(Path(tempfile.mkdtemp(dir=tmp_path))), tmp_path / "cache")
     found: dict[str, dict[str, list[str]]] = {}
-    for split, each in listed.items():
-        assert each.classes == listed["train"].classes
-        found[split] = {each.name(i): [] for i in range(len(each))}
-        for position, number in zip(*(column.tolist() for column in each.pairs(0, len(each))), strict=True):
+    for split, each in sources.items():
+        assert each.classes == sources["train"].classes
+        numbers = "target" if each.target.kind == "class" else "unnest(target)"
+        rows = each.database.run(f"SELECT position, {numbers} FROM {each.table}").fetchall()
+        found[split] = {each.name(position): [] for position, _ in rows}
+        for position, number in rows:
             found[split][each.name(position)].append(each.classes[number])
     return found
 

@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from resolute.errors import ResoluteError, StorageError
 from resolute.files import write_errors
 from resolute.pipeline.dataset.format import FORMAT, VERSION, manifest_bytes, rejects_name, shard_name
@@ -27,16 +25,16 @@ from resolute.pipeline.storage.scratch import ScratchFolder
 from resolute.prep.convert.batch import EncodeOptions
 from resolute.prep.convert.codecs import check_codecs, codec_versions
 from resolute.prep.execute.stats import RunStats
-from resolute.prep.plan.generations import SUPERSEDED, StoredInputs, check_inputs, plan_name, read_inputs, write_inputs
+from resolute.prep.plan.compare import Comparison
+from resolute.prep.plan.database import Database
 from resolute.prep.plan.input_checks import input_warnings
-from resolute.prep.plan.inputs import Inputs, check_no_overlap, list_catalogs, split_inputs
+from resolute.prep.plan.inputs import Inputs, check_no_overlap, list_sources, split_inputs
+from resolute.prep.plan.set_photos import SetPhotos, local_photos, lost_photos, photos_name, put_file, write_photos
 from resolute.prep.plan.set_plan import PLAN_FOLDER, SET_PLAN, SetPlan, ShardLayout, layout_of
-from resolute.prep.plan.shard_inputs import ShardInputs
-from resolute.prep.plan.shard_plan import FinishedGeneration, GenerationImages, ShardPlan
+from resolute.prep.plan.shard_plan import ShardPlan, plan_older, plan_photos, start_planned
 from resolute.prep.shards.cards import CARD, CROISSANT, write_card
 from resolute.prep.shards.cleanup import delete_orphans, delete_partial, start_over
-from resolute.prep.shards.duplicates import InputNames
-from resolute.prep.shards.existing_set import ExistingSet, describe_differences, open_existing, read_sealed
+from resolute.prep.shards.existing_set import ExistingSet, describe_differences, open_existing, plan_name, read_sealed
 from resolute.prep.shards.manifest import finalize_set, restore_info_files, write_rejects
 from resolute.prep.shards.record import Records, record_name
 from resolute.prep.shards.source_record import check_replaced_source, is_other_source, read_record, write_record
@@ -46,19 +44,18 @@ from resolute.prep.sources.scan_cache import delete_old_versions
 from resolute.prep.storage.bulk import remove_many
 from resolute.prep.storage.output import LOCK, RUN_FOLDER, LocalStore, Store, open_store
 
-from .extension import (
-    Finished,
+from .extend import (
     check_extendable,
+    compare_with_set,
     describe_changes,
+    extension_inputs,
     extension_plan,
-    is_nothing_new,
-    open_finished,
     write_changes,
 )
 from .settings import Settings
 
-__all__ = ["BuildResult", "PlannedSet", "ShardSpecs", "build", "delete_plan_files", "delete_run_files",
-           "describe_reasons", "finalize", "missing_shards", "plan_set", "scratch_folder"]  # fmt: skip
+__all__ = ["BuildResult", "ShardSpecs", "Work", "build", "delete_plan_files", "delete_run_files", "describe_reasons",
+           "finalize", "missing_shards", "plan_set", "scratch_folder"]  # fmt: skip
 
 _MORE_ROUNDS = 2  # for shards whose files have vanished by the time the manifest is written
 
@@ -82,8 +79,8 @@ class BuildResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedSet:
-    """A set that is not finished: its plan, the images of its shards, and the records of those that are finished.
+class Work:
+    """A set that is not finished: its plan, the photos of its shards, and the records of those that are finished.
 
     `missing` maps (split, number) of a shard to the resolutions (px) that it lacks. `check_lock` raises `StorageError`
     if OUT is no longer the locked one. `kept` is the manifest whose generations stay as they are, None if all files are
@@ -92,6 +89,7 @@ class PlannedSet:
 
     plan: SetPlan
     shard_plan: ShardPlan
+    photos: SetPhotos
     records: Records
     missing: Mapping[tuple[str, int], tuple[int, ...]]
     check_lock: Callable[[], None]
@@ -129,12 +127,11 @@ def build(
         settings = settings.with_absolute_paths()
     store = open_store(settings.out)
     with ExitStack() as stack:
-        planned = plan_set(stack, settings, store, describe)
-        if isinstance(planned, BuildResult):
-            return planned
-        plan, records, missing = planned.plan, planned.records, planned.missing
-        inputs = planned.shard_plan
-        kept_rejects, kept_shards = planned.kept_rejects(), len(plan.layout) - len(missing)
+        work = plan_set(stack, settings, store, describe)
+        if isinstance(work, BuildResult):
+            return work
+        plan, records, missing = work.plan, work.records, work.missing
+        kept_rejects, kept_shards = work.kept_rejects(), len(plan.layout) - len(missing)
         on_start(sum(len(plan.layout.keys(*shard)) for shard in missing), kept_shards)
 
         stats = RunStats()
@@ -148,11 +145,11 @@ def build(
             progress(so_far)
             if len(kept_rejects) + so_far.rejects > plan.max_rejects:
                 rejects = kept_rejects | {(name, key): reason for name, key, reason in so_far.rejected}
-                _check_rejects(store, plan, inputs, rejects, so_far=True)
+                _check_rejects(store, plan, work.photos, rejects, so_far=True)
 
         for on_progress in (count_rejects, *[_ignore_progress] * _MORE_ROUNDS):
             for generation, shards in plan.by_generation(missing).items():
-                specs = ShardSpecs(plan, {shard: missing[shard] for shard in shards}, records, inputs.inputs)
+                specs = ShardSpecs(work.shard_plan, {shard: missing[shard] for shard in shards}, records)
                 stats.merge(_convert(settings, plan.options(generation), specs, store, records, on_progress))
             # why: the manifest must not list files that were deleted after they were written
             records.drop_lost()
@@ -165,9 +162,7 @@ def build(
                 f"{shard_name(*next(iter(missing)))}, expected them to stay; find what deletes them, then run the same "
                 "command again"
             )
-        manifest = finalize(
-            store, plan, records, inputs, planned.check_lock, kept=planned.kept, scratch=planned.scratch
-        )
+        manifest = finalize(store, plan, records, work.photos, work.check_lock, kept=work.kept, scratch=work.scratch)
         return BuildResult(
             manifest=manifest, ignored=plan.ignored, stats=stats, kept_shards=kept_shards,
             elapsed_s=time.perf_counter() - started_at, warnings=plan.warnings,
@@ -176,8 +171,8 @@ def build(
 
 def plan_set(
     stack: ExitStack, settings: Settings, store: Store, describe: Callable[[str], None] = lambda line: None
-) -> PlannedSet | BuildResult:
-    """List the inputs, and compare them with what is in OUT; the result of a finished set, or what is missing.
+) -> Work | BuildResult:
+    """List the sources, and compare them with what is in OUT; the result of a finished set, or what is to be made.
 
     Writes the plan and the list of photos of a new generation, and source.json. `stack` takes over the exclusive lock
     of OUT and temporary files. Raises `ResoluteError` for bad input, for a set of other settings or photos, and if too
@@ -185,30 +180,150 @@ def plan_set(
     """
     started_at = time.perf_counter()
     check_no_overlap(settings)
-    open_existing(store, rebuild=settings.rebuild)  # why: foreign files are refused before anything is written
-    if settings.extend:
-        check_extendable(store, settings, open_existing(store, rebuild=False))
-    check_lock = stack.enter_context(store.exclusive_lock())
-    scratch = scratch_folder(stack, store)
-    scan_cache = _scan_cache(store, scratch)
+    # why also before the lock: foreign files are refused before anything is written
     existing = open_existing(store, rebuild=settings.rebuild)
     if settings.extend:
         check_extendable(store, settings, existing)
-        assert existing is not None
-        assert existing.manifest is not None
-        if existing.lost(store):
+    check_lock = stack.enter_context(store.exclusive_lock())
+    scratch = scratch_folder(stack, store)
+    existing = open_existing(store, rebuild=settings.rebuild)
+    if settings.extend:
+        existing = check_extendable(store, settings, existing)
+        if existing.manifest is not None and existing.lost(store):
             restore_info_files(store, existing.manifest, layout_of(existing.plans), scratch)
-    old = None if settings.rebuild else existing
-    finished: Finished | None = None
+    database = Database(scratch)
+    stack.callback(database.close)
+    sources = _list(settings, store, database, None if settings.rebuild else existing, scratch)
+    for line in sources.inputs.about:
+        describe(line)
+    if existing is None or settings.rebuild:
+        plan: _Plan | _Nothing = _new(sources, existing)
+    elif settings.extend:
+        plan = _extend(sources, existing)
+    elif existing.manifest is None:
+        plan = _resume(sources, existing)
+    elif not set(settings.resolutions) <= set(existing.resolutions):
+        plan = _add_resolutions(sources, existing)
+    else:
+        plan = _repair(sources, existing)
+    if isinstance(plan, _Nothing):
+        return BuildResult(
+            manifest=plan.manifest, ignored=sources.inputs.ignored, stats=None, kept_shards=0,
+            elapsed_s=time.perf_counter() - started_at, notes=plan.notes,
+        )  # fmt: skip
+    return _work(stack, sources, plan, check_lock, scratch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sources:
+    """The photos of the sources as they are now; `comparison` with those of a set that they are to extend, or whose
+    generations are several.
+    """
+
+    settings: Settings
+    store: Store
+    database: Database
+    inputs: Inputs
+    comparison: Comparison | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Nothing:
+    """There is nothing to be made: the set with this manifest has it all."""
+
+    manifest: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What is to be made: shards of the generations with these `plans`, from number `first` on.
+
+    Records do not count if they are in `damaged` or of files that are; `kept` is the manifest whose older generations
+    stay as they are; `resolutions` (px) None are those that all shards have, and those asked for.
+    """
+
+    plans: tuple[dict[str, Any], ...]
+    first: int = 0
+    damaged: frozenset[str] = frozenset()
+    kept: dict[str, Any] | None = None
+    resolutions: tuple[int, ...] | None = None
+    what: str = "a set"  # in messages
+
+
+def _new(sources: _Sources, existing: ExistingSet | None) -> _Plan:
+    """A new set, in place of the `existing` one if that is to be rebuilt."""
+    plan = _new_plan(sources, codec_versions())
+    if existing is not None:
+        check_replaced_source(sources.store, sources.settings, existing, plan["source"])
+        start_over(sources.store)
+    return _Plan(plans=(plan,), resolutions=sources.settings.resolutions)
+
+
+def _resume(sources: _Sources, existing: ExistingSet) -> _Plan:
+    """A set whose run was interrupted: its finished shards are kept."""
+    _check_same_plan(sources, existing)
+    return _Plan(plans=existing.plans, damaged=existing.damaged, what="an unfinished run")
+
+
+def _add_resolutions(sources: _Sources, existing: ExistingSet) -> _Plan:
+    """A finished set that lacks resolutions: all shards are converted at these."""
+    _check_same_plan(sources, existing)
+    both = sorted({*sources.settings.resolutions, *existing.resolutions})
+    return _Plan(plans=existing.plans, damaged=existing.damaged, resolutions=tuple(both))
+
+
+def _repair(sources: _Sources, existing: ExistingSet) -> _Plan | _Nothing:
+    """A finished set, of which files may be gone or damaged: these are made again."""
+    _check_same_plan(sources, existing)
+    store, manifest = sources.store, existing.manifest
+    assert manifest is not None
+    if existing.is_complete(store, sources.settings.resolutions):
+        delete_partial(store)  # such as that of a report whose writer was killed
+        delete_run_files(store)
+        if read_record(store) is None:
+            write_record(store, sources.settings)
+        if CROISSANT in manifest["files"] and store.size(CARD) is None:  # why: older sets have neither
+            write_card(store, manifest)
+        return _Nothing(manifest=manifest)
+    return _Plan(plans=existing.plans, damaged=existing.damaged, resolutions=tuple(existing.resolutions))
+
+
+def _extend(sources: _Sources, existing: ExistingSet) -> _Plan | _Nothing:
+    """A finished set to which the photos are added that are new in the source: a generation of shards of their own."""
+    settings, store, comparison = sources.settings, sources.store, sources.comparison
+    assert comparison is not None
+    assert existing.manifest is not None
+    plan = extension_plan(settings, store, existing, sources.inputs, comparison)
+    write_changes(store, comparison)
+    has_resolutions = set(settings.resolutions) <= set(existing.resolutions)
+    both = tuple(sorted({*settings.resolutions, *existing.resolutions}))
+    if comparison.added:
+        first = len(existing.plans) if has_resolutions else 0  # why: a new resolution is one of all generations
+        kept = existing.manifest if has_resolutions else None
+        return _Plan(plans=(*existing.plans, plan), first=first, kept=kept, resolutions=both)
+    if not has_resolutions:
+        return _Plan(plans=existing.plans, resolutions=both)
+    delete_orphans(store, existing.manifest["files"])  # what an unfinished extension has left
+    delete_run_files(store)
+    changes = describe_changes(store.where, comparison.removed, comparison.changed)
+    return _Nothing(manifest=existing.manifest, notes=("no new photos in the source", *changes))
+
+
+def _list(
+    settings: Settings, store: Store, database: Database, old: ExistingSet | None, scratch: Path
+) -> _Sources:
+    """List the sources, and divide into splits what is to be made of them."""
+    scan_cache, comparison = _scan_cache(store, scratch), None
     try:
-        catalogs, ignored = list_catalogs(
-            settings, scratch, scan_cache, known_classes=() if old is None else old.plan["classes"]
+        sources, ignored = list_sources(
+            settings, database, scan_cache, known_classes=() if old is None else old.plan["classes"]
         )
         if old is not None and (settings.extend or len(old.plans) > 1):
-            finished = open_finished(store, settings, old, catalogs, ignored, scratch)
-            inputs = finished.inputs
+            comparison = compare_with_set(store, old, sources, scratch)
+            inputs = extension_inputs(settings, old, sources, ignored, comparison)
         else:
-            inputs = split_inputs(settings, catalogs, ignored)
+            inputs = split_inputs(settings, sources, ignored)
     except StorageError:
         raise  # why the cache is kept: the next run continues with what is already unpacked
     except ResoluteError:
@@ -216,150 +331,102 @@ def plan_set(
             shutil.rmtree(scan_cache, ignore_errors=True)
         raise
     if not store.names(PLAN_FOLDER):  # why: as above
-        delete_old_versions(scan_cache, {path for catalog in inputs.catalogs.values() for path in catalog.containers})
-    for line in inputs.about:
-        describe(line)
-    plans = _plans(store, settings, existing, finished, inputs)
-    if existing is not None and settings.rebuild:
-        check_replaced_source(store, settings, existing, plans[0]["source"])
-        start_over(store)
-        existing = None
-    elif existing is not None and settings.extend:
-        assert finished is not None
-        write_changes(store, settings, finished)
-        if is_nothing_new(finished) and existing.is_complete(store, settings.resolutions):
-            return _nothing_to_add(store, settings, existing, finished, started_at)
-    elif existing is not None:
-        _refuse_other_plan(store, existing, plans[-1], settings)
-        if existing.is_complete(store, settings.resolutions):
-            delete_partial(store)  # such as that of a report whose writer was killed
-            delete_run_files(store)
-            if read_record(store) is None:
-                write_record(store, settings)
-            assert existing.manifest is not None
-            if CROISSANT in existing.manifest["files"] and store.size(CARD) is None:  # why: older sets have neither
-                write_card(store, existing.manifest)
-            return BuildResult(
-                manifest=existing.manifest, ignored=inputs.ignored, stats=None, kept_shards=0,
-                elapsed_s=time.perf_counter() - started_at,
-            )  # fmt: skip
-    delete_partial(store)
-    if existing is not None and finished is not None and settings.extend and is_nothing_new(finished):
-        plans = existing.plans  # why: there are only resolutions to add
-    damaged = frozenset() if existing is None else existing.damaged
-    # files of finished generations stay as they are, unless a resolution is added or something is to be repaired
-    is_addition = existing is not None and set(settings.resolutions) <= set(existing.resolutions)
-    first = len(plans) - 1 if settings.extend and is_addition else 0
-    layout = layout_of(plans, first=first)
-    set_plan = SetPlan(
-        plans=plans, src=settings.src, layout=layout, max_bad=settings.max_bad, ignored=inputs.ignored,
-        short_sides={}, damaged=damaged,
-        warnings=tuple(input_warnings(settings, inputs, is_extension=finished is not None)),
-    )  # fmt: skip
-    records = Records(store, set_plan.hash_of, scratch / "records")
-    stack.callback(records.close)
-    own_names = [record_name(shard_name(*shard), res) for shard in layout for res in settings.resolutions]
-    records.load(names=own_names if first else None, damaged=damaged)
-    resolutions = _resolutions(settings, existing, layout, records)
-    set_plan = replace(set_plan, short_sides={res: settings.short_side(res) for res in resolutions})
-    shard_plan = _shard_plan(store, settings, set_plan, inputs, finished, records)
-    missing = missing_shards(layout, resolutions, records)
-    for generation, shards in set_plan.by_generation(missing).items():
-        if existing is not None:
-            what = "an unfinished run" if existing.manifest is None else "a set"
-            check_codecs(plans[generation]["codecs"], f"{store.where}: {what}")
-        if finished is not None:
-            shard_plan.check_there(shards)
-    _write_plans(store, set_plan, inputs, finished, existing)
-    write_record(store, settings)
-    planned = PlannedSet(
-        plan=set_plan, shard_plan=shard_plan, records=records, missing=missing, check_lock=check_lock,
-        kept=existing.manifest if existing is not None and first else None, scratch=scratch,
-    )  # fmt: skip
-    rejects = planned.kept_rejects() | shard_plan.not_there(missing)
-    _check_rejects(store, set_plan, shard_plan, rejects)
-    return planned
+        delete_old_versions(scan_cache, {path for photos in sources.values() for path in photos.containers})
+    return _Sources(settings=settings, store=store, database=database, inputs=inputs, comparison=comparison)
 
 
-def _plans(
-    store: Store, settings: Settings, existing: ExistingSet | None, finished: Finished | None, inputs: Inputs
-) -> tuple[dict[str, Any], ...]:
-    """The plans of all generations of the set to be made, the newest one for the source as it is now."""
-    if existing is not None and finished is not None:
-        if settings.extend:
-            return *existing.plans, extension_plan(store, settings, existing, finished)
-        source = {**inputs.summary(), "splits": existing.plan["source"]["splits"]}
-        own = {"settings": settings.plan_settings(), "classes": list(inputs.classes), "source": source}
-        return *existing.plans[:-1], {**existing.plan, **own}
-    return ({
+def _new_plan(sources: _Sources, codecs: dict[str, str]) -> dict[str, Any]:
+    inputs = sources.inputs
+    return {
         "format": FORMAT,
         "version": VERSION,
         "generation": 0,
-        "settings": settings.plan_settings(),
+        "settings": sources.settings.plan_settings(),
         "classes": list(inputs.classes),
         "target": inputs.target.to_json(),
-        "codecs": codec_versions() if existing is None or settings.rebuild else existing.plan["codecs"],
+        "codecs": codecs,
         "source": inputs.summary(),
-        "images": {split: len(images) for split, images in inputs.splits.items()},
-    },)  # fmt: skip
+        "images": {split: len(photos) for split, photos in inputs.splits.items()},
+    }
 
 
-def _nothing_to_add(
-    store: Store, settings: Settings, existing: ExistingSet, finished: Finished, started_at: float
-) -> BuildResult:
-    """The result of an extension by nothing; deletes what an unfinished one has left."""
-    assert existing.manifest is not None
-    delete_orphans(store, existing.manifest["files"])
-    delete_run_files(store)
-    comparison = finished.comparison
-    changes = describe_changes(
-        store.where, len(comparison.removed), len(comparison.changed), dropped=settings.drop
-    )
-    return BuildResult(
-        manifest=existing.manifest, ignored=finished.inputs.ignored, stats=None, kept_shards=0,
-        elapsed_s=time.perf_counter() - started_at, notes=("no new photos in the source", *changes),
+def _check_same_plan(sources: _Sources, existing: ExistingSet) -> None:
+    """Raise `ResoluteError`, listing the differences, unless the settings and the photos are those of the set."""
+    old = existing.plan
+    plan = _new_plan(sources, old["codecs"])
+    if len(existing.plans) > 1:  # why: the splits of `inputs` are those of photos to add
+        plan = {**old, **{name: plan[name] for name in ("settings", "classes", "source")}}
+        plan["source"] = {**plan["source"], "splits": old["source"]["splits"]}
+    if {**plan, "photos": old["photos"]} != old:
+        _refuse_other_plan(sources.store, existing, plan, sources.settings)
+
+
+def _work(
+    stack: ExitStack, sources: _Sources, wanted: _Plan, check_lock: Callable[[], None], scratch: Path
+) -> Work:
+    """Make the table of the photos of the missing shards, and write the plan."""
+    settings, store, database = sources.settings, sources.store, sources.database
+    delete_partial(store)
+    layout, newest = layout_of(wanted.plans, first=wanted.first), len(wanted.plans) - 1
+    is_new = "photos" not in wanted.plans[-1]  # the newest generation, whose photos are those of `inputs`
+    if is_new or newest == 0:
+        plan_photos(database, sources.inputs.splits, layout, generation=newest, seed=settings.seed)
+    else:
+        start_planned(database)
+    plans, files = _write_photos(sources, wanted, layout, scratch)
+    set_plan = SetPlan(
+        plans=plans, src=settings.src, layout=layout, max_bad=settings.max_bad, ignored=sources.inputs.ignored,
+        short_sides={}, damaged=wanted.damaged,
+        warnings=tuple(input_warnings(settings, sources.inputs, is_extension=sources.comparison is not None)),
     )  # fmt: skip
-
-
-def _shard_plan(
-    store: Store, settings: Settings, plan: SetPlan, inputs: Inputs, finished: Finished | None, records: Records
-) -> ShardPlan:
-    images: list[GenerationImages] = [] if finished is None else [
-        FinishedGeneration(finished.comparison, inputs.catalogs, n) for n in range(len(finished.stored))
-    ]  # fmt: skip
-    if len(images) < len(plan.plans):
-        images.append(GenerationImages(inputs.splits))
-    rejected = {} if finished is None else {**finished.rejected, **records.rejects()}
-    return ShardPlan(
-        seed=settings.seed, layout=plan.layout, images=images, rejected=rejected, where=store.where, src=settings.src
-    )
-
-
-def _write_plans(
-    store: Store, plan: SetPlan, inputs: Inputs, finished: Finished | None, existing: ExistingSet | None
-) -> None:
-    """Write the plan of the newest generation, and the lists of the photos of all that are to be made."""
-    newest, own = len(plan.plans) - 1, plan.plans[-1]
-    if read_sealed(store, plan_name(newest)) != own:
-        store.write(plan_name(newest), manifest_bytes(own))
-    for generation in range(plan.layout.first, newest + 1):
-        try:
-            check_inputs(store, generation, plan.hashes[generation])
-        except ResoluteError:
-            if finished is not None and generation < len(finished.stored):
-                raise
-            superseded = np.empty(0, SUPERSEDED) if finished is None else finished.comparison.superseded
-            write_inputs(store, generation, own, inputs.splits, superseded)
-
-
-def _resolutions(
-    settings: Settings, existing: ExistingSet | None, layout: ShardLayout, records: Records
-) -> tuple[int, ...]:
-    """The resolutions (px) of the set: those asked for, and those that a finished set has already."""
-    finished = set() if existing is None else set(existing.resolutions)
-    if existing is not None and existing.manifest is None:  # why: its manifest may be damaged
+    records = Records(store, set_plan.hash_of, scratch / "records")
+    stack.callback(records.close)
+    own_names = None
+    if wanted.first:
+        own_names = [record_name(shard_name(*shard), res) for shard in layout for res in settings.resolutions]
+    records.load(names=own_names, damaged=wanted.damaged)
+    resolutions = wanted.resolutions
+    if resolutions is None:  # why: of a set that is finished, but for its manifest, all resolutions count
         finished = set.intersection(*(set(records.resolutions(*shard)) for shard in layout))
-    return tuple(sorted({*settings.resolutions, *finished}))
+        resolutions = tuple(sorted({*settings.resolutions, *finished}))
+    set_plan = replace(set_plan, short_sides={res: settings.short_side(res) for res in resolutions})
+    missing = missing_shards(layout, resolutions, records)
+    shard_plan = ShardPlan(database=database, plan=set_plan, where=store.where)
+    older = [shard for shard in missing if layout.generation(*shard) < newest + (not is_new)]
+    for generation in set_plan.by_generation(older):
+        check_codecs(plans[generation]["codecs"], f"{store.where}: {wanted.what}")
+    if newest and older:
+        plan_older(database, sources.inputs.sources, layout, older, records.rejects())
+    shard_plan.check_there()
+    write_record(store, settings)
+    work = Work(
+        plan=set_plan, shard_plan=shard_plan, photos=SetPhotos.open(database, files), records=records, missing=missing,
+        check_lock=check_lock, kept=wanted.kept, scratch=scratch,
+    )  # fmt: skip
+    _check_rejects(store, set_plan, work.photos, work.kept_rejects() | shard_plan.not_there(missing))
+    return work
+
+
+def _write_photos(
+    sources: _Sources, wanted: _Plan, layout: ShardLayout, scratch: Path
+) -> tuple[tuple[dict[str, Any], ...], list[Path]]:
+    """Write the list of photos and the plan of each generation that lacks them; returns plans and lists, local files.
+    """
+    store, plans, files = sources.store, list(wanted.plans), []
+    for generation, plan in enumerate(plans):
+        path = local_photos(store, generation, plan, scratch) if "photos" in plan else None
+        if path is None:
+            if len(plans) > 1 and "photos" in plan:
+                raise lost_photos(store, generation)
+            path, plans[generation] = write_photos(sources.database, generation, plan, scratch)
+            if plan.get("photos") not in (None, plans[generation]["photos"]):
+                raise lost_photos(store, generation)
+            plan = plans[generation]
+            put_file(store, photos_name(generation), path)
+        files.append(path)
+        if generation >= layout.first and read_sealed(store, plan_name(generation)) != plan:
+            store.write(plan_name(generation), manifest_bytes(plan))
+    return tuple(plans), files
 
 
 def missing_shards(
@@ -374,46 +441,39 @@ class ShardSpecs:
     """The specification of each shard in `missing`, made when it is needed."""
 
     def __init__(
-        self, plan: SetPlan, missing: Mapping[tuple[str, int], tuple[int, ...]], records: Records,
-        inputs_of: Callable[[str, int], ShardInputs],
-    ) -> None:  # fmt: skip
-        self._plan, self._missing, self._records, self._inputs_of = plan, missing, records, inputs_of
+        self, shard_plan: ShardPlan, missing: Mapping[tuple[str, int], tuple[int, ...]], records: Records
+    ) -> None:
+        self._shard_plan, self._missing, self._records = shard_plan, missing, records
 
     def __len__(self) -> int:
         return len(self._missing)
 
     def __iter__(self) -> Iterator[ShardSpec]:
         for shard, resolutions in self._missing.items():
-            sides = {res: self._plan.short_sides[res] for res in resolutions}
-            contents = self._records.contents(*shard)
-            yield self._inputs_of(*shard).spec(sides, plan=self._plan.hash_of(*shard), contents=contents)
+            yield self._shard_plan.spec(*shard, resolutions, contents=self._records.contents(*shard))
 
     def photos(self) -> list[ByteRange]:
         """A few of the images: the first and the last of the first and the last shard of each split."""
         by_split = {split: [shard for shard in self._missing if shard[0] == split] for split, _ in self._missing}
         ends = [shard for shards in by_split.values() for shard in dict.fromkeys((shards[0], shards[-1]))]
-        inputs = [self._inputs_of(*shard) for shard in ends]
+        specs = [self._shard_plan.spec(*shard, (), contents=None) for shard in ends]
         return [
-            each.images.byte_range(i)
-            for each in inputs for i in dict.fromkeys((0, len(each.images) - 1)) if i not in each.skip
+            each.byte_ranges[i]
+            for each in specs for i in dict.fromkeys((0, len(each.byte_ranges) - 1)) if i not in each.skip
         ]  # fmt: skip
 
 
 def finalize(
-    store: Store, plan: SetPlan, records: Records, inputs: InputNames, check_lock: Callable[[], None], *,
+    store: Store, plan: SetPlan, records: Records, photos: SetPhotos, check_lock: Callable[[], None], *,
     kept: Mapping[str, Any] | None, scratch: Path,
 ) -> dict[str, Any]:  # fmt: skip
     """Derive everything else from the records of all shards, delete what does not belong, and return the manifest.
 
     `kept` and `scratch` are as for `finalize_set`. Raises `ResoluteError` if too many images were rejected.
     """
-    _check_rejects(store, plan, inputs, records.rejects())
+    _check_rejects(store, plan, photos, records.rejects())
     check_lock()
-
-    def stored(generation: int) -> StoredInputs:
-        return read_inputs(store, generation, plan.hashes[generation], scratch)
-
-    manifest = finalize_set(store, plan, records, inputs, stored, kept, scratch)
+    manifest = finalize_set(store, plan, records, photos, kept, scratch)
     delete_orphans(store, manifest["files"])
     delete_run_files(store)
     return manifest
@@ -483,7 +543,7 @@ def _refuse_other_plan(store: Store, existing: ExistingSet, plan: Mapping[str, A
 def _check_rejects(
     store: Store,
     plan: SetPlan,
-    inputs: InputNames,
+    photos: SetPhotos,
     rejects: Mapping[tuple[str, int], str],
     *,
     so_far: bool = False,
@@ -500,7 +560,7 @@ def _check_rejects(
         empty = next((name for name in images if counts[name] == images[name]), None)
     if len(rejects) <= plan.max_rejects and empty is None:
         return
-    write_rejects(store, rejects, inputs, generation=newest)
+    write_rejects(store, rejects, photos, generation=newest)
     description = describe_reasons(rejects.values())
     if len(rejects) > plan.max_rejects:
         raise ResoluteError(

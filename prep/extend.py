@@ -1,17 +1,15 @@
 """Plans an extension of a finished set (EXTEND=1): the photos that are new in the source become a new generation.
 
-Photos that are gone from the source, or have changed, are counted and listed in OUT/changes.jsonl. They stay in the
-set, or with DROP=1 the new generation leaves them out and takes up the new versions of changed ones.
+Photos that are gone from the source, or have changed, stay in the set as they are. They are counted, and listed in
+OUT/changes.jsonl.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,10 @@ import numpy as np
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import FORMAT, VERSION, rejects_name
 from resolute.prep.convert.codecs import codec_versions
-from resolute.prep.plan.catalog import Catalog
-from resolute.prep.plan.generations import Comparison, StoredInputs, compare, read_inputs, rejected_keys
+from resolute.prep.plan.compare import Comparison, compare
 from resolute.prep.plan.inputs import Inputs, copies_of
-from resolute.prep.plan.set_plan import layout_of
+from resolute.prep.plan.photos import Photos
+from resolute.prep.plan.set_photos import SetPhotos, local_photos, lost_photos
 from resolute.prep.plan.splits import extend_splits
 from resolute.prep.shards.existing_set import CHANGES, ExistingSet, describe_differences
 from resolute.prep.shards.manifest import is_info_file, read_rejects
@@ -33,28 +31,15 @@ from resolute.prep.storage.output import Store
 
 from .settings import Settings
 
-__all__ = ["Finished", "check_extendable", "describe_changes", "extension_plan", "is_nothing_new",
-           "open_finished", "write_changes"]  # fmt: skip
+__all__ = ["check_extendable", "compare_with_set", "describe_changes", "extension_inputs", "extension_plan",
+           "write_changes"]  # fmt: skip
 
 _AGAIN = "run the same command without EXTEND=1 (--extend)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finished:
-    """The finished generations of a set beside its source as it is now.
-
-    `inputs` are the photos to add, by split; `rejected` {(split, key): reason} those that finished generations have
-    rejected, as far as they are known.
+def check_extendable(store: Store, settings: Settings, existing: ExistingSet | None) -> ExistingSet:
+    """The set to extend. Raises `ResoluteError` unless it is finished and sound, with the settings that are asked for.
     """
-
-    stored: Sequence[StoredInputs]
-    comparison: Comparison
-    inputs: Inputs
-    rejected: Mapping[tuple[str, int], str]
-
-
-def check_extendable(store: Store, settings: Settings, existing: ExistingSet | None) -> None:
-    """Raise `ResoluteError` unless OUT holds a finished, sound set with the settings that are asked for."""
     if existing is None:
         raise ResoluteError(
             f"{store.where}: no set to extend, got nothing or a run that has finished no shard, expected a finished "
@@ -78,38 +63,48 @@ def check_extendable(store: Store, settings: Settings, existing: ExistingSet | N
             f"{store.where}: EXTEND=1 cannot change settings, {describe_differences(existing.plan, wanted)}; "
             "undo the change, or choose another OUT"
         )
+    return existing
 
 
-def open_finished(
-    store: Store, settings: Settings, existing: ExistingSet, catalogs: Mapping[str, Catalog], ignored: Counter[str],
-    scratch: Path,
-) -> Finished:  # fmt: skip
-    """Compare the finished generations with the source. Raises `ResoluteError` if their lists are lost."""
-    _check_target(store, existing, catalogs["train"])
-    stored = [read_inputs(store, n, plan_hash(plan), scratch) for n, plan in enumerate(existing.plans)]
-    newest, rejected = rejects_name(len(stored) - 1), dict[tuple[str, int], str]()
-    if existing.manifest is not None and newest not in existing.damaged:
+def compare_with_set(
+    store: Store, existing: ExistingSet, sources: Mapping[str, Photos], scratch: Path
+) -> Comparison:
+    """Compare the photos of the set with the sources. Raises `ResoluteError` if the lists of its photos are lost."""
+    _check_target(store, existing, sources["train"])
+    files = []
+    for generation, plan in enumerate(existing.plans):
+        path = local_photos(store, generation, plan, scratch)
+        if path is None:
+            raise lost_photos(store, generation)
+        files.append(path)
+    database = sources["train"].database
+    SetPhotos.open(database, files)
+    newest, rejected = len(files) - 1, dict[tuple[str, int], str]()
+    if existing.manifest is not None and rejects_name(newest) not in existing.damaged:
         with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-            rejected = read_rejects(store, len(stored) - 1)
-    comparison = compare(
-        stored, catalogs, rejected_keys(rejected, tuple(stored[0].rows)), layout=layout_of(existing.plans),
-        seed=settings.seed, drop=settings.drop,
-    )  # fmt: skip
-    copies = copies_of(settings, catalogs)
+            rejected = read_rejects(store, newest)
+    return compare(database, sources, tuple(existing.plan["images"]), rejected)
+
+
+def extension_inputs(
+    settings: Settings, existing: ExistingSet, sources: Mapping[str, Photos], ignored: Counter[str],
+    comparison: Comparison,
+) -> Inputs:  # fmt: skip
+    """The photos to add, by split."""
+    copies = copies_of(settings, sources)
     splits = extend_splits(
-        catalogs["train"], comparison, generation=len(stored), val=catalogs.get("val"),
+        sources["train"], comparison, generation=len(existing.plans), val=sources.get("val"),
         val_list=None if settings.val_list is None else Path(settings.val_list), val_frac=settings.held_out_frac,
         seed=settings.seed, copies=copies, drop=settings.duplicates == "drop",
     )  # fmt: skip
     for name, known in comparison.known.items() if settings.duplicates == "drop" else ():
-        own = [split.positions for split in splits.values() if split.catalog is catalogs[name]]
+        own = [split.positions for split in splits.values() if split.photos is sources[name]]
         known[:] = True  # why: copies that are left out are no photos to add
         known[np.concatenate(own)] = False
-    inputs = Inputs(splits=splits, catalogs=catalogs, ignored=ignored, copies=copies)
-    return Finished(stored=stored, comparison=comparison, inputs=inputs, rejected=rejected)
+    return Inputs(splits=splits, sources=sources, ignored=ignored, copies=copies)
 
 
-def _check_target(store: Store, existing: ExistingSet, train: Catalog) -> None:
+def _check_target(store: Store, existing: ExistingSet, train: Photos) -> None:
     """Raise `ResoluteError` unless the targets of the source are what those of the set are."""
     got, expected = train.target.to_json(), existing.plan["target"]
     if got != expected:
@@ -119,21 +114,16 @@ def _check_target(store: Store, existing: ExistingSet, train: Catalog) -> None:
         )
 
 
-def is_nothing_new(finished: Finished) -> bool:
-    """Whether an extension would neither add nor leave out a photo."""
-    comparison = finished.comparison
-    return not comparison.added and len(comparison.superseded) == len(finished.stored[-1].superseded)
-
-
-def extension_plan(store: Store, settings: Settings, existing: ExistingSet, finished: Finished) -> dict[str, Any]:
+def extension_plan(
+    settings: Settings, store: Store, existing: ExistingSet, inputs: Inputs, comparison: Comparison
+) -> dict[str, Any]:
     """The plan of the generation to add. Raises `ResoluteError` if the source is not that of the set."""
-    comparison, inputs, previous = finished.comparison, finished.inputs, existing.plan
-    record = read_record(store)
+    previous, record = existing.plan, read_record(store)
     if is_other_source(record, settings) and comparison.removed:
         assert record is not None
         raise ResoluteError(
             f"{store.where}: a set of other photos, made from {record['SRC']}, got SRC={settings.src}, which lacks "
-            f"{len(comparison.removed)} of its photos, expected a source with the old photos and the new ones; correct "
+            f"{comparison.removed} of its photos, expected a source with the old photos and the new ones; correct "
             "SRC"
         )
     classes, known = list(inputs.classes), previous["classes"]
@@ -144,12 +134,6 @@ def extension_plan(store: Store, settings: Settings, existing: ExistingSet, fini
             f"{settings.classes or settings.src}: class {at} is another, got {got}, expected {known[at]!r} as in "
             f"{store.where}, since classes keep their numbers; add new classes at the end"
         )
-    for split, photos in inputs.splits.items():
-        if not len(photos) and not comparison.class_counts(split, len(classes)).any():
-            raise ResoluteError(
-                f"{store.where}: EXTEND=1 DROP=1 would leave no photo in {split}, got none of its photos in "
-                f"{settings.src}, expected at least one; correct SRC"
-            )
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -161,29 +145,25 @@ def extension_plan(store: Store, settings: Settings, existing: ExistingSet, fini
         "codecs": codec_versions(),
         "source": inputs.summary(),
         "images": {split: len(photos) for split, photos in inputs.splits.items()},
-        "removed": len(comparison.removed),
-        "changed": len(comparison.changed),
-        "superseded": hashlib.sha256(comparison.superseded.tobytes()).hexdigest()[:16],
+        "removed": comparison.removed,
+        "changed": comparison.changed,
     }
 
 
-def write_changes(store: Store, settings: Settings, finished: Finished) -> None:
-    """List the photos that are gone or have changed in OUT/changes.jsonl: {path, split, change, dropped}.
+def write_changes(store: Store, comparison: Comparison) -> None:
+    """List the photos that are gone or have changed in OUT/changes.jsonl: {path, split, change}.
 
     The file is about the source, so it is not in the manifest, and each extension writes it again.
     """
-    comparison, lines = finished.comparison, []
-    for change, photos in (("removed", comparison.removed), ("changed", comparison.changed)):
-        for photo in photos:
-            row = {"path": comparison.name(photo), "split": photo[1], "change": change, "dropped": settings.drop}
-            lines.append(json.dumps(row) + "\n")
-    if lines:
-        store.write(CHANGES, "".join(lines).encode())
-    elif not (settings.drop and is_nothing_new(finished)) and store.size(CHANGES) is not None:
-        store.remove(CHANGES)  # why not then: a repeated command finds the photos left out that the file lists
+    if comparison.removed or comparison.changed:
+        with store.create(CHANGES) as file:
+            for name, split, change in comparison.changes():
+                file.write((json.dumps({"path": name, "split": split, "change": change}) + "\n").encode())
+    elif store.size(CHANGES) is not None:
+        store.remove(CHANGES)
 
 
-def describe_changes(where: str | None, removed: int, changed: int, *, dropped: bool) -> list[str]:
+def describe_changes(where: str | None, removed: int, changed: int) -> list[str]:
     """A line about photos of the set that are gone from the source or have changed; none if there are none.
 
     `where` is OUT if they are listed there.
@@ -191,6 +171,8 @@ def describe_changes(where: str | None, removed: int, changed: int, *, dropped: 
     if not removed and not changed:
         return []
     counts = [f"{n} {what}" for n, what in ((removed, "gone"), (changed, "changed")) if n]
-    stay = "left out from this generation on" if dropped else "kept as they are; EXTEND=1 DROP=1 leaves them out"
     see = f"; see {where}/{CHANGES}" if where is not None else ""
-    return [f"photos of the set in the source: {' and '.join(counts)}, {stay}{see}"]
+    return [
+        f"photos of the set in the source: {' and '.join(counts)}, kept as they are; REBUILD=1 (--rebuild) makes the "
+        f"set anew without them{see}"
+    ]

@@ -1,0 +1,118 @@
+"""`Comparison`: the sources as they are now beside the photos of a finished set, compared by name, size and target."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resolute.prep.sources.image_ref import MISSING
+
+from .database import Database
+from .photos import Photos, objects
+
+__all__ = ["Comparison", "compare"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """For each source, by position: `known` (N,) bool, whether the photo needs no conversion, because it is in the set,
+    or was rejected and has not changed since; `split_of` (N,) u1, 1 + the number in `splits` of the split that a photo
+    of this name has been in, 0: none.
+
+    The table `compared` has a row (generation, split, key, rejected, source, position, same) for each photo of the set;
+    `position` is NULL if the source lacks it, `same` is whether its size and target are what they were.
+    """
+
+    database: Database
+    splits: tuple[str, ...]
+    known: Mapping[str, NDArray[np.bool_]]
+    split_of: Mapping[str, NDArray[np.uint8]]
+    removed: int  # photos in the set that the source lacks now
+    changed: int  # those that have another size or target now
+
+    @property
+    def added(self) -> int:
+        """The number of photos to add."""
+        return sum(int((~known).sum()) for known in self.known.values())
+
+    def changes(self) -> Iterator[tuple[str, str, str]]:
+        """Yield (name, split, "removed" or "changed") of photos in the set."""
+        for name, split, is_removed in self.database.rows(
+            "SELECT name, split, position IS NULL AS removed "
+            "FROM compared JOIN set_photos USING (generation, split, key) "
+            "WHERE NOT rejected AND (position IS NULL OR NOT same) ORDER BY removed DESC, generation, split, name"
+        ):
+            yield os.fsdecode(name), split, "removed" if is_removed else "changed"
+
+    def gone(self, names: Iterable[str]) -> set[str]:
+        """Those of the names that photos of the set have and the source lacks."""
+        found = self.database.run_on(
+            {"name": objects(map(os.fsencode, names))},
+            "SELECT DISTINCT name FROM columns JOIN set_photos USING (name) "
+            "JOIN compared USING (generation, split, key) WHERE position IS NULL",
+        )
+        return {os.fsdecode(name) for (name,) in found.fetchall()}
+
+    def class_counts(self, split: str, classes: int) -> NDArray[np.int64]:
+        """(classes,) the photos of the set by class, in a split; (1,) all of them if targets are not classes."""
+        counts = np.zeros(classes, np.int64)
+        of = "target" if self.database.one("SELECT typeof(target) FROM set_photos LIMIT 1") == "UINTEGER" else "0"
+        rows = self.database.run(
+            f"SELECT {of} AS class, count(*) FROM set_photos ANTI JOIN rejected USING (split, key) WHERE split = ? "
+            "GROUP BY class", split
+        ).fetchall()  # fmt: skip
+        for number, count in rows:
+            counts[number] = count
+        return counts
+
+
+def compare(
+    database: Database, sources: Mapping[str, Photos], splits: Sequence[str],
+    rejected: Mapping[tuple[str, int], str],
+) -> Comparison:  # fmt: skip
+    """Compare the photos in the view `set_photos` (see `SetPhotos`) with the `sources` as they are now.
+
+    `rejected` {(split, key): reason} are those that are not in the set. Photos that have changed stay as they are,
+    except for a rejected one, which is to be added.
+    """
+    keys = list(rejected)
+    database.run_on(
+        {"split": objects(split for split, _ in keys), "key": np.array([key for _, key in keys], np.uint64),
+         "reason": objects(rejected.values())},
+        "CREATE OR REPLACE TABLE rejected AS "
+        "SELECT split::VARCHAR AS split, key, reason::VARCHAR AS reason FROM columns",
+    )  # fmt: skip
+    now = " UNION ALL ".join(
+        f"SELECT '{name}' AS source, position, name, size_bytes, target, packed = {MISSING} AS missing "
+        f"FROM {each.table}"
+        for name, each in sources.items()
+    )
+    # why: without a source of their own, the photos of val are among those of train
+    source_of = "split" if len(sources) > 1 else "'train'"
+    database.run(f"""
+        CREATE OR REPLACE TABLE compared AS
+        SELECT s.generation, s.split, s.key, r.reason IS NOT NULL AS rejected, s.source, n.position,
+               n.size_bytes = s.size_bytes AND n.target = s.target AND n.missing = s.missing AS same
+        FROM (SELECT *, {source_of} AS source FROM set_photos) s
+        LEFT JOIN ({now}) n ON n.name = s.name AND n.source = s.source
+        LEFT JOIN rejected r ON r.split = s.split AND r.key = s.key
+    """)
+    known, split_of = {}, {}
+    for name, photos in sources.items():
+        known[name], split_of[name] = np.zeros(len(photos), np.bool_), np.zeros(len(photos), np.uint8)
+        found = database.arrays(
+            "SELECT position, list_position(?, split)::UTINYINT AS split, same OR NOT rejected AS known FROM compared "
+            "WHERE source = ? AND position IS NOT NULL ORDER BY generation", list(splits), name
+        )  # fmt: skip
+        known[name][found["position"][found["known"]]] = True
+        split_of[name][found["position"]] = found["split"]
+    removed, changed = database.run(
+        "SELECT count(*) FILTER (position IS NULL), count(*) FILTER (NOT same) FROM compared WHERE NOT rejected"
+    ).fetchone()
+    return Comparison(
+        database=database, splits=tuple(splits), known=known, split_of=split_of, removed=removed, changed=changed
+    )

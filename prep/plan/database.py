@@ -1,0 +1,89 @@
+"""`Database`: the tables of a run in DuckDB, on disk in its scratch folder, so that they do not fill the memory.
+
+A full disk and a lack of memory are `ResoluteError`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from resolute.errors import ResoluteError
+from resolute.machine import available_cpus
+
+__all__ = ["Database"]
+
+_MEMORY = "2GiB"  # beyond that DuckDB sorts, joins and groups on disk
+
+
+class Database:
+    """A DuckDB database in the empty folder `folder`. Closed by `close`; not for use by several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        import duckdb  # why here: commands that list no photos start faster
+
+        # why not all errors of DuckDB: a wrong statement is a fault of the program
+        self._failures, self._where = (duckdb.IOException, duckdb.OutOfMemoryException), folder
+        options: dict[str, Any] = {
+            "memory_limit": _MEMORY, "threads": available_cpus(), "temp_directory": str(folder / "sorting"),
+            "autoinstall_known_extensions": False,
+        }  # fmt: skip
+        with self._errors():
+            self._connection = duckdb.connect(str(folder / "photos.db"), config=options)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def run(self, sql: str, *values: object) -> Any:
+        """Run a statement with `values` for its question marks; returns DuckDB's result, of which `fetchall` and
+        `fetchone` give rows.
+        """
+        with self._errors():
+            return self._connection.execute(sql, list(values))
+
+    def one(self, sql: str, *values: object) -> Any:
+        """The only value of a query's only row."""
+        (value,) = self.run(sql, *values).fetchone()
+        return value
+
+    def rows(self, sql: str, *values: object, at_once: int = 1 << 14) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of a query, of which up to `at_once` are in memory; other statements may run meanwhile."""
+        with self._errors():
+            cursor = self._connection.cursor()
+            cursor.execute(sql, list(values))
+            while block := cursor.fetchmany(at_once):
+                yield from block
+
+    def arrays(self, sql: str, *values: object) -> dict[str, NDArray[Any]]:
+        """{column: (n,) array} of a query."""
+        with self._errors():
+            found: dict[str, Any] = self._connection.execute(sql, list(values)).fetchnumpy()
+            return found
+
+    def run_on(self, columns: Mapping[str, NDArray[Any]], sql: str, *values: object) -> Any:
+        """As `run`, for a statement that reads from the table `columns`: {column: (n,) array of objects or numbers}."""
+        columns = dict(columns)  # why a local variable: DuckDB finds it by its name
+        with self._errors():
+            return self._connection.execute(sql, list(values))
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """One commit for all statements of the block, which saves a flush to disk after each."""
+        self.run("BEGIN TRANSACTION")
+        yield
+        self.run("COMMIT")
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except self._failures as error:
+            first = str(error).partition("\n")[0]
+            raise ResoluteError(
+                f"{self._where}: the table of photos cannot be written or read, got '{first}', expected a disk with "
+                "space and a machine with 4 GiB of memory; free space, then run the same command again"
+            ) from None
