@@ -147,7 +147,7 @@ def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
             f"{where}: damaged, got bytes that do not match its own hash, expected them as prep wrote them; "
             f"run {shards_command(files.root, _stored(manifest), read_record(files))}, which repairs it"
         )
-    if left_out := sum(sum(added.get("dropped", {}).values()) for added in manifest["generations"][-1:]):
+    if left_out := sum(sum(added.get("dropped", {}).values()) for added in manifest.get("generations", [])[-1:]):
         raise ResoluteError(
             f"{where}: made with DROP=1 by an earlier version, got a set that leaves out {left_out} photos of its "
             "shards, expected one that holds all of them; use that version, or rebuild the set: run "

@@ -316,7 +316,8 @@ def _sort(source: Source, database: Database, table: str, kind: str, numbers: ND
         database.run(
             f"CREATE OR REPLACE TABLE {table} AS "
             f"SELECT (row_number() OVER () - 1)::UINTEGER AS position, {rest}, target FROM "
-            f"(SELECT *, lead({_WRITTEN}) OVER () AS following FROM {table}) WHERE following IS DISTINCT FROM {_WRITTEN}"
+            f"(SELECT *, lead({_WRITTEN}) OVER () AS following FROM {table}) "
+            f"WHERE following IS DISTINCT FROM {_WRITTEN}"
         )
     return int(repeated)
 
