@@ -4,7 +4,8 @@ The table is in a `Database`, so that the number of photos is not limited by mem
 
     position     UINTEGER   from 0
     name         BLOB       relative to the source, or a path or URL, without credentials
-    path         BLOB       the archive that holds it, or an absolute path or URL; NULL: the file `name` below root
+    path         BLOB       the archive that holds it, or its URL with credentials; NULL: it is the file `name`
+    absolute     BOOLEAN    `name` is a path or URL itself, and not below root
     offset       BIGINT     of its bytes in `path`; -1: the entire file
     nbytes       UBIGINT    from `offset`
     packed       UTINYINT   PLAIN, ZIPPED, MISSING or UNSEEN
@@ -20,7 +21,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -39,8 +39,7 @@ __all__ = ["Photos", "list_photos", "objects"]
 
 _BLOCK = 1 << 16  # photos that are inserted at once
 _TARGETS = {"class": "UINTEGER", "labels": "UINTEGER[]", "values": "FLOAT[]"}
-_WRITTEN = 'if("offset" < 0 AND path IS NOT NULL, path, name)'  # the name as the source gives it
-_LOCATION = attrgetter("name", "label", "nbytes", "container", "offset", "packed", "size_bytes")
+_WRITTEN = "if(absolute AND path IS NOT NULL, path, name)"  # the name as the source gives it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +103,7 @@ class Photos:
     def path(self) -> str:
         """The SQL expression of the full path or URL of the file that holds a photo, BLOB."""
         folder = os.fsencode(self.root.rstrip("/") + "/").hex().upper()
-        return f"coalesce(path, unhex('{folder}') || name)"
+        return f"coalesce(path, if(absolute, name, unhex('{folder}') || name))"
 
     @property
     def containers(self) -> list[str]:
@@ -116,13 +115,13 @@ class Photos:
     def is_remote(self) -> bool:
         """Whether the bytes of a photo are behind a URL."""
         return is_url(self.root) or any(map(is_url, self.containers)) or bool(self.database.run(
-            f"SELECT 1 FROM {self.table} WHERE path IS NOT NULL AND \"offset\" < 0 AND contains(hex(path), hex('://'::BLOB))"
-            " LIMIT 1").fetchone())  # fmt: skip
+            f"SELECT 1 FROM {self.table} WHERE absolute AND contains(hex(name), hex('://'::BLOB)) LIMIT 1"
+        ).fetchone())  # fmt: skip
 
     def path_with_credentials(self) -> str | None:
         """A path or name in the table that is a URL with credentials; None if there is none."""
         row = self.database.run(
-            f'SELECT path FROM {self.table} WHERE "offset" < 0 AND path IS NOT NULL AND path <> name LIMIT 1'
+            f'SELECT path FROM {self.table} WHERE absolute AND path IS NOT NULL LIMIT 1'
         ).fetchone()
         paths = [self.root, *self.containers, *([os.fsdecode(row[0])] if row else [])]
         return next((path for path in paths if "://" in path and strip_credentials(path) != path), None)
@@ -240,14 +239,15 @@ def _insert(source: Source, database: Database, table: str, labels: dict[str, in
                 kind = source.target.kind
                 labels.update({name: n for n, name in enumerate(source.target.classes)})
                 database.run(
-                    f"CREATE OR REPLACE TABLE listed_{table} (place UBIGINT, name BLOB, path BLOB, \"offset\" BIGINT, "
+                    f"CREATE OR REPLACE TABLE listed_{table} (place UBIGINT, name BLOB, path BLOB, absolute BOOLEAN, "
+                    f"\"offset\" BIGINT, "
                     f"nbytes UBIGINT, packed UTINYINT, size_bytes UBIGINT, target {_TARGETS[kind]})"
                 )  # fmt: skip
             target = "target" if kind == "class" else f"target::{_TARGETS[kind]}"
             database.run_on(
                 _columns(source, block, kind, labels, count),
                 f"INSERT INTO listed_{table} "
-                f"SELECT place, name, path, \"offset\", nbytes, packed, size_bytes, {target} FROM columns"
+                f"SELECT place, name, path, absolute, \"offset\", nbytes, packed, size_bytes, {target} FROM columns"
             )  # fmt: skip
             count += len(block)
     return count
@@ -257,16 +257,22 @@ def _columns(
     source: Source, block: Sequence[ImageRef], kind: str, labels: dict[str, int], first: int
 ) -> dict[str, NDArray[Any]]:
     """The columns of `listed_TABLE` for a block of images, of which `first` come before; labels as text."""
-    texts, own_labels, sizes, containers, offsets, packed, file_sizes = zip(*map(_LOCATION, block), strict=True)
+    texts, own_labels, sizes, containers, offsets, packed, file_sizes, _ = zip(*block, strict=True)
     paths: list[bytes | None] = [os.fsencode(container) if container else None for container in containers]
+    names = os.fsencode("\0".join(texts)).split(b"\0")  # why at once: it is five times as fast
+    absolute = np.zeros(len(block), np.bool_)
     for i, name in enumerate(texts):
-        if not containers[i] and (name[:1] == "/" or "://" in name) and (name[:1] == "/" or is_url(name)):
-            paths[i] = os.fsencode(name)
-    if any("://" in name for name in texts):
-        texts = tuple(strip_credentials(name) if "://" in name else name for name in texts)
+        if (name[:1] == "/" or is_url(name)) and not containers[i]:
+            absolute[i] = True
+            if "@" in name or "=" in name:  # it may hold credentials
+                shown = os.fsencode(strip_credentials(name))
+                if shown != names[i]:
+                    names[i], paths[i] = shown, names[i]
     targets: NDArray[Any]
     if kind == "class":
-        targets = np.fromiter((labels.setdefault(label, len(labels)) for label in own_labels), np.uint32, len(block))
+        for label in dict.fromkeys(own_labels):
+            labels.setdefault(label, len(labels))
+        targets = np.fromiter(map(labels.__getitem__, own_labels), np.uint32, len(block))
     elif kind == "labels":
         numbers = ([labels.setdefault(str(each), len(labels)) for each in label] for label in own_labels)
         targets = objects(str(sorted(set(row))) for row in numbers)
@@ -280,8 +286,8 @@ def _columns(
     nbytes = np.array(sizes, np.uint64)
     of_files = np.array(file_sizes, np.int64)
     return {
-        "place": np.arange(first, first + len(block), dtype=np.uint64), "name": objects(map(os.fsencode, texts)),
-        "path": objects(paths), "offset": np.array(offsets, np.int64), "nbytes": nbytes,
+        "place": np.arange(first, first + len(block), dtype=np.uint64), "name": objects(names),
+        "path": objects(paths), "absolute": absolute, "offset": np.array(offsets, np.int64), "nbytes": nbytes,
         "packed": np.array(packed, np.uint8),
         "size_bytes": np.where(of_files < 0, nbytes, of_files.astype(np.uint64)), "target": targets,
     }  # fmt: skip
@@ -297,7 +303,7 @@ def _sort(source: Source, database: Database, table: str, kind: str, numbers: ND
         target, join = "number", "JOIN columns ON label = target"
     elif kind == "labels":
         target, values = "list_sort(list_transform(target, lambda each: (?::UINTEGER[])[each + 1]))", [numbers.tolist()]
-    rest = 'name, path, "offset", nbytes, packed, size_bytes'
+    rest = 'name, path, absolute, "offset", nbytes, packed, size_bytes'
     # why the path of a file: two URLs may differ in their credentials alone
     database.run_on(
         {"label": np.arange(len(numbers), dtype=np.uint32), "number": numbers},

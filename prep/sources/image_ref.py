@@ -20,11 +20,11 @@ Label = str | tuple[str, ...] | tuple[float, ...]
 # Values of `packed`: plain bytes at the offset; a zip local header there, followed by stored or deflated content; a
 # file that was missing from an existing folder when the source was listed; a URL from a list, not requested yet.
 PLAIN, ZIPPED, MISSING, UNSEEN = 0, 1, 2, 3
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 MAX_BYTES = 1 << 28  # of one image file or archive member; larger ones are never read
 
 
-@dataclass(frozen=True, slots=True)
-class ImageRef:
+class ImageRef(NamedTuple):
     """One candidate image.
 
     `name` is its POSIX path relative to the source (surrogateescape for invalid UTF-8), which it is sorted by and
@@ -97,4 +97,4 @@ class ByteRange(NamedTuple):
 
 def is_url(path: str) -> bool:
     """Whether fsspec has to open `path`, as `s3://...`; plain paths and drive letters are not URLs."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) is not None
+    return "://" in path and _URL.match(path) is not None

@@ -72,12 +72,12 @@ class LabelTableSource:
         labelled: set[str] = set()
         is_remote = is_url(self.root) or is_url(self._labels)
         self.target = self._table.target()
-        for row in self._table:
-            written = row.name.removeprefix("./")
+        for name_in_table, label, line in self._table:
+            written = name_in_table.removeprefix("./")
             if others is not None and written in others:
                 if written in files:
                     raise ResoluteError(
-                        f"{self._labels}: line {row.line} names two files, got {written}, which both {self.root} and "
+                        f"{self._labels}: line {line} names two files, got {written}, which both {self.root} and "
                         f"{others.root} hold, expected one; set VAL_LABELS to a table for VAL alone"
                     )
                 continue
@@ -85,11 +85,12 @@ class LabelTableSource:
                 if self._only_files:
                     continue
                 if not is_text(written):
-                    raise not_utf8(self._labels, row.line, repr(written))
+                    raise not_utf8(self._labels, line, repr(written))
                 below = safe_below(self.root, written)
                 if below is None:
-                    label = row.label
-                    image = None if is_remote or label is None else _named_image(self.root, written, label, row.line)
+                    image = None if is_remote or label is None else _named_image(
+                        self.root, written, label, line, is_remote=False
+                    )  # fmt: skip
                     if image is not None:
                         self.numbered &= _is_numbered(image.label)
                         yield image
@@ -100,17 +101,17 @@ class LabelTableSource:
             name = files.name(written)
             if name is None:
                 raise ResoluteError(
-                    f"{self._labels}: line {row.line} names several files, got {written}, of which {self.root} holds "
+                    f"{self._labels}: line {line} names several files, got {written}, of which {self.root} holds "
                     "more than one, expected a unique name; write the full path with its suffix, or remove the other "
                     "files"
                 )
-            if self._setting.is_dropped(row.label, f"{self._labels}: line {row.line}", name):
+            if self._setting.is_dropped(label, self._labels, name, line):
                 self.ignored["unlabelled"] += name not in files.sizes
                 continue
-            assert row.label is not None
+            assert label is not None
             labelled.add(name)
-            self.numbered &= _is_numbered(row.label)
-            yield ImageRef.file(name, row.label, files.sizes.get(name), row.line)
+            self.numbered &= _is_numbered(label)
+            yield ImageRef.file(name, label, files.sizes.get(name), line)
         self.ignored["unlabelled"] += len(files.sizes.keys() - labelled)
         self.ignored += Counter()
 
@@ -146,7 +147,7 @@ class _Files:
 def table_covers(labels: str, columns: str | None, src: str, val: str) -> bool:
     """Whether a table for the folder `src` also names images of the folder `val` that `src` does not hold."""
     files, others = _Files(src, Counter()), _Files(val, Counter())
-    names = (row.name.removeprefix("./") for row in label_rows(labels, columns))
+    names = (name.removeprefix("./") for name, _, _ in label_rows(labels, columns))
     return any(name in others and name not in files for name in names)
 
 
@@ -176,31 +177,40 @@ class LabelListSource:
         self.ignored.clear()
         self.numbered = True
         self.target = self._table.target()
-        for row in self._table:
-            name = row.name.removeprefix("./")
+        root, is_remote = self.root, is_url(self.root)
+        scheme = f"{root.partition('://')[0]}://"
+        seen: set[Label] = set()  # classes that were checked: most rows have one of them
+        for written, label, line in self._table:
+            name = written.removeprefix("./")
             # why: a remote list must not name files of this machine
-            scheme = f"{self.root.partition('://')[0]}://"
-            is_allowed = name.startswith(scheme) if is_url(name) else safe_relative_path(name)
-            if is_url(self.root) and ("::" in name or not is_allowed):
+            if is_remote and (
+                "::" in name or not (name.startswith(scheme) if is_url(name) else safe_relative_path(name))
+            ):
                 self.ignored[_unusable(name)] += 1
                 continue
-            if self._setting.is_dropped(row.label, f"{self._src}: line {row.line}", name):
+            if label not in seen and self._setting.is_dropped(label, self._src, name, line):
                 self.ignored["unlabelled"] += 1
                 continue
-            assert row.label is not None
-            image = _named_image(self.root, name, row.label, row.line)
+            assert label is not None
+            image = _named_image(root, name, label, line, is_remote=is_remote)
             if image is None:
                 self.ignored[_unusable(name)] += 1
                 continue
-            self.numbered &= _is_numbered(row.label)
+            if label not in seen:
+                self.numbered &= _is_numbered(label)
+                if isinstance(label, str):
+                    seen.add(label)
             yield image
 
 
-def _named_image(root: str, name: str, label: Label, line: int) -> ImageRef | None:
-    """The image that a label file names, relative to `root`, or by any path or URL; None for a Windows path."""
+def _named_image(root: str, name: str, label: Label, line: int, *, is_remote: bool) -> ImageRef | None:
+    """The image that a label file names, relative to `root`, or by any path or URL; None for a Windows path.
+
+    `is_remote`: `root` is a URL.
+    """
     name = name.removeprefix("file://")
-    if is_url(root) or is_url(name):
-        return ImageRef(name, label, 0, packed=UNSEEN, line=line)
+    if is_remote or is_url(name):
+        return ImageRef(name, label, 0, "", -1, UNSEEN, -1, line)
     size = file_size(name if name.startswith("/") else f"{root}/{name}")
     return None if size is None and "\\" in name else ImageRef.file(name, label, size, line)
 
@@ -217,16 +227,10 @@ def _is_numbered(label: Label) -> bool:
     return all(isinstance(each, str) and is_number(each) for each in label)
 
 
-class LabelRow(NamedTuple):
-    name: str
-    cells: tuple[str, ...]  # of the target columns
-    line: int  # in the file, from 1
-
-
-class TargetRow(NamedTuple):
-    name: str
-    label: Label | None  # None: the cell is blank
-    line: int  # in the file, from 1
+# Plain tuples, since a table may have a hundred million rows: the name of the image, the cells of the target columns or
+# the target (None: the cell is blank), and the line in the file, from 1.
+LabelRow = tuple[str, tuple[str, ...], int]
+TargetRow = tuple[str, Label | None, int]
 
 
 class TargetTable:
@@ -242,7 +246,7 @@ class TargetTable:
         with _open_rows(self._path, self._columns) as (layout, rows):
             cells = Cells(self._path, layout.names, are_chosen=self._columns is not None)
             for row in rows:
-                cells.add(row.cells, row.line)
+                cells.add(row[1], row[2])
                 if len(first) < _EXAMPLES:
                     first.append(row)
         self.meaning = meaning = cells.meaning(self._setting)
@@ -256,7 +260,7 @@ class TargetTable:
         label = self.meaning.label
         with _open_rows(self._path, self._columns) as (_, rows):
             for name, cells, line in rows:
-                yield TargetRow(name, label(cells, line), line)
+                yield name, label(cells, line), line
 
 
 def _about(meaning: Meaning, first: Sequence[LabelRow]) -> Iterator[str]:
@@ -265,9 +269,8 @@ def _about(meaning: Meaning, first: Sequence[LabelRow]) -> Iterator[str]:
     what = {"class": "a class", "labels": "any number of labels", "values": values}[meaning.kind]
     why = f": {meaning.why}" if meaning.why else ", as set by TARGET"
     yield f"{meaning.path}: {what} for each of {meaning.rows} photos (TARGET={meaning.kind}){why}"
-    for row in first:
-        label = meaning.label(row.cells, row.line)
-        yield f"  line {row.line}: {row.name}: {describe_label(label, meaning.names, meaning.units)}"
+    for name, cells, line in first:
+        yield f"  line {line}: {name}: {describe_label(meaning.label(cells, line), meaning.names, meaning.units)}"
 
 
 def is_text(text: str) -> bool:
@@ -335,9 +338,9 @@ def _checked(path: str, rows: Iterator[LabelRow], first: str) -> Iterator[LabelR
     """The rows. Raises `ResoluteError` for cells in another encoding, and without rows; `first` is the first line."""
     row = None
     for row in rows:
-        for cell in row.cells:
-            if not is_text(cell):
-                raise not_utf8(path, row.line, repr(cell))
+        for cell in row[1]:
+            if not cell.isascii() and not is_text(cell):
+                raise not_utf8(path, row[2], repr(cell))
         yield row
     if row is None:
         got = "only a header" if first.strip() else "an empty file"
@@ -437,20 +440,24 @@ def _table(path: str, lines: Iterable[str], delimiter: str, layout: _Layout) -> 
             ) from None
         if line == 1:
             fields = len(row)
-        if not any(row) or (line == 1 and layout.has_header):
+            if layout.has_header:
+                continue
+        name = row[image].strip() if len(row) > last else ""
+        if not name and not any(row):
             continue
-        if len(row) <= last or not row[image].strip():
+        if not name:
             raise ResoluteError(
                 f"{path}: line {line} is incomplete, got {delimiter.join(row)[:80]!r}, expected {fields} fields; "
                 "correct it"
             )
         cells = (row[only].strip(),) if only is not None else tuple([row[i].strip() for i in targets])
-        if any("\n" in cell for cell in cells):  # why not for names: file names may hold line breaks
-            text = next(cell for cell in cells if "\n" in cell)
-            raise ResoluteError(
-                f"{path}: line {line} has an open quote, got {text[:80]!r}, expected a label in one line; correct it"
-            )
-        yield LabelRow(row[image].strip(), cells, line)
+        for cell in cells:
+            if "\n" in cell:  # why not for names: file names may hold line breaks
+                raise ResoluteError(
+                    f"{path}: line {line} has an open quote, got {cell[:80]!r}, expected a label in one line; "
+                    "correct it"
+                )
+        yield name, cells, line
 
 
 def _lines(path: str, lines: Iterable[str], header: list[str] | None) -> Iterator[LabelRow]:
@@ -470,7 +477,7 @@ def _lines(path: str, lines: Iterable[str], header: list[str] | None) -> Iterato
                 f"{path}: line {number} is not an image and its label, got {line[:80]!r}, expected a form such as "
                 "'cat/1.jpg 0' with an image suffix; correct it"
             )
-        yield LabelRow(split[0], (split[1],), number)
+        yield split[0], (split[1],), number
 
 
 _SEPARATOR = re.compile(r"\s*,\s*|\s+")

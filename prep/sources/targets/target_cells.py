@@ -49,14 +49,15 @@ class TargetSetting(NamedTuple):
     separator: str | None = None
     drop_unlabelled: bool = False
 
-    def is_dropped(self, label: Label | None, where: str, name: str) -> bool:
+    def is_dropped(self, label: Label | None, file: str, name: str, line: int = 0) -> bool:
         """Whether the image `name` is left out, because it has no target: nothing, or -1 as a class.
 
-        Raises `ResoluteError`, naming `where` the target is written, if such images are to be refused.
+        Raises `ResoluteError`, naming the file and line (0: none) of the target, if such images are to be refused.
         """
         labels = (label,) if isinstance(label, str) else label or ()
         is_unlabelled = label is None or not _NO_LABEL.isdisjoint(labels)
         if is_unlabelled and not self.drop_unlabelled:
+            where = f"{file}: line {line}" if line else file
             raise ResoluteError(
                 f"{where}: {name} is unlabelled, got {'nothing' if label is None else -1}, expected its target; label "
                 "it, or leave out all unlabelled photos with UNLABELLED=drop (--unlabelled drop)"

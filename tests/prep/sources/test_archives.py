@@ -10,7 +10,6 @@ import time
 import tracemalloc
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -315,7 +314,7 @@ def test_files_of_a_slow_store_are_scanned_concurrently_and_listed_in_the_same_o
         one_by_one = list(open_source(src, scan_cache=tmp_path / "second"))
     assert slow.most == 1
     first, second = (
-        [replace(image, container=Path(image.container).name) for image in each] for each in (images, one_by_one)
+        [image._replace(container=Path(image.container).name) for image in each] for each in (images, one_by_one)
     )
     assert first == second
     for n in (9, 4):

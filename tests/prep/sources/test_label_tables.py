@@ -17,7 +17,7 @@ Prep = Callable[..., Any]
 
 def rows(path: Path, text: str | bytes, columns: str | None = None) -> list[tuple[str, str]]:
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return [(row.name, row.cells[0]) for row in label_rows(str(path), columns)]
+    return [(name, cells[0]) for name, cells, _ in label_rows(str(path), columns)]
 
 
 def error(path: Path, text: str | bytes, columns: str | None = None) -> str:

@@ -31,7 +31,7 @@ def read(
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([["image_id", *header], *([f"{i}.jpg", *row] for i, row in enumerate(rows))])
     table = TargetTable(str(path), columns, parse_target(target))
-    return table.target(), [row.label for row in table]
+    return table.target(), [label for _, label, _ in table]
 
 
 def error(tmp_path: Path, header: Sequence[str], rows: Rows, **options: str) -> str:
@@ -196,4 +196,4 @@ def test_lists_of_paths_have_targets_too(tmp_path: Path) -> None:
         path.write_text(f"x/1.jpg {text}\nx/2.jpg {text[-1]}\nx/3.jpg {text[0]}\n")
         table = TargetTable(str(path), None)
         assert table.target().kind == kind
-        assert next(iter(table)).label == first
+        assert next(iter(table))[1] == first
