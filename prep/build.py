@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,8 +22,8 @@ from resolute.errors import ResoluteError, StorageError
 from resolute.files import write_errors
 from resolute.pipeline.dataset.format import FORMAT, VERSION, manifest_bytes, rejects_name, shard_name
 from resolute.pipeline.storage.scratch import ScratchFolder
-from resolute.prep.convert.batch import EncodeOptions
 from resolute.prep.convert.codecs import check_codecs, codec_versions
+from resolute.prep.execute.planned import delete_plan_files
 from resolute.prep.execute.stats import RunStats
 from resolute.prep.plan.compare import Comparison
 from resolute.prep.plan.database import Database
@@ -31,17 +31,21 @@ from resolute.prep.plan.input_checks import input_warnings
 from resolute.prep.plan.inputs import Inputs, check_no_overlap, list_sources, split_inputs
 from resolute.prep.plan.set_photos import SetPhotos, local_photos, lost_photos, photos_name, put_file, write_photos
 from resolute.prep.plan.set_plan import PLAN_FOLDER, SET_PLAN, SetPlan, ShardLayout, layout_of
-from resolute.prep.plan.shard_plan import ShardPlan, plan_older, plan_photos, start_planned
+from resolute.prep.plan.shard_plan import (
+    ShardPlan,
+    ShardSpecs,
+    missing_shards,
+    plan_older,
+    plan_photos,
+    start_planned,
+)
 from resolute.prep.shards.cards import CARD, CROISSANT, write_card
 from resolute.prep.shards.cleanup import delete_orphans, delete_partial, start_over
 from resolute.prep.shards.existing_set import ExistingSet, describe_differences, open_existing, plan_name, read_sealed
 from resolute.prep.shards.manifest import finalize_set, restore_info_files, write_rejects
 from resolute.prep.shards.record import Records, record_name
 from resolute.prep.shards.source_record import check_replaced_source, is_other_source, read_record, write_record
-from resolute.prep.shards.writer import ShardSpec
-from resolute.prep.sources.image_ref import ByteRange
 from resolute.prep.sources.scan_cache import delete_old_versions
-from resolute.prep.storage.bulk import remove_many
 from resolute.prep.storage.output import LOCK, RUN_FOLDER, LocalStore, Store, open_store
 
 from .extend import (
@@ -54,8 +58,8 @@ from .extend import (
 )
 from .settings import Settings
 
-__all__ = ["BuildResult", "ShardSpecs", "Work", "build", "delete_plan_files", "delete_run_files", "describe_reasons",
-           "finalize", "missing_shards", "plan_set", "scratch_folder"]  # fmt: skip
+__all__ = ["BuildResult", "Work", "build", "delete_run_files", "describe_reasons", "finalize", "plan_set",
+           "scratch_folder"]  # fmt: skip
 
 _MORE_ROUNDS = 2  # for shards whose files have vanished by the time the manifest is written
 
@@ -148,9 +152,7 @@ def build(
                 _check_rejects(store, plan, work.photos, rejects, so_far=True)
 
         for on_progress in (count_rejects, *[_ignore_progress] * _MORE_ROUNDS):
-            for generation, shards in plan.by_generation(missing).items():
-                specs = ShardSpecs(work.shard_plan, {shard: missing[shard] for shard in shards}, records)
-                stats.merge(_convert(settings, plan.options(generation), specs, store, records, on_progress))
+            stats.merge(_convert(settings, store, work, missing, on_progress))
             # why: the manifest must not list files that were deleted after they were written
             records.drop_lost()
             missing = missing_shards(plan.layout, plan.short_sides, records)
@@ -366,6 +368,8 @@ def _work(
 ) -> Work:
     """Make the table of the photos of the missing shards, and write the plan."""
     settings, store, database = sources.settings, sources.store, sources.database
+    if settings.engine != "jobs":
+        store.remove(SET_PLAN)  # why: so that jobs of an earlier plan write nothing more
     delete_partial(store)
     layout, newest = layout_of(wanted.plans, first=wanted.first), len(wanted.plans) - 1
     is_new = "photos" not in wanted.plans[-1]  # the newest generation, whose photos are those of `inputs`
@@ -429,40 +433,6 @@ def _write_photos(
     return tuple(plans), files
 
 
-def missing_shards(
-    shards: Iterable[tuple[str, int]], resolutions: Iterable[int], records: Records
-) -> dict[tuple[str, int], tuple[int, ...]]:
-    """{(split, number): missing resolutions} of those of the `shards` that are not finished at all `resolutions`."""
-    missing = {shard: tuple(res for res in resolutions if res not in records.resolutions(*shard)) for shard in shards}
-    return {shard: missing_res for shard, missing_res in missing.items() if missing_res}
-
-
-class ShardSpecs:
-    """The specification of each shard in `missing`, made when it is needed."""
-
-    def __init__(
-        self, shard_plan: ShardPlan, missing: Mapping[tuple[str, int], tuple[int, ...]], records: Records
-    ) -> None:
-        self._shard_plan, self._missing, self._records = shard_plan, missing, records
-
-    def __len__(self) -> int:
-        return len(self._missing)
-
-    def __iter__(self) -> Iterator[ShardSpec]:
-        for shard, resolutions in self._missing.items():
-            yield self._shard_plan.spec(*shard, resolutions, contents=self._records.contents(*shard))
-
-    def photos(self) -> list[ByteRange]:
-        """A few of the images: the first and the last of the first and the last shard of each split."""
-        by_split = {split: [shard for shard in self._missing if shard[0] == split] for split, _ in self._missing}
-        ends = [shard for shards in by_split.values() for shard in dict.fromkeys((shards[0], shards[-1]))]
-        specs = [self._shard_plan.spec(*shard, (), contents=None) for shard in ends]
-        return [
-            each.byte_ranges[i]
-            for each in specs for i in dict.fromkeys((0, len(each.byte_ranges) - 1)) if i not in each.skip
-        ]  # fmt: skip
-
-
 def finalize(
     store: Store, plan: SetPlan, records: Records, photos: SetPhotos, check_lock: Callable[[], None], *,
     kept: Mapping[str, Any] | None, scratch: Path,
@@ -495,14 +465,6 @@ def scratch_folder(stack: ExitStack, store: Store) -> Path:
 def _scan_cache(store: Store, scratch: Path) -> Path:
     """Folder for unpacked sources without random access: inside OUT if OUT is local, so that it survives a kill."""
     return store.root / RUN_FOLDER / "spool" if isinstance(store, LocalStore) else scratch / "spool"
-
-
-def delete_plan_files(store: Store) -> None:
-    """Delete what `resolute jobs plan` wrote for jobs, the mark that it is complete last."""
-    names = [f"{PLAN_FOLDER}/{name}" for name in store.names(PLAN_FOLDER)]
-    remove_many(store, [name for name in names if name != SET_PLAN])
-    store.remove(SET_PLAN)
-    store.remove_folder(PLAN_FOLDER)
 
 
 def delete_run_files(store: Store) -> None:
@@ -576,24 +538,29 @@ def _check_rejects(
 
 
 def _convert(
-    settings: Settings,
-    options: EncodeOptions,
-    specs: ShardSpecs,
-    store: Store,
-    records: Records,
+    settings: Settings, store: Store, work: Work, missing: Mapping[tuple[str, int], tuple[int, ...]],
     progress: Callable[[RunStats], None],
-) -> RunStats:
+) -> RunStats:  # fmt: skip
+    """Convert the missing shards; their records are then in `work.records`."""
     if settings.engine == "ray":
+        from resolute.prep.execute.planned import names_of_records, write_plan
         from resolute.prep.execute.ray import convert_on_ray
 
-        return convert_on_ray(
-            settings.ray_address, options, specs, store, photos=specs.photos(), done=records.add, progress=progress
-        )
+        write_plan(store, work.shard_plan, missing, work.scratch, work.check_lock)
+        stats = convert_on_ray(settings.ray_address, settings.out, len(work.plan.layout), progress)
+        work.records.load(names=names_of_records(work.plan, missing))
+        return stats
     from resolute.prep.execute.local import convert_shards
     from resolute.prep.execute.process_pool import open_pool
 
-    with open_pool(settings.worker_count) as pool:
-        return convert_shards(pool, options, specs, store, done=records.add, progress=progress)
+    stats = RunStats()
+    for generation, shards in work.plan.by_generation(missing).items():
+        specs = ShardSpecs(work.shard_plan, {shard: missing[shard] for shard in shards}, work.records)
+        with open_pool(settings.worker_count) as pool:
+            stats.merge(convert_shards(
+                pool, work.plan.options(generation), specs, store, done=work.records.add, progress=progress
+            ))  # fmt: skip
+    return stats
 
 
 def _ignore_progress(stats: RunStats) -> None:

@@ -81,13 +81,13 @@ def jobs_plan(options: JobsPlanOptions) -> None:
 
 def jobs_range(options: JobsRangeOptions) -> None:
     """Convert a range of planned shards. Raises `ResoluteError`."""
-    from .jobs import convert_range, parse_range
+    from .jobs import convert_jobs, parse_range
 
     selected = parse_range(options.range)
     start_fork_server()
     with _progress_bar() as (on_start, progress):
-        _print(convert_range(options.out, selected, workers=options.workers or available_cpus(), on_start=on_start,
-                             progress=progress))  # fmt: skip
+        _print(convert_jobs(options.out, selected, workers=options.workers or available_cpus(), on_start=on_start,
+                            progress=progress))  # fmt: skip
 
 
 def jobs_finish(options: JobsFinishOptions) -> None:

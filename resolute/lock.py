@@ -1,7 +1,7 @@
 """File locks (flock(2)), which end with their process, even after `kill -9`; `exclusive_lock`: one writer per folder.
 
-The lock of a folder is on a small file that names its holder. The file is removed when an exclusive lock is released;
-the file of a killed process, or of the holders of a shared lock, stays, unlocked, and the next holder takes it over.
+The lock of a folder is on a small file that names its holder. The file is removed when the lock is released; that of a
+killed process stays, unlocked, and the next holder takes it over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from resolute.errors import ResoluteError, StorageError
 
-__all__ = ["describe_holder", "exclusive_lock", "holder_record", "same_file", "shared_lock", "try_lock"]
+__all__ = ["describe_holder", "exclusive_lock", "holder_record", "same_file", "try_lock"]
 
 _RECORD_BYTES = 1024
 
@@ -42,19 +42,17 @@ def same_file(path: Path | str, handle: int) -> bool:
         return False
 
 
-def holder_record(*, shared: bool = False) -> bytes:
-    """JSON with this process's host and pid, the current time, and whether the lock is shared."""
+def holder_record() -> bytes:
+    """JSON with this process's host and pid, and the current time."""
     since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    record = {"host": socket.gethostname(), "pid": os.getpid(), "since": since, "shared": shared}
-    return json.dumps(record).encode()
+    return json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}).encode()
 
 
 def describe_holder(record: bytes) -> str:
     """Describe the holder; 'an unknown process' if the record is empty or damaged."""
     try:
         holder = json.loads(record)
-        several = "several processes or one, the latest on " if holder.get("shared") else ""
-        return f"{several}host {holder['host']}, pid {holder['pid']}, since {holder['since']}"
+        return f"host {holder['host']}, pid {holder['pid']}, since {holder['since']}"
     except (ValueError, KeyError, TypeError):
         return "an unknown process"
 
@@ -77,20 +75,7 @@ def exclusive_lock(path: Path, *, folder: Path | str, writer: str, remedy: str) 
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def shared_lock(path: Path, *, folder: Path | str, writer: str, remedy: str) -> Iterator[Callable[[], bool]]:
-    """As `exclusive_lock`, but any number of processes may hold a shared lock at the same time.
-
-    The lock file stays, because it cannot be removed without a moment in which other shared locks would be refused.
-    """
-    descriptor = _acquire(path, folder=folder, writer=writer, remedy=remedy, shared=True)
-    try:
-        yield lambda: same_file(path, descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _acquire(path: Path, *, folder: Path | str, writer: str, remedy: str, shared: bool = False) -> int:
+def _acquire(path: Path, *, folder: Path | str, writer: str, remedy: str) -> int:
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -99,7 +84,7 @@ def _acquire(path: Path, *, folder: Path | str, writer: str, remedy: str, shared
                 f"{path}: cannot be opened, got '{error.strerror}', expected a folder that can be written; {remedy}"
             ) from None
         try:
-            is_locked = try_lock(descriptor, shared=shared)
+            is_locked = try_lock(descriptor)
         except OSError as error:
             os.close(descriptor)
             raise StorageError(
@@ -113,7 +98,7 @@ def _acquire(path: Path, *, folder: Path | str, writer: str, remedy: str, shared
                 f"{folder}: another {writer} is writing here, got {holder}, expected no other; wait for it or {remedy}"
             )
         if same_file(path, descriptor):
-            # why padded: it replaces any other record in one write, so that sharing processes may write at once
-            os.pwrite(descriptor, holder_record(shared=shared).ljust(_RECORD_BYTES), 0)
+            # why padded: it replaces any other record in one write
+            os.pwrite(descriptor, holder_record().ljust(_RECORD_BYTES), 0)
             return descriptor
         os.close(descriptor)  # the holder removed it between the open and the lock here

@@ -129,7 +129,7 @@ def list_sources(
         sources["val"] = list_photos(val_src, database, "val", training=train)
         ignored.update(sources["val"].ignored)
         refuse_same_files(train, sources["val"], settings.src, settings.val)
-    if settings.engine == "jobs":
+    if settings.engine != "local":
         for photos in sources.values():
             _refuse_credentials(photos)
     return sources, ignored
@@ -196,6 +196,6 @@ def _refuse_credentials(photos: Photos) -> None:
     if path := photos.path_with_credentials():
         raise ResoluteError(
             f"{photos.root}: got a URL with credentials, '{path}', which a plan for jobs would write to OUT, expected "
-            "the store's own credentials (environment variables on all machines); use these, or run prep without "
-            "`plan`: ENGINE=local and ENGINE=ray write none"
+            "the store's own credentials (environment variables on all machines); use these, or ENGINE=local, which "
+            "writes none"
         )

@@ -10,7 +10,7 @@ For jobs on other machines the table is one Parquet file, of which a job reads t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import numpy as np
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.convert.reject import NOT_THERE
+from resolute.prep.shards.record import Records
 from resolute.prep.shards.writer import ShardSpec
 from resolute.prep.sources.image_ref import MISSING, ByteRange
 
@@ -29,7 +30,7 @@ from .set_plan import SetPlan, ShardLayout
 from .shuffle import shuffled
 from .splits import Split
 
-__all__ = ["ShardPlan", "plan_older", "plan_photos", "start_planned"]
+__all__ = ["ShardPlan", "ShardSpecs", "missing_shards", "plan_older", "plan_photos", "start_planned"]
 
 _CHUNK = 1 << 20
 
@@ -178,3 +179,27 @@ class ShardPlan:
             f"COPY (SELECT split, key, path, \"offset\", nbytes, packed, size_bytes, target, skip FROM {self.rows}) TO "
             f"'{quoted(path)}' (FORMAT parquet, COMPRESSION zstd)"
         )
+
+
+class ShardSpecs:
+    """The specification of each shard in `missing`, made when it is needed."""
+
+    def __init__(
+        self, shard_plan: ShardPlan, missing: Mapping[tuple[str, int], tuple[int, ...]], records: Records
+    ) -> None:
+        self._shard_plan, self._missing, self._records = shard_plan, missing, records
+
+    def __len__(self) -> int:
+        return len(self._missing)
+
+    def __iter__(self) -> Iterator[ShardSpec]:
+        for shard, resolutions in self._missing.items():
+            yield self._shard_plan.spec(*shard, resolutions, contents=self._records.contents(*shard))
+
+
+def missing_shards(
+    shards: Iterable[tuple[str, int]], resolutions: Iterable[int], records: Records
+) -> dict[tuple[str, int], tuple[int, ...]]:
+    """{(split, number): missing resolutions} of those of the `shards` that are not finished at all `resolutions`."""
+    missing = {shard: tuple(res for res in resolutions if res not in records.resolutions(*shard)) for shard in shards}
+    return {shard: missing_res for shard, missing_res in missing.items() if missing_res}

@@ -4,10 +4,6 @@ The lock is the object `.prep/lock/N`, which records its holder (host, pid, star
 that has not been renewed for 60 s counts as abandoned. A contender takes it over by creating `.prep/lock/N+1`
 exclusively, so exactly one of any number of contenders succeeds, and then deletes the old one.
 
-Each holder of a shared lock has an object of its own, `.prep/lock/shared-TOKEN`. Whoever takes a lock creates its
-object first, then lists those of the other kind, and withdraws if one of them is not abandoned. On a store whose
-listings are strongly consistent (S3, gs, az) a shared and an exclusive lock are therefore never both held.
-
 Fencing: `Lease.check` runs before an object appears or is removed. A holder that failed to renew in time, or whose lock
 object is gone or replaced, never writes again. Contenders judge a lock's age by their own clocks: if clocks differ by
 more than 50 s, a lock may be taken over too early, and its first holder then ends with an error.
@@ -36,7 +32,6 @@ _LEASE_S = 60.0  # a lock that was renewed longer ago counts as abandoned
 _MARGIN_S = 10.0  # the holder stops writing this long before its lock expires
 _RENEW_S = 10.0
 _CONTENTIONS = 8  # attempts before giving up when several runs start at once
-_SHARED = "shared-"
 
 
 class LockStore(Protocol):
@@ -69,10 +64,6 @@ class Lease:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_valid_until_s": None, "_checked_s": -float("inf")}
 
-    @property
-    def is_shared(self) -> bool:
-        return self._name is not None and self._name.startswith(_SHARED)
-
     def check(self, store: LockStore, *, recent_s: float = 0.0) -> None:
         """Raise `StorageError` unless the lock is held; to be called before each write.
 
@@ -93,10 +84,10 @@ class Lease:
             )
 
     @contextmanager
-    def held(self, store: LockStore, *, shared: bool = False) -> Iterator[None]:
+    def held(self, store: LockStore) -> Iterator[None]:
         """Hold the lock for the duration of the block. Raises `ResoluteError` naming the holder if it is taken."""
         self._record = json.loads(holder_record()) | {"token": uuid.uuid4().hex}
-        (self._acquire_shared if shared else self._acquire)(store)
+        self._acquire(store)
         stop = threading.Event()
         thread = threading.Thread(target=self._renew_until, args=(store, stop), daemon=True)
         thread.start()
@@ -113,7 +104,7 @@ class Lease:
     def _acquire(self, store: LockStore) -> None:
         for _ in range(_CONTENTIONS):
             names = self._names(store)
-            self._refuse_live(store, names + self._shared_names(store))
+            self._refuse_live(store, names)
             own_name = f"{int(names[-1]) + 1 if names else 1:08d}"
             started_at = _clock()
             if not store.put_new(f"{self._folder}/{own_name}", self._renewed()):
@@ -122,34 +113,17 @@ class Lease:
             if not set(self._names(store)) <= {*names, own_name}:
                 store.delete(f"{self._folder}/{own_name}")
                 continue
-            self._refuse_live(store, self._shared_names(store), own_name)
             for name in names:
                 store.delete(f"{self._folder}/{name}")
             self._name, self._valid_until_s = own_name, started_at + _LEASE_S - _MARGIN_S
             return
         raise _taken(store, "several contenders")
 
-    def _acquire_shared(self, store: LockStore) -> None:
-        self._refuse_live(store, self._names(store))
-        own_name = f"{_SHARED}{self._record['token']}"
-        started_at = _clock()
-        store.put(f"{self._folder}/{own_name}", self._renewed())
-        self._refuse_live(store, self._names(store), own_name)
-        self._name, self._valid_until_s = own_name, started_at + _LEASE_S - _MARGIN_S
-
-    def _refuse_live(self, store: LockStore, names: list[str], own_name: str | None = None) -> None:
-        """Raise `ResoluteError` if a lock in `names` has not expired, and first withdraw the own one.
-
-        Shared locks that have expired are deleted.
-        """
+    def _refuse_live(self, store: LockStore, names: list[str]) -> None:
+        """Raise `ResoluteError` if a lock in `names` has not expired."""
         for name in names:
             record = _read(store, f"{self._folder}/{name}")
-            if record is not None and _expired(record):
-                if name.startswith(_SHARED):
-                    store.delete(f"{self._folder}/{name}")
-            elif record is not None:
-                if own_name is not None:
-                    store.delete(f"{self._folder}/{own_name}")
+            if record is not None and not _expired(record):
                 holder = describe_holder(json.dumps(record).encode())
                 raise _taken(store, f"{holder}, last renewed {_age_s(record):.0f} s ago")
 
@@ -162,8 +136,7 @@ class Lease:
     def _renew(self, store: LockStore) -> None:
         started_at = _clock()
         lost = self._taken_by(store)
-        # why not beside a shared lock: a contender withdraws its exclusive one
-        if lost is None and not self.is_shared and self._names(store)[-1:] != [self._name]:
+        if lost is None and self._names(store)[-1:] != [self._name]:
             lost = "a newer lock beside it"
         if lost is None:
             store.put(f"{self._folder}/{self._name}", self._renewed())
@@ -187,11 +160,8 @@ class Lease:
         return f"another prep on {describe_holder(json.dumps(record).encode())}" if record else "no lock there"
 
     def _names(self, store: LockStore) -> list[str]:
-        """The exclusive locks, the newest last."""
+        """The locks, the newest last."""
         return sorted((name for name in store.names(self._folder) if name.isdecimal()), key=int)
-
-    def _shared_names(self, store: LockStore) -> list[str]:
-        return [name for name in store.names(self._folder) if name.startswith(_SHARED)]
 
     def _renewed(self) -> bytes:
         return json.dumps({**self._record, "renewed": time.time()}).encode()

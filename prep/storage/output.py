@@ -21,12 +21,13 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from resolute.errors import ResoluteError, StorageError, strip_credentials
 from resolute.files import atomic_file, delete_partial, sync_folder, write_errors
-from resolute.lock import describe_holder, exclusive_lock, shared_lock
+from resolute.lock import exclusive_lock
 from resolute.pipeline.storage.object_store import driver_errors
 from resolute.pipeline.storage.retry import GONE, http_status
 
 from .hashed_file import AtomicFile, FileInfo
 from .lease import Lease
+from .retry import retry
 
 __all__ = ["LOCK", "RUN_FOLDER", "LocalStore", "ObjectStore", "Store", "open_store"]
 
@@ -59,10 +60,9 @@ class Store(Protocol):
     def delete_partial(self, of: Callable[[str], object]) -> None: ...
     # raises if another run holds it; yields a check that raises if the folder is no longer the locked one
     def exclusive_lock(self) -> AbstractContextManager[Callable[[], None]]: ...
-    # the same, but any number of runs may hold a shared lock at the same time; the store is not empty
-    def shared_lock(self) -> AbstractContextManager[Callable[[], None]]: ...
-    # a copy for other machines, which makes no file appear once this run, which holds the lock alone, no longer does
-    def pinned(self) -> Store: ...
+    # a copy, for other processes and machines, that makes no file appear once the file `name` has other bytes than now
+    def pinned(self, name: str) -> Store: ...
+    def check_pin(self) -> None: ...  # raises `StorageError` if it does so already
 
     def write(self, name: str, data: bytes) -> FileInfo:
         """Write a small file in one call."""
@@ -87,7 +87,7 @@ class LocalStore(Store):
     """A folder on a local or shared file system."""
 
     root: Path
-    _holder: bytes | None = field(default=None, compare=False, repr=False)  # content of the lock file, in a pinned copy
+    _pin: tuple[str, bytes] | None = field(default=None, compare=False, repr=False)  # name and bytes, in a pinned copy
 
     @property
     def where(self) -> str:
@@ -127,40 +127,28 @@ class LocalStore(Store):
         return sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
 
     def create(self, name: str) -> AtomicFile:
-        self._check_holder()  # why also here: without the shared disk, its folders must not be made on the local one
+        self.check_pin()  # why also here: without the shared disk, its folders must not be made on the local one
         path = self.root / name
         with write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        file = atomic_file(path) if self._holder is None else self._pinned_file(path)
+        file = atomic_file(path) if self._pin is None else self._pinned_file(path)
         return AtomicFile(file, partial(write_errors, path))
 
     @contextmanager
     def _pinned_file(self, path: Path) -> Iterator[BinaryIO]:
-        """As `atomic_file`, but the file only appears if the lock's holder is still the same."""
+        """As `atomic_file`, but the file only appears if the pinned file is still the same."""
         with atomic_file(path) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # why here: it may take long, and nothing that does may follow the check
-            self._check_holder()
+            self.check_pin()
 
-    def pinned(self) -> LocalStore:
-        with write_errors(self.root / LOCK):
-            return LocalStore(self.root, (self.root / LOCK).read_bytes())
+    def pinned(self, name: str) -> LocalStore:
+        return LocalStore(self.root, (name, _content(self, name)))
 
-    def _check_holder(self) -> None:
-        """Raise `StorageError` if this is a pinned copy and its run does not hold the lock any more."""
-        if self._holder is None:
-            return
-        try:
-            holder = (self.root / LOCK).read_bytes()
-        except FileNotFoundError:
-            holder = b""
-        if holder != self._holder:
-            lock_state = f"another prep on {describe_holder(holder)}" if holder else "no lock there"
-            raise StorageError(
-                f"{self.root}: this run has lost its lock on OUT, got {lock_state}, expected to be the only writer; "
-                "nothing more is written, run the same command again"
-            )
+    def check_pin(self) -> None:
+        if self._pin is not None:
+            _check_pin(self, *self._pin)
 
     def remove(self, name: str) -> None:
         with write_errors(self.root / name):
@@ -207,11 +195,28 @@ class LocalStore(Store):
             if created:  # why: a failed run leaves no empty folder
                 self.remove_folder("")
 
-    @contextmanager
-    def shared_lock(self) -> Iterator[Callable[[], None]]:
-        """As `exclusive_lock`, for a run that changes nothing that another such run needs."""
-        with shared_lock(self.root / LOCK, folder=self.root, writer="prep", remedy="choose another OUT") as is_held:
-            yield partial(_check_lock, self.root, is_held)
+
+def _content(store: Store, name: str) -> bytes:
+    """The bytes of a file, b"" if there is none."""
+    return retry(f"{store.where}/{name}", partial(_read, store, name))
+
+
+def _read(store: Store, name: str) -> bytes:
+    try:
+        return store.read(name)
+    except (FileNotFoundError, NotADirectoryError):
+        return b""
+
+
+def _check_pin(store: Store, name: str, data: bytes) -> None:
+    """Raise `StorageError` unless the file `name` still holds `data`."""
+    now = _content(store, name)
+    if now != data:
+        raise StorageError(
+            f"{store.where}: no longer the set that this job works on, got {'another' if now else 'no'} plan at "
+            f"{name}, expected the one that it began with; nothing more is written: plan again, unless the set is "
+            "finished"
+        )
 
 
 def _is_in(of: Callable[[str], object], folder: str, name: str) -> object:
@@ -261,6 +266,7 @@ class ObjectStore(Store):
 
     url: str
     _lease: Lease = field(default_factory=lambda: Lease(LOCK), compare=False, repr=False)
+    _pin: tuple[str, bytes] | None = field(default=None, compare=False, repr=False)  # name and bytes, in a pinned copy
 
     @property
     def where(self) -> str:
@@ -356,10 +362,15 @@ class ObjectStore(Store):
         with tempfile.TemporaryFile() as file:
             yield cast(BinaryIO, file)
             file.flush()
-            self._lease.check(self)
+            self._check()
             with self._upload_errors(name):
                 self._fs.put_file(f"/proc/self/fd/{file.fileno()}", self._path(name))
-            self._lease.check(self)  # why again: the lock may have been lost during a long upload
+            self._check()  # why again: the lock may have been lost during a long upload
+
+    def _check(self) -> None:
+        """Raise `StorageError` if this process may not write any more."""
+        self._lease.check(self)
+        self.check_pin()
 
     @contextmanager
     def _upload_errors(self, name: str) -> Iterator[None]:
@@ -416,10 +427,10 @@ class ObjectStore(Store):
     def delete_partial(self, of: Callable[[str], object]) -> None:
         """Abort abandoned multipart uploads. Stores other than S3 expire them by themselves.
 
-        While the lock is shared nothing is aborted: another job may be uploading a file of the same name.
+        A job aborts none: another job may be uploading a file of the same name.
         """
         fs = self._fs
-        if self._lease.is_shared or not hasattr(fs, "abort_mpu"):
+        if self._pin is not None or not hasattr(fs, "abort_mpu"):
             return
         bucket, prefix, _ = fs.split_path(self._path("x"))
         prefix = prefix[:-1]
@@ -441,11 +452,9 @@ class ObjectStore(Store):
         with self._lease.held(self):
             yield lambda: None
 
-    def pinned(self) -> ObjectStore:
-        return self  # why: a copy checks the lease anyway
+    def pinned(self, name: str) -> ObjectStore:
+        return ObjectStore(self.url, self._lease, (name, _content(self, name)))
 
-    @contextmanager
-    def shared_lock(self) -> Iterator[Callable[[], None]]:
-        """As `exclusive_lock`, but shared."""
-        with self._lease.held(self, shared=True):
-            yield lambda: None
+    def check_pin(self) -> None:
+        if self._pin is not None:
+            _check_pin(self, *self._pin)

@@ -21,6 +21,7 @@ import pytest
 import resolute.prep.convert.codecs as codecs
 from resolute.files import atomic_file
 from resolute.pipeline.dataset.format import manifest_bytes
+from resolute.prep.execute import planned
 from resolute.prep.execute.process_pool import Pool
 from resolute.prep.storage.output import LOCK, LocalStore, open_store
 from tests import ROOT
@@ -441,7 +442,7 @@ def test_a_job_whose_worker_is_killed_rejects_nothing_and_can_be_repeated(
 ) -> None:
     """As by the kernel when memory runs out."""
     (photos / "bee" / "03.jpg").write_bytes(b"slow " + bytes(tmp_path / "pid"))
-    monkeypatch.setattr("resolute.prep.jobs.open_pool", faulty_pool)
+    monkeypatch.setattr("resolute.prep.execute.planned.open_pool", faulty_pool)
     assert run("plan", *argv, "--out", tmp_path / "s")[0] == 0
 
     def kill() -> None:
@@ -485,17 +486,26 @@ def test_folders_that_prep_did_not_create_are_not_changed(argv: tuple[object, ..
         assert [path.name for path in (tmp_path / "s").iterdir()] == ["notes.txt"]
 
 
-def test_jobs_share_the_lock_of_a_folder_and_the_other_commands_do_not(
-    argv: tuple[object, ...], tmp_path: Path, run: Run
+def test_jobs_need_no_lock_and_end_when_their_plan_is_replaced(
+    argv: tuple[object, ...], tmp_path: Path, run: Run, prep: Prep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "s"
     assert run("plan", *argv, "--out", out)[0] == 0
-    with open_store(str(out)).shared_lock():
-        jobs(run, out, "0:2")
-        for command in (("plan", *argv), ("finish",), argv):
-            refused(run(*command, "--out", out), "several processes or one, the latest on host", f"pid {os.getpid()}")
     with open_store(str(out)).exclusive_lock():
-        refused(run("range", "--out", out, "--range", ":"), "another prep is writing here, got host")
+        jobs(run, out, "0:2")
+        for command in (("plan", *argv), ("finish",)):
+            refused(run(*command, "--out", out), "another prep is writing here, got host", f"pid {os.getpid()}")
+    convert = planned.convert_shards
+
+    def after_another_plan(*args: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        assert prep(*argv, "--quality", 70, "--rebuild", "--out", out).status == 0
+        return convert(*args, **options)
+
+    monkeypatch.setattr(planned, "convert_shards", after_another_plan)
+    refused(run("range", "--out", out, "--range", ":"), "no longer the set that this job works on, got no plan")
+    assert prep(*argv, "--quality", 70, "--out", tmp_path / "fresh").status == 0
+    assert tree(out) == tree(tmp_path / "fresh")
 
 
 @pytest.mark.slow
@@ -505,9 +515,7 @@ def test_jobs_on_s3_produce_the_bytes_of_a_local_set(
     out = f"{s3_server}/set"
     assert run("plan", *argv, "--out", out)[0] == 0
     refused(run("finish", "--out", out), "got 7 missing, numbers 0:7")
-    with open_store(out).shared_lock():
-        jobs(run, out, "4:", "0:5")
-        refused(run("finish", "--out", out), "another prep is writing here, got host", "last renewed ")
+    jobs(run, out, "4:", "0:5")
     assert run("finish", "--out", out)[0] == 0
     copy = tmp_path / "copy"
     fsspec.filesystem("s3").get(f"{out}/", str(copy), recursive=True)

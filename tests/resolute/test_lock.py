@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from resolute.errors import ResoluteError, StorageError
-from resolute.lock import exclusive_lock, shared_lock
+from resolute.lock import exclusive_lock
 
 
 def lock(path: Path):  # type: ignore[no-untyped-def]
@@ -44,26 +44,6 @@ def test_the_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:
     process.kill()
     process.join()
     with lock(tmp_path / "lock"):
-        pass
-    assert not any(tmp_path.iterdir())
-
-
-def test_shared_and_exclusive_locks_exclude_each_other_and_shared_locks_do_not(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-
-    def shared():  # type: ignore[no-untyped-def]
-        return shared_lock(path, folder=tmp_path, writer="prep", remedy="choose another OUT")
-
-    with lock(path), pytest.raises(ResoluteError, match=f"got host .*, pid {os.getpid()}, since"):
-        shared().__enter__()
-    with shared() as is_held:
-        expected = f"got several processes or one, .*, pid {os.getpid()}, since"
-        with shared(), pytest.raises(ResoluteError, match=expected):
-            lock(path).__enter__()
-        with pytest.raises(ResoluteError, match="another prep is writing here"):
-            lock(path).__enter__()
-        assert is_held()
-    with lock(path):
         pass
     assert not any(tmp_path.iterdir())
 

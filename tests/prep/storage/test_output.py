@@ -267,80 +267,6 @@ def test_a_lock_is_renewed_during_the_run_even_after_a_failed_renewal(
         assert renewed() > first
 
 
-def test_shared_and_exclusive_locks_exclude_each_other_and_shared_locks_do_not(bucket: str) -> None:
-    one, two, three = (open_store(f"{bucket}/set") for _ in range(3))
-    taken = rf"another prep is writing here, got host .*, pid {os.getpid()}, since .*, last renewed \d+ s ago"
-    with one.shared_lock(), two.shared_lock():
-        assert len(one.names(LOCK)) == 2
-        with pytest.raises(ResoluteError, match=taken), three.exclusive_lock():
-            raise AssertionError("a writer beside jobs")
-        one.write("a.bin", b"1")
-        two.write("a.bin", b"1")
-    assert one.names(LOCK) == []
-    with one.exclusive_lock():
-        with pytest.raises(ResoluteError, match=taken), two.shared_lock():
-            raise AssertionError("a job beside a writer")
-        one.write("a.bin", b"2")
-    assert one.names(LOCK) == []
-
-
-@pytest.mark.parametrize("first", ["exclusive_lock", "shared_lock"])
-def test_of_a_shared_and_an_exclusive_lock_acquired_at_once_at_most_one_is_held(
-    bucket: str, monkeypatch: pytest.MonkeyPatch, first: str
-) -> None:
-    """The second takes its lock when the first has seen no lock and is about to make its own."""
-    one, two = open_store(f"{bucket}/set"), open_store(f"{bucket}/set")
-    second = "shared_lock" if first == "exclusive_lock" else "exclusive_lock"
-    with ExitStack() as stack:
-        inside: list[str] = []
-
-        def overtake(path: str) -> None:
-            if LOCK in path and not inside:
-                inside.append(second)
-                stack.enter_context(getattr(two, second)())
-
-        before_writes(monkeypatch, overtake)
-        with pytest.raises(ResoluteError, match="another prep is writing here"), getattr(one, first)():
-            inside.append(first)
-        assert inside == [second]
-        assert len(two.names(LOCK)) == 1
-        two.write("a.bin", b"1")
-    assert two.names(LOCK) == []
-
-
-def test_an_expired_shared_lock_blocks_no_other_and_its_holder_writes_nothing(bucket: str) -> None:
-    one, two = open_store(f"{bucket}/set"), open_store(f"{bucket}/set")
-    leave_lock(one, "shared-killed", age_s=61)
-    leave_lock(one, "00000001", age_s=61)
-    with one.shared_lock():
-        (own,) = [name for name in one.names(LOCK) if name.startswith("shared-") and name != "shared-killed"]
-        one.write("a.bin", b"1")
-        leave_lock(one, own, age_s=61)  # as after a pause
-        with two.exclusive_lock():
-            assert two.names(LOCK) == ["00000002"]
-            for change in (lambda: one.write("a.bin", b"2"), lambda: one.remove("a.bin")):
-                with pytest.raises(StorageError, match="this run has lost its lock on OUT, got another prep on host"):
-                    change()
-    assert two.names() == ["a.bin"]
-    assert two.names(LOCK) == []
-
-
-def test_a_shared_lock_is_renewed_and_its_holder_stops_writing_before_it_expires(
-    bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, now = open_store(f"{bucket}/set"), lease._clock
-    assert isinstance(store, ObjectStore)
-    with store.shared_lock():
-        leave_lock(store, "00000001", age_s=0)  # a contender that is about to withdraw
-        store._lease._renew(store)
-        monkeypatch.setattr(lease, "_clock", lambda: now() + 49)
-        store.write("a.bin", b"1")
-        monkeypatch.setattr(lease, "_clock", lambda: now() + 51)
-        with pytest.raises(StorageError, match="got no renewal for 50 s"):
-            store.write("b.bin", b"1")
-    assert store.names() == ["a.bin"]
-
-
 @pytest.mark.parametrize("number", [0, 2])  # written by a worker, and by the main process
 def test_a_run_that_loses_its_lock_ends_with_one_line_and_without_a_manifest(
     bucket: str, photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, number: int
@@ -413,8 +339,7 @@ def test_unfinished_uploads_of_a_killed_run_are_aborted_and_others_are_not(
     for key in (*own_uploads, *other_uploads):
         fs.call_s3("create_multipart_upload", Bucket=name, Key=key)
     store = open_store(f"{bucket}/set")
-    with store.shared_lock():
-        delete_partial_shards(store, ["train-000001"])  # it may be the upload of another job
+    delete_partial_shards(store.pinned("manifest.json"), ["train-000001"])  # it may be the upload of another job
     assert len(fs.call_s3("list_multipart_uploads", Bucket=name)["Uploads"]) == 6
     assert prep("--src", photos, "--out", f"{bucket}/set", "--res", "32", "--shard-samples", 20).status == 0
     left = fs.call_s3("list_multipart_uploads", Bucket=name).get("Uploads", [])
@@ -500,24 +425,24 @@ def test_a_store_that_cannot_be_written_is_reported_in_one_line(
     assert words in ran.err
     assert out in ran.err
 
-def test_a_pinned_copy_of_a_folder_makes_no_file_appear_once_its_run_has_lost_the_lock(tmp_path: Path) -> None:
-    root = tmp_path / "set"
-    store = open_store(str(root))
-    with store.exclusive_lock():
-        on_a_node = pickle.loads(pickle.dumps(store.pinned()))
-        on_a_node.write("a.bin", b"1")
-        late = on_a_node.create("late.bin")
-        late.write(b"1")
-    (tmp_path / "set").rename(tmp_path / "unmounted")
-    with pytest.raises(StorageError, match="this run has lost its lock on OUT, got no lock there"):
-        on_a_node.create("48/b.bin")
-    assert not root.exists()  # why: a folder made on the local disk would hide the shared one
-    (tmp_path / "unmounted").rename(tmp_path / "set")
-    (root / LOCK).parent.mkdir(exist_ok=True)
-    (root / LOCK).write_bytes(json.dumps({"host": "elsewhere", "pid": 7, "since": "now"}).encode())
-    with pytest.raises(StorageError, match="got another prep on host elsewhere, pid 7, since now"):
+@pytest.mark.parametrize("kind", ["folder", "s3"])
+def test_a_pinned_copy_makes_no_file_appear_once_the_file_is_another(
+    tmp_path: Path, bucket: str, kind: str
+) -> None:
+    store = open_store(str(tmp_path / "set") if kind == "folder" else f"{bucket}/set")
+    store.write("plan", b"one")
+    job = pickle.loads(pickle.dumps(store.pinned("plan")))
+    job.write("a.bin", b"1")
+    late = job.create("late.bin")
+    late.write(b"1")
+    store.write("plan", b"two")
+    with pytest.raises(StorageError, match="no longer the set that this job works on, got another plan at plan"):
         late.close()
+    store.remove("plan")
+    with pytest.raises(StorageError, match="got no plan at plan"):
+        job.write("48/b.bin", b"1")
     assert store.names() == ["a.bin"]
+    assert store.folders() == []  # why: a folder made on the local disk would hide a shared one that is away
 
 
 def test_files_are_abandoned_even_if_the_disk_fails_as_they_are_closed(tmp_path: Path) -> None:
