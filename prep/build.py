@@ -542,12 +542,15 @@ def _convert(
     progress: Callable[[RunStats], None],
 ) -> RunStats:  # fmt: skip
     """Convert the missing shards; their records are then in `work.records`."""
-    if settings.engine == "ray":
+    if settings.engine == "ray" and missing:
         from resolute.prep.execute.planned import names_of_records, write_plan
         from resolute.prep.execute.ray import convert_on_ray
 
         write_plan(store, work.shard_plan, missing, work.scratch, work.check_lock)
-        stats = convert_on_ray(settings.ray_address, settings.out, len(work.plan.layout), progress)
+        numbers = [number for number, shard in enumerate(work.plan.layout) if shard in missing]
+        stats = convert_on_ray(
+            settings.ray_address, settings.out, numbers, progress, max_megapixels=settings.max_megapixels
+        )  # fmt: skip
         work.records.load(names=names_of_records(work.plan, missing))
         return stats
     from resolute.prep.execute.local import convert_shards

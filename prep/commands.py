@@ -48,7 +48,7 @@ def shards(options: ShardsOptions) -> None:
 
     with _progress_bar() as (on_start, progress):
         result = build(options, describe=say, on_start=on_start, progress=progress)
-    _print(_report(options.out, result, options.worker_count))
+    _print(_report(options.out, result, options.worker_count if options.engine == "local" else 0))
 
 
 def verify(options: VerifyOptions) -> int:

@@ -48,7 +48,9 @@ def dry_run(settings: Settings) -> str:
         sides = {res: settings.short_side(res) for res in settings.resolutions}
         spec = _sample(settings, inputs, split, sides)
         samples = inputs.target.sample_dtype
-        options = EncodeOptions(quality=settings.quality, label_digits=4, samples=samples)
+        options = EncodeOptions(
+            quality=settings.quality, label_digits=4, samples=samples, max_megapixels=settings.max_megapixels
+        )  # fmt: skip
         stats, sizes = RunStats(), [0] * len(settings.resolutions)
         sources: list[NDArray[Any]] = []
         with open_pool(settings.worker_count) as pool:

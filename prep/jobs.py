@@ -62,11 +62,6 @@ def plan_jobs(settings: Settings, describe: Callable[[str], None] = lambda line:
         work = plan_set(stack, settings, store, describe)
         if isinstance(work, BuildResult):
             return work
-        if settings.out.startswith("memory://"):
-            raise ResoluteError(
-                f"{store.where}: ends with this process, got a plan for jobs, expected an OUT that they can read; "
-                "choose another OUT"
-            )
         write_plan(store, work.shard_plan, work.missing, work.scratch, work.check_lock)
         plan, missing = work.plan, work.missing
     first, parts = 0, []

@@ -64,6 +64,10 @@ class JobsPlanOptions:
     )  # fmt: skip
     margin: float = setting(MARGIN, "stored short side / resolution", ge=1, le=8)
     quality: int = setting(90, "JPEG quality, as libjpeg counts it", ge=1, le=100)
+    max_megapixels: int | None = setting(
+        None, "megapixels of the largest photo that is not rejected (default: 67.1, 8192 x 8192 px); a worker may take "
+        "13 MB of memory for each", ge=1, le=4000
+    )  # fmt: skip
     max_bad: float = setting(0.01, "fraction of the images that may be unusable", ge=0, le=1)
     unlabelled: Literal["refuse", "drop"] = setting(
         "refuse", "photos whose label is empty or -1: an error, or left out and counted"
@@ -127,12 +131,15 @@ class JobsPlanOptions:
         val: dict[str, Any] = {"how": "frac", "frac": self.held_out_frac}
         if self.val is not None or self.val_list is not None:
             val = {"how": "folder" if self.val is not None else "list"}
+        # why only then: plans without a limit of their own stay what they are
+        limit = {} if self.max_megapixels is None else {"max_megapixels": self.max_megapixels}
         return {
             "margin": self.margin,
             "quality": self.quality,
             "shard_samples": self.shard_samples,
             "seed": self.seed,
             "val": val,
+            **limit,
         }
 
 

@@ -22,13 +22,13 @@ __all__ = ["describe_holder", "exclusive_lock", "holder_record", "same_file", "t
 _RECORD_BYTES = 1024
 
 
-def try_lock(handle: int, *, shared: bool = False) -> bool:
-    """Try to lock an open file, exclusively unless `shared`; False if a lock of another process forbids it.
+def try_lock(handle: int) -> bool:
+    """Try to lock an open file, exclusively; False if another process has locked it.
 
     The lock ends with the process. Raises `OSError` if the file cannot be locked at all (ENOLCK).
     """
     try:
-        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -22,13 +22,15 @@ class EncodeOptions:
     """Options common to all images of a run.
 
     `quality` is libjpeg's, 1..100; `samples` the `Target.sample_dtype` of the set, `label_digits` the width of a class
-    number in its file; `codecs` the `codec_versions` that a worker must have, None if any will do.
+    number in its file; `codecs` the `codec_versions` that a worker must have, None if any will do. Photos of more than
+    `max_megapixels` are rejected; None: of more than `decode.MAX_PIXELS`.
     """
 
     quality: int
     label_digits: int
     samples: np.dtype[Any] = SAMPLE
     codecs: Mapping[str, str] | None = None
+    max_megapixels: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

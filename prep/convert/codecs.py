@@ -18,9 +18,8 @@ __all__ = ["PIXELS", "check_codecs", "codec_versions"]
 
 # Version of our own pixel code: decode.py, reduced.py, resize.py and resize_kernel.py. Raise it with every change of
 # what is stored of any photo: a set that is begun by one version is then not continued by another.
-PIXELS = 1
+PIXELS = 2
 _PIXELS_NAME = "Resolute's pixels"
-_UNNAMED = {_PIXELS_NAME: "1"}  # of sets that were begun before `PIXELS` was recorded
 
 
 @cache
@@ -54,7 +53,7 @@ def check_codecs(made_with: Mapping[str, str] | None, where: str) -> None:
     """
     if made_with is None:
         return
-    here, made_with = codec_versions(), {**_UNNAMED, **made_with}
+    here = codec_versions()
     differences = [f"{name}: got {here.get(name, 'none')}, expected {version}"
                    for name, version in made_with.items() if here.get(name, "none") != version]  # fmt: skip
     if differences:

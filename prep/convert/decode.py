@@ -25,9 +25,10 @@ from .reject import Reject
 
 __all__ = ["MAX_BYTES", "MAX_PIXELS", "MAX_SCANS", "JpegHeader", "Photo", "Reject", "decode", "decode_reduced"]
 
-# With 8192 x 8192 pixels a worker stays below 1 GiB for any file (benchmarks/results/LOG.md). Small files can be
-# decompression bombs in two ways: by their pixels, and by the scans of a progressive JPEG, each over all pixels.
-MAX_PIXELS = 1 << 26
+# With 8192 x 8192 pixels, at up to 13 bytes each, a worker stays below 1 GiB for any file (benchmarks/results/LOG.md).
+# Small files can be decompression bombs in two ways: by their pixels, and by the scans of a progressive JPEG, each over
+# all pixels.
+MAX_PIXELS = 1 << 26  # unless the set has another limit
 MAX_SCANS = 100
 MAX_SIDE_PX = 65_500  # Source: libjpeg-turbo's JPEG_MAX_DIMENSION, which the stored JPEGs have to fit too
 _ORIENTATION = 0x0112  # Source: Exif 2.32, section 4.6.4
@@ -42,6 +43,7 @@ JpegHeader = tuple[int, int, str, str]  # height, width, colorspace and subsampl
 _DEEP_GREY = ("I;16", "I;16L", "I;16B", "I;16N")
 
 Image.init()  # why: `Image.open(formats=...)` accepts only loaded plugins
+Image.MAX_IMAGE_PIXELS = None  # why: `_check_size` has the limit, which may be higher than Pillow's
 _WANTED_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
 _FORMATS: tuple[str, ...] = tuple(name for name in _WANTED_FORMATS if name in Image.OPEN)  # AVIF may be missing
 
@@ -67,16 +69,18 @@ class Photo:
         return cls(pixels=pixels, width=width, height=height, averaged=1, box=(0.0, 0.0, width, height))
 
 
-def decode(data: bytes) -> NDArray[np.uint8]:
+def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
     """Decode the bytes of an image file to (height, width, 3) uint8 RGB, C-contiguous, EXIF orientation applied.
 
     Alpha is composited over white, CMYK converted, 16-bit grey scaled to 8 bits; of several frames the first is used.
-    Colour profiles are ignored. Raises `Reject` unless `data` holds a complete image of at most `MAX_PIXELS`.
+    Colour profiles are ignored. Raises `Reject` unless `data` holds a complete image of at most `max_pixels`.
     """
-    return decode_reduced(data, 1).pixels
+    return decode_reduced(data, 1, max_pixels=max_pixels).pixels
 
 
-def decode_reduced(data: bytes, factor: int, header: JpegHeader | None = None) -> Photo:
+def decode_reduced(
+    data: bytes, factor: int, header: JpegHeader | None = None, *, max_pixels: int = MAX_PIXELS
+) -> Photo:
     """Decode like `decode`, but a plain JPEG to the means of `factor` x `factor` pixels; `factor` is 1, 2, 4 or 8.
 
     `header` is that of a JPEG, if it has been read already. The same files are rejected for the same reasons with any
@@ -89,10 +93,10 @@ def decode_reduced(data: bytes, factor: int, header: JpegHeader | None = None) -
     if data[:2] == b"\xff\xd8":
         segments = _segments(data)
         progressive = any(marker in _PROGRESSIVE for marker, _ in segments)
-        decoded = _decode_jpeg(data, factor, header, progressive=progressive)
+        decoded = _decode_jpeg(data, factor, header, max_pixels, progressive=progressive)
         if decoded is not None:
             return _upright(*decoded, factor, _jpeg_orientation(data, segments))
-    return Photo.full(_decode_with_pillow(data))
+    return Photo.full(_decode_with_pillow(data, max_pixels))
 
 
 def _segments(data: bytes) -> list[tuple[int, int]]:
@@ -111,7 +115,7 @@ def _segments(data: bytes) -> list[tuple[int, int]]:
 
 
 def _decode_jpeg(
-    data: bytes, factor: int, header: JpegHeader | None, *, progressive: bool
+    data: bytes, factor: int, header: JpegHeader | None, max_pixels: int, *, progressive: bool
 ) -> tuple[NDArray[np.uint8], int, int] | None:
     """(pixels, full width, full height) from libjpeg-turbo; None if Pillow has to try.
 
@@ -122,7 +126,7 @@ def _decode_jpeg(
         raise Reject(f"too many scans: {scans}")
     try:
         height, width, colorspace, _ = header or simplejpeg.decode_jpeg_header(data)
-        _check_size(int(width), int(height))
+        _check_size(int(width), int(height), max_pixels)
         direct = colorspace in ("YCbCr", "Gray", "RGB")
         if not direct:
             simplejpeg.decode_jpeg(data, "CMYK")
@@ -158,12 +162,12 @@ def _jpeg_orientation(data: bytes, segments: list[tuple[int, int]]) -> int:
             return 1
 
 
-def _decode_with_pillow(data: bytes) -> NDArray[np.uint8]:
+def _decode_with_pillow(data: bytes, max_pixels: int) -> NDArray[np.uint8]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-                _check_size(*image.size, copies=_DECODER_COPIES.get(image.format or "", 1))
+                _check_size(*image.size, max_pixels // _DECODER_COPIES.get(image.format or "", 1))
                 if image.format == "PNG":
                     _check_png(data)
                 if image.format == "BMP" and image.info.get("compression") in _BMP_RUN_LENGTH:
@@ -177,8 +181,6 @@ def _decode_with_pillow(data: bytes) -> NDArray[np.uint8]:
             raise
         except Image.UnidentifiedImageError:
             raise Reject("not an image") from None
-        except Image.DecompressionBombError:
-            raise Reject("too many pixels") from None
         except Exception as error:  # why: Pillow's plugins raise many types on damaged files
             text = " ".join(str(error).split())
             kind = "truncated" if "truncated" in text.lower() else "cannot be decoded"
@@ -191,8 +193,8 @@ def _check_png(data: bytes) -> None:
         image.verify()  # why: loading does not check the checksums of pixel data
 
 
-def _check_size(width: int, height: int, copies: int = 1) -> None:
-    if width * height * copies > MAX_PIXELS:
+def _check_size(width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
         raise Reject(f"too many pixels: {width}x{height}")
     if min(width, height) < 1 or max(width, height) > MAX_SIDE_PX:
         raise Reject(f"side out of range: {width}x{height}")
@@ -214,7 +216,10 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     for top, band in _bands(image):
         rows = pixels[top : top + band.height]
         if band.mode in _DEEP_GREY:
-            rows[:] = ((np.asarray(band).astype(np.uint32) * 255 + 32_767) // 65_535)[..., None]
+            grey = np.asarray(band)
+            rows[:] = ((grey.astype(np.uint32) * 255 + 32_767) // 65_535)[..., None]
+            if (transparent := band.info.get("transparency")) is not None:
+                rows[grey == transparent] = 255
             continue
         if band.has_transparency_data:
             colour = band.convert("RGBA")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import simplejpeg
 
-from .decode import JpegHeader, Photo, decode_reduced
+from .decode import MAX_PIXELS, JpegHeader, Photo, decode_reduced
 from .resize import fit, halving_error
 
 __all__ = ["decode_for_sizes"]
@@ -31,7 +31,7 @@ _MIN_HALF_DB = 41.0
 _SMALLEST_LIMIT = 256
 
 
-def decode_for_sizes(data: bytes, short_sides: Sequence[int]) -> list[Photo]:
+def decode_for_sizes(data: bytes, short_sides: Sequence[int], max_pixels: int = MAX_PIXELS) -> list[Photo]:
     """Decode an image file: one photo per short side (px), the same one for most.
 
     Raises `Reject` as `decode` does.
@@ -44,7 +44,7 @@ def decode_for_sizes(data: bytes, short_sides: Sequence[int]) -> list[Photo]:
 
     def decode_once(factor: int) -> Photo:
         if factor not in decoded:
-            decoded[factor] = decode_reduced(data, factor, header)
+            decoded[factor] = decode_reduced(data, factor, header, max_pixels=max_pixels)
         return decoded[factor]
 
     photos: dict[int, Photo] = {}

@@ -34,7 +34,7 @@ from resolute.prep.storage.output import Store
 
 from .batch import Batch, BatchResult, EncodeOptions, Times, send_answer
 from .codecs import check_codecs
-from .decode import Reject
+from .decode import MAX_PIXELS, Reject
 from .reduced import decode_for_sizes
 from .resize import resize_and_encode
 
@@ -68,8 +68,8 @@ def serve(conn: Connection, current: Any) -> None:
     def answer(number: int, content: BatchResult | ShardReport | Exception) -> None:
         if isinstance(content, MemoryError):
             content = ResoluteError(
-                f"machine {socket.gethostname()}: got no memory left in a worker, expected about 1 GB for each; use "
-                "fewer WORKERS (--workers)"
+                f"machine {socket.gethostname()}: got no memory left in a worker, expected about 1 GB for each, or 13 "
+                "bytes a pixel of MAX_MEGAPIXELS; use fewer WORKERS (--workers)"
             )
         with sending:
             send_answer(conn, number, content)
@@ -182,6 +182,7 @@ def convert(
     contents = _fetch_ahead(batch.byte_ranges) if files is None else [data for part in files for data in part.result()]
     read_s = perf_counter() - start
     column = str((options.samples.names or ("",))[-1])
+    max_pixels = MAX_PIXELS if options.max_megapixels is None else options.max_megapixels * 1_000_000
     for i, (data, target) in enumerate(zip(contents, batch.labels, strict=True)):
         key = batch.first_key + i
         if data is None and i not in batch.skip:
@@ -199,7 +200,7 @@ def convert(
             assert data is not None
             read_bytes += len(data)
             digest = int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
-            photos = decode_for_sizes(data, batch.short_sides)
+            photos = decode_for_sizes(data, batch.short_sides, max_pixels)
         except Reject as reject:
             rejects.append((key, str(reject)))
             continue

@@ -1,8 +1,12 @@
 """The conversion of planned shards on any machine: the plan in OUT/.prep/plan, and `convert_range`, which follows it.
 
 The plan is the table of the photos of all shards, one Parquet file, and `SetPlan`, written last. Since the bytes of a
-shard follow from the plan and the photos alone, ranges may overlap, be killed and be repeated, and no lock is held: a
-file only appears while OUT still has the plan that the conversion began with.
+shard follow from the plan and the photos alone, ranges may overlap, be killed and be repeated, and no lock is held.
+
+A file appears only if OUT still has the plan that the conversion began with, which is read again just before; a record
+names its plan, and does not count in another. What remains is a file that was being renamed or uploaded at that moment
+and replaces one of a later plan: its size differs from that in the record, so `finish` has the shard made again, or
+else, if it happens to be the same, `resolute verify` reports the file.
 """
 
 from __future__ import annotations
@@ -52,7 +56,15 @@ def write_plan(
     store: Store, shard_plan: ShardPlan, missing: Mapping[tuple[str, int], tuple[int, ...]], scratch: Path,
     check_lock: Callable[[], None],
 ) -> None:  # fmt: skip
-    """Write what `convert_range` needs; `missing` {(split, number): resolutions} are the shards to be made."""
+    """Write what `convert_range` needs; `missing` {(split, number): resolutions} are the shards to be made.
+
+    Raises `ResoluteError` if no other process can read it.
+    """
+    if store.is_private:
+        raise ResoluteError(
+            f"{store.where}: ends with this process, got a plan for jobs or Ray, expected an OUT that all nodes can "
+            "read; choose another OUT"
+        )
     plan = shard_plan.plan
     store.remove(SET_PLAN)  # why first: from here on, an old plan is not complete any more
     delete_plan_files(store)
@@ -90,9 +102,8 @@ def convert_range(
     Raises `ResoluteError` without a complete plan for OUT, or on a machine with other decoders; `StorageError` if
     storage is unavailable.
     """
-    store = open_store(out)
+    store = open_store(out).pinned(SET_PLAN)  # why first: a plan that replaces the one read must not be the pinned one
     plan = read_set_plan(store)
-    store = store.pinned(SET_PLAN)
     stats = RunStats()
     with ExitStack() as stack:
         scratch = stack.enter_context(ScratchFolder())
@@ -149,7 +160,9 @@ def read_set_plan(store: Store) -> SetPlan:
             raise ValueError("none in .prep/plan, or an incomplete one, expected a complete one")
         return SetPlan.parse(values, _read_plans(store))
     except ValueError as error:
-        raise ResoluteError(f"{store.where}: no plan for jobs, got {error}; {AGAIN}") from None
+        raise ResoluteError(
+            f"{store.where}: no plan for jobs, got {error}; check that OUT is that of all machines, or {AGAIN}"
+        ) from None
 
 
 def _read_plans(store: Store) -> list[dict[str, Any]]:

@@ -143,6 +143,7 @@ class SetPlan:
         return EncodeOptions(
             quality=plan["settings"]["quality"], label_digits=label_digits(len(plan["classes"])),
             samples=Target.from_manifest(plan).sample_dtype, codecs=plan["codecs"],
+            max_megapixels=plan["settings"].get("max_megapixels"),
         )  # fmt: skip
 
     def by_generation(self, shards: Iterable[tuple[str, int]]) -> dict[int, list[tuple[str, int]]]:

@@ -20,7 +20,10 @@ __all__ = ["summary"]
 
 
 def summary(result: BuildResult, store: Store, *, workers: int = 0) -> str:
-    """The closing lines, without a final newline; `workers` is the number of processes that converted images."""
+    """The closing lines, without a final newline; `workers` is the number of processes that converted images.
+
+    0: it is not known, and not named.
+    """
     manifest, stats = result.manifest, result.stats
     counts = ", ".join(f"{name} {info['samples']}" for name, info in manifest["splits"].items())
     target = Target.from_manifest(manifest)
@@ -36,10 +39,8 @@ def summary(result: BuildResult, store: Store, *, workers: int = 0) -> str:
         converted = stats.images - stats.rejects
         lines.append(f"  kept {counted(result.kept_shards, 'shard')}, converted {counted(converted, 'image')} now")
     if stats.images:
-        lines.append(
-            f"  {result.elapsed_s:.1f} s, {stats.images / result.elapsed_s:.0f} images/s with "
-            f"{counted(workers, 'worker')}; {_time_shares(stats)}"
-        )
+        rate = f"{stats.images / result.elapsed_s:.0f} images/s" + f" with {counted(workers, 'worker')}" * bool(workers)
+        lines.append(f"  {result.elapsed_s:.1f} s, {rate}; {_time_shares(stats)}")
     lines += _generations(manifest, store.where)
     for res, info in manifest["resolutions"].items():
         tars = tar_sizes(manifest, res)

@@ -27,7 +27,7 @@ def write_record(store: Store, settings: Settings) -> None:
     defaults = Settings(src="-", out="-", res=settings.res)
     variables: dict[str, object] = {"SRC": settings.src}
     names = ("kind", "labels", "columns", "target", "classes", "val", "val_labels", "val_list", "val_frac", "quality",
-             "max_bad", "unlabelled", "duplicates", "seed", "shard_samples")  # fmt: skip
+             "max_megapixels", "max_bad", "unlabelled", "duplicates", "seed", "shard_samples")  # fmt: skip
     for name in names:
         if getattr(settings, name) != getattr(defaults, name):
             variables[name.upper()] = getattr(settings, name)

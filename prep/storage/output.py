@@ -1,9 +1,9 @@
 """Stores that shards are written to: a local folder or an object store, behind one interface.
 
-A file appears complete or not at all, and a store has one writer at a time, or several that share its lock. Partial
-files of a killed run do not last: in a folder they have a temporary name and a lock that ended with the process, and
-the next run deletes them. An upload is first collected in an unnamed local file; the parts of an interrupted multipart
-upload, which no reader sees, are aborted by the next run where the store can list them (S3).
+A file appears complete or not at all. A store has one writer that holds its lock; jobs hold none, and write through a
+pinned copy. Partial files of a killed run do not last: in a folder they have a temporary name and a lock that ended
+with the process, and the next run deletes them. An upload is first collected in an unnamed local file; the parts of an
+interrupted multipart upload, which no reader sees, are aborted by the next run where the store can list them (S3).
 """
 
 from __future__ import annotations

@@ -67,6 +67,13 @@ def test_sixteen_bit_grey_is_scaled_and_not_clipped() -> None:
     assert np.array_equal(got[..., 0], got[..., 2])
 
 
+def test_a_transparent_value_of_16_bit_grey_becomes_white() -> None:
+    grey = np.full((4, 6), 1000, np.uint16)
+    grey[:, 3:] = 1001  # the same in 8 bits
+    got = decode(encoded(Image.fromarray(grey), "PNG", transparency=1001))
+    assert got[0, :, 0].tolist() == [4, 4, 4, 255, 255, 255]
+
+
 def test_alpha_is_composited_over_white() -> None:
     rgba = np.zeros((10, 30, 4), np.uint8)
     rgba[:, :10] = (255, 0, 0, 255)
@@ -125,6 +132,24 @@ def test_huge_dimensions_are_rejected_from_the_header() -> None:
         decode(bytes(small))
     with pytest.raises(Reject, match=r"^side out of range"):
         decode(encoded(Image.new("1", (70_000, 1)), "PNG"))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_the_limit_of_pixels_can_be_set(kind: str) -> None:
+    data, copies = encoded(Image.new("RGB", (50, 40)), kind), 2 if kind == "WEBP" else 1
+    assert decode(data, 2000 * copies).shape == (40, 50, 3)
+    with pytest.raises(Reject, match=r"^too many pixels: 50x40$"):
+        decode(data, 2000 * copies - 1)
+
+
+def test_a_limit_above_pillows_own_counts() -> None:
+    large = bytearray(encoded(Image.new("RGB", (8, 8)), "PNG"))
+    large[16:24] = struct.pack(">II", 20_000, 10_000)
+    large[29:33] = struct.pack(">I", zlib.crc32(large[12:29]))
+    with pytest.raises(Reject, match=r"^too many pixels: 20000x10000$"):
+        decode(bytes(large))
+    with pytest.raises(Reject, match=r"^(truncated|cannot be decoded)"):
+        decode(bytes(large), 200_000_000)
 
 
 def test_broken_exif_is_ignored_and_pillow_warnings_are_suppressed(scene: Scene) -> None:

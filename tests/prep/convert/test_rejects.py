@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.prep.convert import worker
 from resolute.prep.convert.batch import Batch, EncodeOptions
 from resolute.prep.convert.reject import NOT_THERE
 from resolute.prep.sources.image_ref import ByteRange
+from tests.support.trees import tree
 
 Prep = Callable[..., Any]
 
@@ -101,6 +103,25 @@ def test_too_many_rejects_leave_no_manifest(
     (row,) = map(json.loads, (tmp_path / "s" / "rejects.jsonl").read_text().splitlines())
     assert (row["path"], row["reason"]) == ("cat/lost.png", NOT_THERE)
     assert prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--max-bad", 0.1).status == 0
+
+
+def test_the_limit_of_megapixels_belongs_to_the_set(photos: Path, tmp_path: Path, prep: Prep) -> None:
+    Image.new("RGB", (1250, 801)).save(photos / "bee" / "large.jpg")
+    out, argv = tmp_path / "s", ("--src", photos, "--res", "32", "--max-bad", 0.1, "--shard-samples", 20)
+    assert prep(*argv, "--out", out).status == 0
+    assert (out / "rejects.jsonl").read_bytes() == b""
+    assert "max_megapixels" not in json.loads((out / "records" / "plan.json").read_text())["settings"]
+    limited = (*argv, "--out", out, "--max-megapixels", 1)
+    assert "max_megapixels: got null, expected 1" in prep(*limited).err
+    assert prep(*limited, "--rebuild").status == 0
+    assert json.loads((out / "rejects.jsonl").read_text())["reason"] == "too many pixels: 1250x801"
+    assert json.loads((out / "source.json").read_text())["make"]["MAX_MEGAPIXELS"] == "1"
+    before = tree(out)
+    (out / "manifest.json").unlink()
+    for path in [*out.glob("32/*.tar"), *out.glob("records/train-000001-32.rec")]:
+        path.unlink()
+    assert prep(*limited).status == 0
+    assert tree(out) == before
 
 
 def test_a_shard_that_has_only_rejects_is_not_written(photos: Path, tmp_path: Path, prep: Prep) -> None:

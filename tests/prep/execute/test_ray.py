@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,13 +15,15 @@ from typing import Any
 
 import pytest
 
+from resolute.prep.execute.ray import _ranges
 from tests import ROOT
 from tests.conftest import make_photos
-from tests.support.source_formats import jpeg, make_tree, pack, pack_parquet
+from tests.support.source_formats import make_tree, pack, pack_table
 from tests.support.trees import tree
 
 ray = pytest.importorskip("ray", reason="the optional package ray is not installed")
 Prep = Callable[..., Any]
+ARGV = ("--res", "32", "--shard-samples", 8)
 pytestmark = [
     pytest.mark.slow,
     # why: Ray's own sockets and processes end after the interpreter's check
@@ -34,18 +34,12 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The working directory of the nodes: as on other machines, relative paths differ there."""
-    return tmp_path_factory.mktemp("nodes")
-
-
-@pytest.fixture(scope="module")
-def started(nodes: Path) -> Iterator[Any]:
-    """A head without CPUs and two nodes with one CPU each, as separate processes on this machine."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A head without CPUs and two nodes with one CPU each: processes in a working directory of their own."""
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    with contextlib.chdir(nodes):
+    with contextlib.chdir(tmp_path_factory.mktemp("nodes")):
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         for _ in range(2):
             made.add_node(num_cpus=1)
@@ -55,175 +49,149 @@ def started(nodes: Path) -> Iterator[Any]:
     made.shutdown()
 
 
-@pytest.fixture
-def cluster(started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.chdir(tmp_path)
-    return started
+def on(cluster: Any) -> tuple[str, ...]:
+    return ("--engine", "ray", "--ray-address", cluster.address)
 
 
-@contextlib.contextmanager
-def patched_node(cluster: Any, folder: Path, code: str) -> Iterator[None]:
-    """A further node, whose Python processes run `code` when they start."""
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(code)
-    node = cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"})
-    cluster.wait_for_nodes()
-    try:
-        yield
-    finally:
-        cluster.remove_node(node)
+def assert_local_is_alike(prep: Prep, out: Path, *argv: object) -> None:
+    ran = prep(*argv, "--out", out.parent / "local")
+    assert ran.status == 0, ran.err
+    assert tree(out) == tree(out.parent / "local")
+
+
+def assert_refused(ran: Any, *words: str) -> None:
+    assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
+    assert all(each in ran.err for each in words), ran.err
+
+
+def wait_for_records(out: Path) -> int:
+    """The number of finished records, at least 4."""
+    deadline = time.monotonic() + 120
+    while (found := len(list(out.glob("records/*-48.rec")))) < 4 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return found
 
 
 @pytest.mark.timing
 def test_a_set_made_by_three_nodes_of_which_one_is_killed_has_the_bytes_of_a_local_one(
-    cluster: Any, nodes: Path, tmp_path: Path, prep: Prep
+    cluster: Any, tmp_path: Path, prep: Prep
 ) -> None:
-    with contextlib.chdir(nodes):
-        lost = cluster.add_node(num_cpus=1)
-        cluster.wait_for_nodes()
+    lost = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
     photos = make_photos(tmp_path / "photos", classes=3, each=80)
     argv = ("--src", photos, "--res", "32,48", "--shard-samples", 8)
     out = tmp_path / "ray"
     seen: list[int] = []
 
     def lose_a_node() -> None:
-        deadline = time.monotonic() + 120
-        while len(list(out.glob("records/*-48.rec"))) < 4 and time.monotonic() < deadline:
-            time.sleep(0.005)
-        seen.append(len(list(out.glob("records/*-48.rec"))))
+        seen.append(wait_for_records(out))
         # why: a node killed during a write leaves such a file; the moment of the kill below is random
         (out / "48" / ".train-000001.tar.0123456789ab.partial").write_bytes(b"half")
         cluster.remove_node(lost, allow_graceful=False)
 
     killer = threading.Thread(target=lose_a_node)
     killer.start()
-    ran = prep(*argv, "--out", out, "--engine", "ray", "--ray-address", cluster.address)
+    ran = prep(*argv, "--out", out, *on(cluster))
     killer.join()
     assert ran.status == 0, ran.err
     assert 4 <= seen[0] < 30
-    assert prep(*argv, "--out", tmp_path / "local").status == 0
-    assert tree(out) == tree(tmp_path / "local")
+    assert_local_is_alike(prep, out, *argv)
 
 
-def test_relative_paths_are_resolved_before_they_are_sent_to_nodes(cluster: Any, tmp_path: Path, prep: Prep) -> None:
-    photos = make_photos(tmp_path / "photos", classes=2, each=12)
-    val = make_photos(tmp_path / "val", classes=2, each=4)
-    argv = ("--res", "32", "--shard-samples", 8, "--duplicates", "keep")  # why: both hold the same photos
-    on_ray = ("--engine", "ray", "--ray-address", cluster.address)
-    ran = prep("--src", "photos", "--val", "val", "--out", "ray", *argv, *on_ray)
-    assert ran.status == 0, ran.err
-    assert prep("--src", photos, "--val", val, "--out", tmp_path / "local", *argv).status == 0
-    assert tree(tmp_path / "ray") == tree(tmp_path / "local")
-    make_photos(tmp_path / "photos" / "more", classes=1, each=3)  # a new class, for an extension
-    ran = prep("--src", "photos", "--val", "val", "--out", "ray", *argv, *on_ray, "--extend")
-    assert ran.status == 0, ran.err
-    assert prep("--src", photos, "--val", val, "--out", tmp_path / "local", *argv, "--extend").status == 0
-    assert tree(tmp_path / "ray") == tree(tmp_path / "local")
+def test_relative_paths_are_resolved_before_they_are_sent_to_nodes(
+    cluster: Any, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_photos(tmp_path / "val", classes=2, each=4)
+    argv = ("--src", "photos", "--val", "val", *ARGV, "--duplicates", "keep")  # why: both hold the same photos
+    for folder, extend in (("photos", ()), ("photos/more", ("--extend",))):
+        make_photos(tmp_path / folder, classes=2, each=12)
+        ran = prep(*argv, "--out", "ray", *on(cluster), *extend)
+        assert ran.status == 0, ran.err
+        assert_local_is_alike(prep, tmp_path / "ray", *argv, *extend)
 
 
 def test_nodes_without_the_photos_or_the_output_end_the_run_with_one_line_and_reject_no_photo(
-    cluster: Any, tmp_path: Path, prep: Prep
+    cluster: Any, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("resolute.prep.execute.ray._RETRIES", 0)  # why: each waits for the storage
     # why: these paths lead to the working directory of the process that opens them, as without a shared disk
+    monkeypatch.chdir(tmp_path)
     photos = make_photos(tmp_path / "photos", classes=2, each=12)
-    argv = ("--res", "32", "--shard-samples", 8, "--engine", "ray", "--ray-address", cluster.address)
     for src, out, words in (
         ("/proc/self/cwd/photos", tmp_path / "a", "storage is unavailable, got"),
         (photos, "/proc/self/cwd/b", "no plan for jobs, got none in .prep/plan"),
     ):
-        ran = prep("--src", src, "--out", out, *argv)
-        assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
-        assert words in ran.err
-        assert not list(Path(out).rglob("*.tar"))
-        assert not list(Path(out).rglob("manifest.json"))
+        assert_refused(prep("--src", src, "--out", out, *ARGV, *on(cluster)), "resolute shards: node ", words)
+        assert not [path for path in Path(out).rglob("*") if path.name == "manifest.json" or path.suffix == ".tar"]
 
 
-def test_a_node_with_other_decoders_ends_the_run_with_a_line_that_names_them(
-    cluster: Any, tmp_path: Path, prep: Prep
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("from PIL import features\nfeatures.version = lambda name: '0.1'\n", "libwebp in Pillow: got 0.1, expected"),
+        ("import sys\nsys.modules['simplejpeg'] = None\n", "cannot import Resolute, got 'import of simplejpeg halted"),
+    ],
+    ids=["other decoders", "without a package"],
+)
+def test_a_node_that_cannot_make_the_same_bytes_ends_the_run_with_a_line_that_names_it(
+    cluster: Any, tmp_path: Path, prep: Prep, code: str, words: str
 ) -> None:
-    photos = make_photos(tmp_path / "photos", classes=2, each=40)
-    code = "from PIL import features\nfeatures.version = lambda name: '0.1'\n"
-    with patched_node(cluster, tmp_path / "webp", code):
-        ran = prep("--src", photos, "--out", tmp_path / "ray", "--res", "32", "--shard-samples", 2, "--engine", "ray",
-                   "--ray-address", cluster.address)  # fmt: skip
-    assert ran.status == 2
-    assert re.search(r"\nresolute shards: machine .*libwebp in Pillow", f"\n{ran.err}")
-    ran = prep("--src", photos, "--out", tmp_path / "ray", "--res", "32", "--shard-samples", 2)
-    assert ran.status == 0, ran.err
-    assert prep("--src", photos, "--out", tmp_path / "local", "--res", "32", "--shard-samples", 2).status == 0
-    assert tree(tmp_path / "ray") == tree(tmp_path / "local")
+    argv = ("--src", make_photos(tmp_path / "photos", classes=2, each=40), "--res", "32", "--shard-samples", 2)
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node" / "sitecustomize.py").write_text(code)
+    node = cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": f"{tmp_path / 'node'}{os.pathsep}{ROOT}"})
+    cluster.wait_for_nodes()
+    ran = prep(*argv, "--out", tmp_path / "ray", *on(cluster))
+    cluster.remove_node(node)
+    assert_refused(ran, "resolute shards: node ", words)
 
 
 def test_too_many_rejects_end_the_run(cluster: Any, tmp_path: Path, prep: Prep) -> None:
     photos = make_photos(tmp_path / "photos", classes=2, each=12)
-    for name in ("class0/001.jpg", "class1/003.jpg"):
-        (photos / name).write_bytes(b"junk")
-    ran = prep("--src", photos, "--out", tmp_path / "ray", "--res", "32", "--engine", "ray", "--ray-address",
-               cluster.address)  # fmt: skip
-    assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
-    assert "too many unusable images, got" in ran.err
-    assert len((tmp_path / "ray" / "rejects.jsonl").read_text().splitlines()) in (1, 2)
-
-
-def test_an_image_that_crashes_its_decoder_is_rejected(cluster: Any, tmp_path: Path, prep: Prep) -> None:
-    make_photos(tmp_path / "photos", classes=2, each=20)
-    fatal = tmp_path / "photos" / "class1" / "007.jpg"
-    fatal.write_bytes(fatal.read_bytes() + b"fatal")
-    kills = (
-        "import os, signal, simplejpeg\ndecode = simplejpeg.decode_jpeg\n"
-        "def fatal(data, *args, **options):\n"
-        "    if bytes(data).endswith(b'fatal'):\n        os.kill(os.getpid(), signal.SIGSEGV)\n"
-        "    return decode(data, *args, **options)\n"
-        "simplejpeg.decode_jpeg = fatal\n"
-    )
-    with patched_node(cluster, tmp_path / "shim", kills):
-        ran = prep("--src", tmp_path / "photos", "--out", tmp_path / "ray", "--res", "32", "--shard-samples", 8,
-                   "--max-bad", 0.1, "--engine", "ray", "--ray-address", cluster.address)  # fmt: skip
-    assert ran.status == 0, ran.err
-    rejects = [json.loads(line) for line in (tmp_path / "ray" / "rejects.jsonl").read_text().splitlines()]
-    # another node may have converted it
-    assert rejects == [] or [(row["path"], row["reason"]) for row in rejects] == [
-        ("class1/007.jpg", "decoder died: SIGSEGV")
-    ]
+    (photos / "class0" / "001.jpg").write_bytes(b"junk")
+    ran = prep("--src", photos, "--out", tmp_path / "ray", *ARGV, *on(cluster))
+    assert_refused(ran, "too many unusable images, got 1 of 24")
+    assert len((tmp_path / "ray" / "rejects.jsonl").read_text().splitlines()) == 1
 
 
 @pytest.mark.timing
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
-def test_a_run_that_was_ended_is_replaced_by_one_of_other_settings(
-    cluster: Any, tmp_path: Path, prep: Prep, ending: signal.Signals
+@pytest.mark.parametrize("changes", [(), ("--quality", 70, "--rebuild")], ids=["repeated", "replaced"])
+def test_a_run_that_was_ended_is_repeated_or_replaced(
+    cluster: Any, tmp_path: Path, prep: Prep, ending: signal.Signals, changes: tuple[object, ...]
 ) -> None:
     photos = make_photos(tmp_path / "photos", classes=2, each=80)
     out = tmp_path / "ray"
-    argv = ["--src", photos, "--out", out, "--res", "32,48", "--shard-samples", 2]
-    words = [sys.executable, "-m", "resolute", "shards", *argv, "--engine", "ray", "--ray-address", cluster.address]
-    with subprocess.Popen(list(map(str, words)), cwd=ROOT, stderr=subprocess.DEVNULL) as driver:
-        deadline = time.monotonic() + 120
-        while len(list(out.glob("records/*-48.rec"))) < 4 and time.monotonic() < deadline:
-            time.sleep(0.005)
+    argv = ("--src", photos, "--res", "32,48", "--shard-samples", 2)
+    words = map(str, (sys.executable, "-m", "resolute", "shards", *argv, "--out", out, *on(cluster)))
+    with subprocess.Popen([*words], cwd=ROOT, stderr=subprocess.PIPE, text=True) as driver:
+        wait_for_records(out)
         driver.send_signal(ending)
+        err = driver.communicate()[1]
     assert 4 <= len(list(out.glob("records/*-48.rec"))) < 80
-    settings = ("--quality", 70, "--rebuild")
-    assert prep(*argv, *settings).status == 0  # at once, while tasks of the ended run may still be there
-    assert prep(*argv[:2], *argv[4:], *settings, "--out", tmp_path / "local").status == 0
-    time.sleep(5)
-    assert tree(out) == tree(tmp_path / "local")
+    assert err == ("" if ending == signal.SIGKILL else "resolute shards: interrupted; the same command again resumes\n")
+    # at once, while tasks of the ended run may still be there
+    ran = prep(*argv, "--out", out, *changes, *(on(cluster) if not changes else ()))
+    assert ran.status == 0, ran.err
+    time.sleep(2)
+    assert_local_is_alike(prep, out, *argv, *changes)
 
 
-def test_sources_unpacked_to_a_local_disk_are_refused_for_a_cluster(tmp_path: Path, prep: Prep) -> None:
-    files = make_tree(tmp_path / "photos")
-    pack_parquet(tmp_path / "x.parquet", [(jpeg(i), "", i % 2) for i in range(8)], None)
-    pack(tmp_path, "tar.gz", files, "")
-    argv = ("--out", "memory://set", "--res", "32", "--engine", "ray")
-    for src in (("x.parquet",), ("p.tar.gz",), ("photos", "--val", str(tmp_path / "p.tar.gz"))):
-        ran = prep("--src", tmp_path / src[0], *src[1:], *argv)
-        assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
-        assert "must be unpacked where all nodes can read it, got ENGINE=ray and OUT=memory://set" in ran.err
+def test_only_missing_shards_are_divided_into_tasks() -> None:
+    assert _ranges([3, 500, 501, 999], 2) == [(3, 501), (501, 1000)]
+    assert _ranges([3, 500], 16) == [(3, 4), (500, 501)]
 
 
-def test_a_missing_cluster_is_reported_in_one_line(tmp_path: Path, prep: Prep) -> None:
+def test_what_nodes_cannot_read_and_a_missing_cluster_are_refused_in_one_line(tmp_path: Path, prep: Prep) -> None:
     photos = make_photos(tmp_path / "photos", classes=2, each=6)
-    argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32", "--engine", "ray")
-    ran = prep(*argv, "--ray-address", "127.0.0.1:1")
-    assert ran.status == 2
-    assert ran.err.count("\n") == 1
-    assert "RAY_ADDRESS: no cluster at 127.0.0.1:1" in ran.err
+    archive = pack(tmp_path, "tar.gz", make_tree(tmp_path / "tree"), "")
+    links = pack_table(tmp_path / "list.csv", [(f"https://host/{i}.jpg?sig=5ecret", "ab"[i % 2]) for i in range(4)])
+    for src, out, words in (
+        (archive, "memory://set", "must be unpacked where all nodes can read it, got ENGINE=ray and OUT=memory://set"),
+        (photos, "memory://set", "memory://set: ends with this process"),
+        (links, tmp_path / "s", "got a URL with credentials, 'https://host/0.jpg?sig=***'"),
+    ):
+        assert_refused(prep("--src", src, "--out", out, *ARGV, "--engine", "ray"), words)
+    ran = prep("--src", photos, "--out", tmp_path / "s", *ARGV, "--engine", "ray", "--ray-address", "127.0.0.1:1")
+    assert_refused(ran, "RAY_ADDRESS: no cluster at 127.0.0.1:1")
