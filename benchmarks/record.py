@@ -57,7 +57,6 @@ _COMMANDS = {
                     "--ffcv-python PY",
     "prep": "benchmarks.prep --src photos --img2dataset PY",
     "prep-7704": "benchmarks.prep --src photos --copies 24 --rounds 1 --img2dataset PY",
-    "prep-scale": "benchmarks.prep.scale --src photos --copies 1,8,40",
     "resume": "benchmarks.soak --only train-all,train-ranks --kills 12 --faults 0",
     "scale": "benchmarks.storage.index",
     "storage": "benchmarks.storage --shards shards --pace 1000 --seconds 12",

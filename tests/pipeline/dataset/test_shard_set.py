@@ -48,7 +48,7 @@ def test_a_missing_resolution_is_named(shard_root: Path) -> None:
 def test_other_versions_and_damaged_manifests_are_refused(copy: Path) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps({**manifest, "version": 99}))
-    with pytest.raises(ResoluteError, match="version 99, expected resolute-shards version 5"):
+    with pytest.raises(ResoluteError, match="version 99, expected resolute-shards version 6"):
         ShardSet.open(copy)
     flipped = json.dumps({**manifest, "classes": manifest["classes"][::-1]}, indent=1) + "\n"
     longer, cut = manifest_bytes(manifest) + b"\n", manifest_bytes(manifest)[:-1]
@@ -58,6 +58,18 @@ def test_other_versions_and_damaged_manifests_are_refused(copy: Path) -> None:
             ShardSet.open(copy)
     (copy / "manifest.json").write_text("{")
     with pytest.raises(ResoluteError, match="unreadable"):
+        ShardSet.open(copy)
+
+
+def test_a_set_of_version_5_opens_unless_it_leaves_out_photos(copy: Path, shard_set: ShardSet) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (generation,) = manifest["generations"]
+    old = {**manifest, "version": 5, "generations": [{**generation, "dropped": {}}]}
+    (copy / "manifest.json").write_bytes(manifest_bytes(old))
+    assert ShardSet.open(copy).contents() == shard_set.contents()
+    old["generations"].append({**generation, "dropped": {"train": 2, "val": 1}})
+    (copy / "manifest.json").write_bytes(manifest_bytes(old))
+    with pytest.raises(ResoluteError, match=r"made with DROP=1 .*, got a set that leaves out 3 photos.*--rebuild"):
         ShardSet.open(copy)
 
 
