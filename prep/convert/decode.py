@@ -43,7 +43,6 @@ JpegHeader = tuple[int, int, str, str]  # height, width, colorspace and subsampl
 _DEEP_GREY = ("I;16", "I;16L", "I;16B", "I;16N")
 
 Image.init()  # why: `Image.open(formats=...)` accepts only loaded plugins
-Image.MAX_IMAGE_PIXELS = None  # why: `_check_size` has the limit, which may be higher than Pillow's
 _WANTED_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
 _FORMATS: tuple[str, ...] = tuple(name for name in _WANTED_FORMATS if name in Image.OPEN)  # AVIF may be missing
 
@@ -181,6 +180,8 @@ def _decode_with_pillow(data: bytes, max_pixels: int) -> NDArray[np.uint8]:
             raise
         except Image.UnidentifiedImageError:
             raise Reject("not an image") from None
+        except Image.DecompressionBombError:  # Pillow's own limit, which workers lift
+            raise Reject("too many pixels") from None
         except Exception as error:  # why: Pillow's plugins raise many types on damaged files
             text = " ".join(str(error).split())
             kind = "truncated" if "truncated" in text.lower() else "cannot be decoded"

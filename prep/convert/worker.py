@@ -22,6 +22,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import SOURCE, STORED, key_name
@@ -62,6 +63,7 @@ def serve(conn: Connection, current: Any) -> None:
     parent. Files of a shard that is unfinished by then stay behind: to be deleted by `delete_partial_shards`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Image.MAX_IMAGE_PIXELS = None  # why: the set has its own limit, which may be higher than Pillow's
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     sending = threading.Lock()
 

@@ -60,7 +60,7 @@ def write_plan(
 
     Raises `ResoluteError` if no other process can read it.
     """
-    if store.is_private:
+    if store.where.startswith("memory://"):
         raise ResoluteError(
             f"{store.where}: ends with this process, got a plan for jobs or Ray, expected an OUT that all nodes can "
             "read; choose another OUT"
