@@ -23,15 +23,26 @@ from resolute.files import write_errors
 from resolute.pipeline.dataset.format import FORMAT, VERSION, manifest_bytes, rejects_name, shard_name
 from resolute.pipeline.storage.scratch import ScratchFolder
 from resolute.prep.convert.codecs import check_codecs, codec_versions
-from resolute.prep.execute.planned import delete_plan_files
-from resolute.prep.execute.stats import RunStats
-from resolute.prep.plan.compare import Comparison
-from resolute.prep.plan.database import Database
-from resolute.prep.plan.input_checks import input_warnings
-from resolute.prep.plan.inputs import Inputs, check_no_overlap, list_sources, split_inputs
-from resolute.prep.plan.set_photos import SetPhotos, local_photos, lost_photos, photos_name, put_file, write_photos
-from resolute.prep.plan.set_plan import PLAN_FOLDER, SET_PLAN, SetPlan, ShardLayout, layout_of
-from resolute.prep.plan.shard_plan import (
+from resolute.prep.listing.checks import input_warnings
+from resolute.prep.listing.compare import Comparison
+from resolute.prep.listing.database import Database
+from resolute.prep.listing.inputs import Inputs, check_no_overlap, list_sources, split_inputs
+from resolute.prep.run.planned import delete_plan_files
+from resolute.prep.run.stats import RunStats
+from resolute.prep.shard_set.cards import CARD, CROISSANT, write_card
+from resolute.prep.shard_set.cleanup import delete_orphans, delete_partial, start_over
+from resolute.prep.shard_set.existing_set import (
+    ExistingSet,
+    describe_differences,
+    open_existing,
+    plan_name,
+    read_sealed,
+)
+from resolute.prep.shard_set.manifest import finalize_set, restore_info_files, write_rejects
+from resolute.prep.shard_set.record import Records, record_name
+from resolute.prep.shard_set.set_photos import SetPhotos, local_photos, lost_photos, photos_name, put_file, write_photos
+from resolute.prep.shard_set.set_plan import PLAN_FOLDER, SET_PLAN, SetPlan, ShardLayout, layout_of
+from resolute.prep.shard_set.shard_plan import (
     ShardPlan,
     ShardSpecs,
     missing_shards,
@@ -39,12 +50,7 @@ from resolute.prep.plan.shard_plan import (
     plan_photos,
     start_planned,
 )
-from resolute.prep.shards.cards import CARD, CROISSANT, write_card
-from resolute.prep.shards.cleanup import delete_orphans, delete_partial, start_over
-from resolute.prep.shards.existing_set import ExistingSet, describe_differences, open_existing, plan_name, read_sealed
-from resolute.prep.shards.manifest import finalize_set, restore_info_files, write_rejects
-from resolute.prep.shards.record import Records, record_name
-from resolute.prep.shards.source_record import check_replaced_source, is_other_source, read_record, write_record
+from resolute.prep.shard_set.source_record import check_replaced_source, is_other_source, read_record, write_record
 from resolute.prep.sources.scan_cache import delete_old_versions
 from resolute.prep.storage.output import LOCK, RUN_FOLDER, LocalStore, Store, open_store
 
@@ -543,8 +549,8 @@ def _convert(
 ) -> RunStats:  # fmt: skip
     """Convert the missing shards; their records are then in `work.records`."""
     if settings.engine == "ray" and missing:
-        from resolute.prep.execute.planned import names_of_records, write_plan
-        from resolute.prep.execute.ray import convert_on_ray
+        from resolute.prep.run.planned import names_of_records, write_plan
+        from resolute.prep.run.ray import convert_on_ray
 
         write_plan(store, work.shard_plan, missing, work.scratch, work.check_lock)
         numbers = [number for number, shard in enumerate(work.plan.layout) if shard in missing]
@@ -553,8 +559,8 @@ def _convert(
         )  # fmt: skip
         work.records.load(names=names_of_records(work.plan, missing))
         return stats
-    from resolute.prep.execute.local import convert_shards
-    from resolute.prep.execute.process_pool import open_pool
+    from resolute.prep.run.local import convert_shards
+    from resolute.prep.run.pool import open_pool
 
     stats = RunStats()
     for generation, shards in work.plan.by_generation(missing).items():

@@ -16,12 +16,12 @@ from tqdm import tqdm
 from resolute.console import counted, say
 from resolute.errors import strip_credentials
 from resolute.machine import available_cpus
-from resolute.prep.execute.process_pool import start_fork_server
+from resolute.prep.run.pool import start_fork_server
 
 from .settings import JobsFinishOptions, JobsPlanOptions, JobsRangeOptions, Settings, ShardsOptions, VerifyOptions
 
 if TYPE_CHECKING:
-    from resolute.prep.execute.stats import RunStats
+    from resolute.prep.run.stats import RunStats
 
     from .build import BuildResult
 
@@ -102,7 +102,7 @@ def _checked(options: Options) -> Options:
     from resolute.prep.storage.output import open_store
 
     if not options.src:
-        from resolute.prep.shards.source_record import missing_source_error
+        from resolute.prep.shard_set.source_record import missing_source_error
 
         raise missing_source_error(open_store(options.out), options.res, extend=options.extend)
     if options.extend and not options.res:

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from resolute.console import counted
 from resolute.pipeline.storage.scratch import ScratchFolder
 from resolute.prep.convert.batch import BatchResult, EncodeOptions
-from resolute.prep.execute.process_pool import open_pool
-from resolute.prep.execute.stats import RunStats
-from resolute.prep.plan.database import Database
-from resolute.prep.plan.input_checks import describe_ignored, describe_target, input_warnings, size_warnings
-from resolute.prep.plan.inputs import Inputs, check_no_overlap, list_sources, split_inputs
-from resolute.prep.plan.set_plan import SetPlan, layout_of
-from resolute.prep.plan.shard_plan import ShardPlan, plan_photos
-from resolute.prep.shards.existing_set import open_existing
-from resolute.prep.shards.writer import ShardSpec
+from resolute.prep.listing.checks import describe_ignored, describe_target, input_warnings, size_warnings
+from resolute.prep.listing.database import Database
+from resolute.prep.listing.inputs import Inputs, check_no_overlap, list_sources, split_inputs
+from resolute.prep.run.pool import open_pool
+from resolute.prep.run.stats import RunStats
+from resolute.prep.shard_set.existing_set import open_existing
+from resolute.prep.shard_set.set_plan import SetPlan, layout_of
+from resolute.prep.shard_set.shard_plan import ShardPlan, plan_photos
+from resolute.prep.shard_set.writer import ShardSpec
 from resolute.prep.storage.output import open_store
 
 from .extend import check_extendable, compare_with_set, describe_changes, extension_inputs, extension_plan

@@ -18,15 +18,15 @@ import numpy as np
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import FORMAT, VERSION, rejects_name
 from resolute.prep.convert.codecs import codec_versions
-from resolute.prep.plan.compare import Comparison, compare
-from resolute.prep.plan.inputs import Inputs, copies_of
-from resolute.prep.plan.photos import Photos
-from resolute.prep.plan.set_photos import SetPhotos, local_photos, lost_photos
-from resolute.prep.plan.splits import extend_splits
-from resolute.prep.shards.existing_set import CHANGES, ExistingSet, describe_differences
-from resolute.prep.shards.manifest import is_info_file, read_rejects
-from resolute.prep.shards.record import plan_hash
-from resolute.prep.shards.source_record import is_other_source, read_record
+from resolute.prep.listing.compare import Comparison, compare
+from resolute.prep.listing.inputs import Inputs, copies_of
+from resolute.prep.listing.photos import Photos
+from resolute.prep.listing.splits import extend_splits
+from resolute.prep.shard_set.existing_set import CHANGES, ExistingSet, describe_differences
+from resolute.prep.shard_set.manifest import is_info_file, read_rejects
+from resolute.prep.shard_set.record import plan_hash
+from resolute.prep.shard_set.set_photos import SetPhotos, local_photos, lost_photos
+from resolute.prep.shard_set.source_record import is_other_source, read_record
 from resolute.prep.storage.output import Store
 
 from .settings import Settings

@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
-from resolute.prep.execute.planned import AGAIN, convert_range, names_of_records, read_set_plan, write_plan
-from resolute.prep.execute.stats import RunStats
-from resolute.prep.plan.database import Database
-from resolute.prep.plan.set_photos import SetPhotos, local_photos, lost_photos
-from resolute.prep.plan.set_plan import PLAN_FOLDER, SET_PLAN, SetPlan
-from resolute.prep.plan.shard_plan import missing_shards
-from resolute.prep.shards.existing_set import open_existing, read_damaged, read_sealed
-from resolute.prep.shards.record import Records
+from resolute.prep.listing.database import Database
+from resolute.prep.run.planned import AGAIN, convert_range, names_of_records, read_set_plan, write_plan
+from resolute.prep.run.stats import RunStats
+from resolute.prep.shard_set.existing_set import open_existing, read_damaged, read_sealed
+from resolute.prep.shard_set.record import Records
+from resolute.prep.shard_set.set_photos import SetPhotos, local_photos, lost_photos
+from resolute.prep.shard_set.set_plan import PLAN_FOLDER, SET_PLAN, SetPlan
+from resolute.prep.shard_set.shard_plan import missing_shards
 from resolute.prep.storage.output import Store, open_store
 
 from .build import BuildResult, delete_run_files, finalize, plan_set, scratch_folder

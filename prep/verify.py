@@ -19,11 +19,11 @@ from resolute.files import PARTIAL
 from resolute.pipeline.dataset.format import FORMAT, READ_VERSIONS, VERSION, is_sealed
 from resolute.pipeline.dataset.source_record import SOURCE_RECORD, missing_set_hint
 from resolute.pipeline.fork_server import fork_server
-from resolute.prep.shards.cards import CARD
-from resolute.prep.shards.existing_set import CHANGES, DAMAGED, MANIFEST
-from resolute.prep.shards.file_check import Damage, check_file, init_worker, read_with_retry
-from resolute.prep.shards.record import record_name
-from resolute.prep.shards.source_record import read_record, rerun_command
+from resolute.prep.shard_set.cards import CARD
+from resolute.prep.shard_set.existing_set import CHANGES, DAMAGED, MANIFEST
+from resolute.prep.shard_set.file_check import Damage, check_file, init_worker, read_with_retry
+from resolute.prep.shard_set.record import record_name
+from resolute.prep.shard_set.source_record import read_record, rerun_command
 from resolute.prep.storage.hashed_file import FileInfo
 from resolute.prep.storage.output import RUN_FOLDER, Store
 

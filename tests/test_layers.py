@@ -79,6 +79,24 @@ def test_the_pipeline_packages_import_downwards_only() -> None:
     assert broken("downwards", allowed) == []
 
 
+def test_the_folders_of_prep_are_layers() -> None:
+    above = ["extend", "build", "jobs", "estimate", "verify", "report", "commands"]
+    order = ["storage", "sources", "settings", "listing", "convert", "shard_set", "run", *above]
+    parts = {f"resolute.prep.{part}": level for level, part in enumerate(order)}
+
+    def level(module: str) -> int | None:
+        return next((parts[part] for part in parts if is_within(module, (part,))), None)
+
+    assert {str(Path(*path.parts[-2:])) for path in FILES if NAMES[path].startswith("resolute.prep.")
+            and level(NAMES[path]) is None} == set()  # fmt: skip
+
+    def allowed(importing: str, imported: str) -> bool:
+        high, low = level(importing), level(imported)
+        return high is None or low is None or low <= high
+
+    assert broken("layers", allowed) == []
+
+
 def test_no_file_imports_a_part_by_its_bare_name() -> None:
     files = {**NAMES, **{path: str(path) for path in (ROOT / "tests").rglob("*.py")}}
 

@@ -38,10 +38,10 @@ from resolute.benchmarks.record import check_writable, header, write
 from resolute.pipeline.dataset.format import SAMPLE, SOURCE, STORED, shard_name
 from resolute.prep import jobs
 from resolute.prep.build import build
-from resolute.prep.plan.set_plan import ShardLayout
 from resolute.prep.settings import Settings
-from resolute.prep.shards.existing_set import PLAN, read_sealed
-from resolute.prep.shards.record import RECORDS, ShardRecord, plan_hash
+from resolute.prep.shard_set.existing_set import PLAN, read_sealed
+from resolute.prep.shard_set.record import RECORDS, ShardRecord, plan_hash
+from resolute.prep.shard_set.set_plan import ShardLayout
 from resolute.prep.storage.hashed_file import FileInfo
 from resolute.prep.storage.output import open_store
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from resolute.benchmarks.cli import repeated
 from resolute.prep.convert.decode import Photo, Reject, decode
 from resolute.prep.convert.resize import fit, resize, resize_photo
-from resolute.prep.shards.tar_format import member
+from resolute.prep.shard_set.tar_format import member
 
 __all__ = ["measure_parts", "measure_psnr"]
 

@@ -19,7 +19,7 @@ from typing import Any
 # why: forks of this process need not import them
 import resolute.cli
 import resolute.prep.commands
-import resolute.prep.convert.worker
+import resolute.prep.run.worker
 import resolute.train.cross_validation
 import resolute.train.inference.evaluate
 import resolute.train.planner.plan

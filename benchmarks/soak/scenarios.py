@@ -233,7 +233,7 @@ def shorten_limits() -> None:
     """In a forked process: use short time limits, and fork prep's workers instead of starting interpreters."""
     from resolute.pipeline.storage.disk_cache import CacheSettings
     from resolute.prep import commands
-    from resolute.prep.execute import process_pool
+    from resolute.prep.run import pool as process_pool
     from resolute.prep.storage import lease
 
     get_context = multiprocessing.get_context

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from resolute.prep.sources.image_ref import MAX_BYTES
-
-from .reject import Reject
+from resolute.prep.sources.reject import Reject
 
 __all__ = ["MAX_BYTES", "MAX_PIXELS", "MAX_SCANS", "JpegHeader", "Photo", "Reject", "decode", "decode_reduced"]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from resolute.pipeline.dataset.format import SOURCE, STORED, index_name, names_name, source_name
 from resolute.pipeline.dataset.target import Target, widened
 from resolute.pipeline.storage.scratch import ScratchFolder
-from resolute.prep.execute.stats import RunStats
+from resolute.prep.run.stats import RunStats
 from resolute.prep.storage.output import Store
 
 __all__ = ["ShardSetReader", "tar_sizes", "work_seconds"]

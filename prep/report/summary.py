@@ -9,9 +9,9 @@ from resolute.console import counted
 from resolute.pipeline.dataset.format import duplicates_name, rejects_name
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.build import BuildResult, describe_reasons
-from resolute.prep.execute.stats import RunStats
 from resolute.prep.extend import describe_changes
-from resolute.prep.plan.input_checks import describe_ignored, describe_target, size_warnings
+from resolute.prep.listing.checks import describe_ignored, describe_target, size_warnings
+from resolute.prep.run.stats import RunStats
 from resolute.prep.storage.output import Store
 
 from .browse import ShardSetReader, tar_sizes, work_seconds

@@ -23,9 +23,9 @@ from resolute.errors import ResoluteError, StorageError, is_unavailable, strip_c
 from resolute.pipeline.storage.object_store import driver_errors
 from resolute.pipeline.storage.read_at import read_at
 from resolute.pipeline.storage.retry import GONE, http_status
-from resolute.prep.convert.reject import NOT_THERE, Reject
-from resolute.prep.execute.thread_map import thread_map
+from resolute.prep.sources.reject import NOT_THERE, Reject
 from resolute.prep.storage.retry import WAITS_S, is_retryable, unavailable
+from resolute.prep.storage.thread_map import thread_map
 
 from .archives.zip_directory import HEADER_BYTES, TAIL_BYTES, content_start, unzip
 from .image_ref import MAX_BYTES, MISSING, UNSEEN, ZIPPED, ByteRange, is_url

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from resolute.prep.execute.thread_map import thread_map
+from resolute.prep.storage.thread_map import thread_map
 
 from .filesystem import Entry, list_folder
 from .image_ref import ImageRef, SourceTarget, is_url

@@ -15,8 +15,8 @@ from functools import partial
 from resolute.errors import ResoluteError
 from resolute.machine import available_cpus
 from resolute.pipeline.fork_server import fork_server
-from resolute.prep.execute.child import init_child
-from resolute.prep.execute.thread_map import thread_map
+from resolute.prep.storage.child import init_child
+from resolute.prep.storage.thread_map import thread_map
 
 from .output import ObjectStore, Store
 from .retry import retry

@@ -21,8 +21,8 @@ import pytest
 import resolute.prep.convert.codecs as codecs
 from resolute.files import atomic_file
 from resolute.pipeline.dataset.format import manifest_bytes
-from resolute.prep.execute import planned
-from resolute.prep.execute.process_pool import Pool
+from resolute.prep.run import planned
+from resolute.prep.run.pool import Pool
 from resolute.prep.storage.output import LOCK, LocalStore, open_store
 from tests import ROOT
 from tests.conftest import make_photos
@@ -442,7 +442,7 @@ def test_a_job_whose_worker_is_killed_rejects_nothing_and_can_be_repeated(
 ) -> None:
     """As by the kernel when memory runs out."""
     (photos / "bee" / "03.jpg").write_bytes(b"slow " + bytes(tmp_path / "pid"))
-    monkeypatch.setattr("resolute.prep.execute.planned.open_pool", faulty_pool)
+    monkeypatch.setattr("resolute.prep.run.planned.open_pool", faulty_pool)
     assert run("plan", *argv, "--out", tmp_path / "s")[0] == 0
 
     def kill() -> None:

@@ -18,7 +18,7 @@ from PIL import Image
 from resolute.pipeline.dataset.format import key_name
 from resolute.pipeline.dataset.index_array import checksums, checksums_name
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.prep.shards.tar_format import dali_index
+from resolute.prep.shard_set.tar_format import dali_index
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]

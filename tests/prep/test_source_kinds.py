@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.prep.plan.database import Database
-from resolute.prep.plan.inputs import list_sources, split_inputs
+from resolute.prep.listing.database import Database
+from resolute.prep.listing.inputs import list_sources, split_inputs
 from resolute.prep.settings import Settings
 from tests.support.source_formats import files_in, pack_parquet, pack_tar, pack_zip
 from tests.support.trees import tree

@@ -23,8 +23,8 @@ from resolute.errors import ResoluteError, StorageError
 from resolute.files import write_errors
 from resolute.pipeline.dataset.format import manifest_bytes
 from resolute.prep import verify as verifying
-from resolute.prep.shards.file_check import Damage, check_file, read_with_retry
-from resolute.prep.shards.record import ShardRecord
+from resolute.prep.shard_set.file_check import Damage, check_file, read_with_retry
+from resolute.prep.shard_set.record import ShardRecord
 from resolute.prep.storage.hashed_file import FileInfo
 from resolute.prep.storage.output import LocalStore, open_store
 from resolute.prep.verify import to_rebuild, verify

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from resolute.prep.convert import worker
 from resolute.prep.convert.decode import Photo
+from resolute.prep.run import worker
 
 
 def serve(conn: Connection, current: Any) -> None:

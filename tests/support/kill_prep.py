@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from resolute.prep.execute import process_pool
+from resolute.prep.run import pool as process_pool
 from tests.support.cli import prep as main
 
 _TOO_LATE = 70

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-from resolute.prep.convert.reject import Reject
+from resolute.prep.sources.reject import Reject
 
 __all__ = ["HEADER_BYTES", "TAIL_BYTES", "ZipMember", "unzip", "zip_members"]
 

@@ -15,11 +15,11 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from resolute.prep.convert import worker
 from resolute.prep.convert.batch import Batch, EncodeOptions
 from resolute.prep.convert.decode import Photo, Reject, decode, decode_reduced
 from resolute.prep.convert.reduced import decode_for_sizes
 from resolute.prep.convert.resize import fit, resize, resize_and_encode, resize_photo
+from resolute.prep.run import worker
 from resolute.prep.sources.image_ref import ByteRange
 
 Scene = Callable[..., NDArray[np.uint8]]

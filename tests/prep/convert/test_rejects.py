@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.prep.convert import worker
 from resolute.prep.convert.batch import Batch, EncodeOptions
-from resolute.prep.convert.reject import NOT_THERE
+from resolute.prep.run import worker
 from resolute.prep.sources.image_ref import ByteRange
+from resolute.prep.sources.reject import NOT_THERE
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]

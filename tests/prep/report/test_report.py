@@ -21,9 +21,9 @@ from resolute.pipeline.dataset.format import SOURCE
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.build import BuildResult, build
-from resolute.prep.execute.stats import RunStats
 from resolute.prep.report.charts import SourceCounts, class_chart, source_charts
 from resolute.prep.report.report import write_report
+from resolute.prep.run.stats import RunStats
 from resolute.prep.settings import Settings
 from resolute.prep.storage.output import LocalStore, open_store
 

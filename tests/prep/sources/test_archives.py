@@ -18,7 +18,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from resolute.errors import ResoluteError
-from resolute.prep.plan.photos import list_photos
+from resolute.prep.listing.photos import list_photos
 from resolute.prep.sources import scan_cache
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.scan_cache import delete_old_versions

@@ -12,7 +12,7 @@ import fsspec
 import pytest
 
 from resolute.errors import ResoluteError
-from resolute.prep.plan.splits import make_splits
+from resolute.prep.listing.splits import make_splits
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.fetch import fetch
 from resolute.prep.sources.label_file import table_covers

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from resolute.errors import ResoluteError
-from resolute.prep.plan.classes import read_classes
+from resolute.prep.listing.classes import read_classes
 from resolute.prep.sources.label_file import label_rows
 
 Prep = Callable[..., Any]

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from resolute.prep.convert import worker
 from resolute.prep.convert.batch import Batch, EncodeOptions
 from resolute.prep.convert.decode import Reject
+from resolute.prep.run import worker
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.fetch import fetch_many
 from resolute.prep.sources.image_ref import MAX_BYTES, UNSEEN, ZIPPED, ByteRange
@@ -195,7 +195,7 @@ def test_reads_of_a_url_of_unknown_size_are_bounded_by_the_limit(monkeypatch: py
 WORKER = PEAK + """
 import json, sys
 import numpy as np
-from resolute.prep.convert import worker
+from resolute.prep.run import worker
 from resolute.prep.convert.batch import Batch, EncodeOptions
 from resolute.prep.sources.image_ref import ByteRange
 class Connection:

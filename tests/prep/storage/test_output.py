@@ -25,8 +25,8 @@ import pytest
 
 from resolute.errors import ResoluteError, StorageError
 from resolute.pipeline.storage.scratch import ScratchFolder
-from resolute.prep.execute import process_pool
-from resolute.prep.shards.cleanup import delete_partial_shards
+from resolute.prep.run import pool as process_pool
+from resolute.prep.shard_set.cleanup import delete_partial_shards
 from resolute.prep.sources.scan_cache import cached_scan
 from resolute.prep.storage import lease
 from resolute.prep.storage.bulk import read_many, remove_many, write_many

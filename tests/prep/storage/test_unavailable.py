@@ -16,9 +16,9 @@ import pytest
 from resolute.errors import ResoluteError, StorageError
 from resolute.prep import build as building
 from resolute.prep.convert.batch import Batch, EncodeOptions
-from resolute.prep.convert.worker import convert
-from resolute.prep.plan.database import Database
-from resolute.prep.plan.photos import list_photos
+from resolute.prep.listing.database import Database
+from resolute.prep.listing.photos import list_photos
+from resolute.prep.run.worker import convert
 from resolute.prep.settings import Settings
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.fetch import fetch, fetch_many

@@ -1,1 +1,0 @@
-"""Executors of the conversion: a process pool on this machine, or a Ray cluster."""

@@ -1,0 +1,1 @@
+"""The photos of the sources before the conversion: one table, with classes, splits and copies."""

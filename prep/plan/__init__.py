@@ -1,1 +1,0 @@
-"""Planning before the conversion: all images with their classes, splits and places in the shards."""

@@ -1,0 +1,205 @@
+"""`ShardPlan`: the photos of the shards that are to be made, as rows of one table, by split and key.
+
+The table `planned` has the columns of `set_photos.py` and generation, path (full; NULL: the photo is gone or has
+changed), offset, nbytes, packed (as in `photos.py`) and skip (why it is rejected without being read, or NULL). The
+place of a photo in the shards is a pure function of settings and inputs.
+
+For jobs on other machines the table is one Parquet file, of which a job reads the rows of its shards.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.target import Target
+from resolute.prep.listing.database import Database
+from resolute.prep.listing.photos import Photos, objects
+from resolute.prep.listing.splits import Split
+from resolute.prep.shard_set.record import Records
+from resolute.prep.shard_set.writer import ShardSpec
+from resolute.prep.sources.image_ref import MISSING, ByteRange
+from resolute.prep.sources.reject import NOT_THERE
+
+from .set_photos import quoted
+from .set_plan import SetPlan, ShardLayout
+from .shuffle import shuffled
+
+__all__ = ["ShardPlan", "ShardSpecs", "missing_shards", "plan_older", "plan_photos", "start_planned"]
+
+_CHUNK = 1 << 20
+
+
+def plan_photos(
+    database: Database, splits: Mapping[str, Split], layout: ShardLayout, *, generation: int, seed: int
+) -> None:
+    """Make the table `planned` of the photos of a new generation; the photos of `splits` are disjoint."""
+    parts = []
+    for n, split in enumerate(splits):
+        photos, keys = splits[split].photos, layout.keys_of(split, generation)
+        order = np.empty(len(keys), np.uint32)  # the place among the keys of each photo, by name
+        for first in range(0, len(keys), _CHUNK):
+            own = np.arange(first, min(first + _CHUNK, len(keys)), dtype=np.int64)
+            order[shuffled(seed, split, len(keys), own, generation=generation)] = own
+        database.run_on(
+            {"position": splits[split].positions, "i": order},
+            f"CREATE OR REPLACE TABLE keys_{n} AS SELECT position, i FROM columns",
+        )
+        parts.append(
+            f"SELECT {n} AS number, {generation}::UINTEGER AS generation, '{split}' AS split, "
+            f"i::UBIGINT + {keys.start} AS key, name, size_bytes, target, packed = {MISSING} AS missing, "
+            f"{photos.path} AS path, \"offset\", nbytes, packed FROM {photos.table} JOIN keys_{n} USING (position)"
+        )
+    database.run(
+        "CREATE TABLE planned AS SELECT * EXCLUDE (number), NULL::VARCHAR AS skip "
+        f"FROM ({' UNION ALL '.join(parts)}) ORDER BY number, key"
+    )
+    for n in range(len(splits)):
+        database.run(f"DROP TABLE keys_{n}")
+
+
+def start_planned(database: Database) -> None:
+    """Make the table `planned`, without rows, for the photos of the view `set_photos`."""
+    database.run(
+        "CREATE TABLE planned AS SELECT *, NULL::BLOB AS path, NULL::BIGINT AS \"offset\", NULL::UBIGINT AS nbytes, "
+        "NULL::UTINYINT AS packed, NULL::VARCHAR AS skip FROM set_photos LIMIT 0"
+    )
+
+
+def plan_older(
+    database: Database, sources: Mapping[str, Photos], layout: ShardLayout, shards: Iterable[tuple[str, int]],
+    rejects: Mapping[tuple[str, int], str],
+) -> None:  # fmt: skip
+    """Add the photos of these `shards` to `planned`, from the set and its comparison with the sources (`compare`).
+
+    `rejects` {(split, key): reason} are rejected again, as those are that `compare` knew.
+    """
+    database.run_on(
+        {"split": objects(split for split, _ in rejects), "key": np.array([key for _, key in rejects], np.uint64),
+         "reason": objects(rejects.values())},
+        "INSERT INTO rejected SELECT c.split::VARCHAR, c.key, c.reason::VARCHAR FROM columns c "
+        "ANTI JOIN rejected r ON r.split = c.split::VARCHAR AND r.key = c.key",
+    )  # fmt: skip
+    ranges = [(split, layout.keys(split, number)) for split, number in shards]
+    database.run_on(
+        {"split": objects(split for split, _ in ranges),
+         "first": np.array([keys.start for _, keys in ranges], np.uint64),
+         "stop": np.array([keys.stop for _, keys in ranges], np.uint64)},
+        "CREATE OR REPLACE TABLE wanted AS SELECT split::VARCHAR AS split, first, stop FROM columns",
+    )  # fmt: skip
+    places = " UNION ALL ".join(
+        f"SELECT '{name}' AS source, position, {photos.path} AS path, \"offset\", nbytes, packed FROM {photos.table}"
+        for name, photos in sources.items()
+    )
+    database.run(
+        "INSERT INTO planned BY NAME SELECT DISTINCT ON (s.split, s.key) s.*, path, \"offset\", nbytes, packed, "
+        "r.reason AS skip FROM set_photos s JOIN wanted w ON s.split = w.split AND s.key >= w.first AND s.key < w.stop "
+        "JOIN compared c ON c.split = s.split AND c.key = s.key "
+        f"LEFT JOIN ({places}) p ON c.same AND p.source = c.source AND p.position = c.position "
+        "LEFT JOIN rejected r ON r.split = s.split AND r.key = s.key ORDER BY s.split, s.key"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardPlan:
+    """The shards of a set to be made, and their photos: `rows`, the table `planned` or a Parquet file."""
+
+    database: Database
+    plan: SetPlan
+    where: str  # OUT, for messages
+    rows: str = "planned"
+
+    def spec(
+        self, split: str, number: int, resolutions: Sequence[int], *, contents: str | None, limit: int | None = None
+    ) -> ShardSpec:
+        """Everything needed to convert a shard, or its first `limit` photos, at the `resolutions` (px).
+
+        `contents` is as in `ShardSpec`. Raises `ResoluteError` if photos are gone.
+        """
+        keys = self.plan.layout.keys(split, number)[:limit]
+        rows = self.database.run(
+            f'SELECT key, path, "offset", nbytes, packed, size_bytes, target, skip FROM {self.rows} '
+            "WHERE split = ? AND key BETWEEN ? AND ? ORDER BY key", split, keys.start, keys.stop - 1
+        ).fetchall()  # fmt: skip
+        if [row[0] for row in rows] != list(keys):
+            raise ResoluteError(
+                f"{self.where}: the plan lacks photos of shard {number} of {split}, got {len(rows)}, expected "
+                f"{len(keys)}; start over with REBUILD=1 (--rebuild)"
+            )
+        generation = self.plan.layout.generation(split, number)
+        target = Target.from_manifest(self.plan.plans[generation])
+        samples = target.encode(keys, [row[6] for row in rows])
+        return ShardSpec(
+            plan=self.plan.hash_of(split, number), contents=contents, split=split, number=number, first_key=keys.start,
+            byte_ranges=tuple(
+                ByteRange("", packed=MISSING) if path is None else ByteRange(os.fsdecode(path), *place)
+                for _, path, *place, _, _ in rows
+            ),
+            labels=samples[str((samples.dtype.names or ())[-1])], resolutions=tuple(resolutions),
+            short_sides=tuple(self.plan.short_sides[res] for res in resolutions),
+            skip={i: row[7] for i, row in enumerate(rows) if row[7] is not None},
+        )  # fmt: skip
+
+    def check_there(self) -> None:
+        """Raise `ResoluteError` if photos of finished shards that are to be made again are gone or have changed."""
+        lost = self.database.run(
+            f"SELECT split, key, name FROM {self.rows} WHERE path IS NULL AND skip IS NULL "
+            "ORDER BY generation, split, key"
+        ).fetchall()
+        if lost:
+            shards = len({(split, self.plan.layout.shard_of(split, key)) for split, key, _ in lost})
+            raise ResoluteError(
+                f"{self.where}: {shards} shard{'s'[:shards != 1]} cannot be made, got {len(lost)} of their photos gone "
+                f"from {self.plan.src} or changed, such as {os.fsdecode(lost[0][2])}, expected them as they were; put "
+                "them back, or start over with REBUILD=1 (--rebuild)"
+            )
+
+    def not_there(self, shards: Iterable[tuple[str, int]]) -> dict[tuple[str, int], str]:
+        """{(split, key): reason} of the photos of `shards` that did not exist when the source was listed."""
+        wanted, shard_of = set(shards), self.plan.layout.shard_of
+        rows = self.database.run(
+            f"SELECT split, key FROM {self.rows} WHERE packed = {MISSING} AND skip IS NULL"
+        ).fetchall()
+        return {(split, key): NOT_THERE for split, key in rows if (split, shard_of(split, key)) in wanted}
+
+    @property
+    def containers(self) -> list[str]:
+        """The archives that hold photos, sorted."""
+        rows = self.database.run(f'SELECT DISTINCT path FROM {self.rows} WHERE "offset" >= 0 ORDER BY path')
+        return [os.fsdecode(path) for (path,) in rows.fetchall()]
+
+    def copy_to(self, path: Path) -> None:
+        """Write the rows to a Parquet file."""
+        self.database.run(
+            f"COPY (SELECT split, key, path, \"offset\", nbytes, packed, size_bytes, target, skip FROM {self.rows}) TO "
+            f"'{quoted(path)}' (FORMAT parquet, COMPRESSION zstd)"
+        )
+
+
+class ShardSpecs:
+    """The specification of each shard in `missing`, made when it is needed."""
+
+    def __init__(
+        self, shard_plan: ShardPlan, missing: Mapping[tuple[str, int], tuple[int, ...]], records: Records
+    ) -> None:
+        self._shard_plan, self._missing, self._records = shard_plan, missing, records
+
+    def __len__(self) -> int:
+        return len(self._missing)
+
+    def __iter__(self) -> Iterator[ShardSpec]:
+        for shard, resolutions in self._missing.items():
+            yield self._shard_plan.spec(*shard, resolutions, contents=self._records.contents(*shard))
+
+
+def missing_shards(
+    shards: Iterable[tuple[str, int]], resolutions: Iterable[int], records: Records
+) -> dict[tuple[str, int], tuple[int, ...]]:
+    """{(split, number): missing resolutions} of those of the `shards` that are not finished at all `resolutions`."""
+    missing = {shard: tuple(res for res in resolutions if res not in records.resolutions(*shard)) for shard in shards}
+    return {shard: missing_res for shard, missing_res in missing.items() if missing_res}

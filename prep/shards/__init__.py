@@ -1,1 +1,0 @@
-"""The files of a shard set: writing, recording, checking and repairing them."""

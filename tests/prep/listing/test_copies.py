@@ -1,0 +1,188 @@
+"""The same file in SRC and VAL, and exact copies: found before the conversion, and kept out of one of the splits."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from resolute.prep.listing.copies import find_copies, leaders
+from tests.support.cli import prep as main
+from tests.support.source_formats import catalog, jpeg, make_tree, pack, pack_samples
+from tests.support.trees import tree
+
+Prep = Callable[..., Any]
+
+
+def refused(ran: Any, *words: str) -> None:
+    assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1), (ran.out, ran.err)
+    for word in words:
+        assert word in ran.err
+
+
+@pytest.mark.parametrize("how", ["lists", "absolute lists", "tar", "tar.gz", "link to the folder", "list of links"])
+def test_a_file_in_src_and_val_is_refused_before_the_conversion(
+    tmp_path: Path, prep: Prep, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, link = tmp_path / "p", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder)
+    names = [f"{i:02d}.jpg" for i in range(12)]
+    for i, name in enumerate(names):
+        (folder / name).write_bytes(jpeg(i))
+    if how in ("tar", "tar.gz"):
+        for n in range(3):
+            samples = [(name, jpeg(i), {"cls": b"%d" % (i % 2)}) for i, name in enumerate(names) if i % 3 == n]
+            path = pack_samples(tmp_path / f"p{n}.tar", samples)
+            path.with_suffix(".tar.gz").write_bytes(gzip.compress(path.read_bytes()))
+        parts = f"p{{0..2}}.{how}", f"p{{2..2}}.{how}"
+    else:
+        prefix = {"absolute lists": f"{folder}/", "list of links": "link/"}.get(how, "p/")
+        lines = [f"{name} {i % 2}\n" for i, name in enumerate(names)]
+        (tmp_path / "train.txt").write_text("".join(f"p/{line}" for line in lines))
+        (tmp_path / "val.txt").write_text("".join(f"{prefix}{line}" for line in lines[2::3]))
+        parts = "train.txt", "val.txt"
+    if how == "link to the folder":
+        (folder / "val.txt").write_text("".join(lines[2::3]))
+        parts = "train.txt", "link/val.txt"
+    monkeypatch.chdir(tmp_path)
+    shown = f"p2.{how}/02.jpg, p2.{how}/05.jpg, p2.{how}/08.jpg, …" if how.startswith("tar") else "05.jpg"
+    for dry in ([], ["--dry"]):
+        ran = prep("--src", parts[0], "--val", parts[1], "--out", tmp_path / "s", "--res", "32", *dry)
+        refused(ran, f"{parts[1]}: holds photos of SRC, got 4 files that are also in {parts[0]}, such as ", shown)
+        assert not (tmp_path / "s" / "32").exists()
+
+
+def splits_of(out: Path) -> dict[str, set[str]]:
+    """{split: names of its photos}, of all generations."""
+    found: dict[str, set[str]] = {"train": set(), "val": set()}
+    for path in (out / "index").glob("*.sources.jsonl"):
+        names = [json.loads(line) for line in path.read_text().splitlines()]
+        assert found[path.name.split(".")[0]].isdisjoint(names)
+        found[path.name.split(".")[0]].update(names)
+    return found
+
+
+def copy_half(photos: Path) -> dict[str, str]:
+    """Copies half of the photos of each class under other names, some into another class; returns {copy: photo}."""
+    copies = {}
+    for path in sorted(photos.rglob("0?.*")):
+        label = "cat" if path.stem == "07" else path.relative_to(photos).parts[0]
+        copy = photos / label / f"copy of {'-'.join(path.relative_to(photos).parts)}"
+        shutil.copy(path, copy)
+        copies[str(copy.relative_to(photos))] = str(path.relative_to(photos))
+    return copies
+
+
+def test_copies_are_held_out_together_by_default(photos: Path, tmp_path: Path, prep: Prep) -> None:
+    words = ("--src", photos, "--res", "32", "--val-frac", 0.3)
+    assert prep(*words, "--out", tmp_path / "before").status == 0
+    copies = copy_half(photos)
+    assert len(copies) == 30
+    dry = prep(*words, "--out", tmp_path / "s", "--dry")
+    assert "duplicates: 30 exact copies of other images; kept in one split" in dry.out
+    ran = prep(*words, "--out", tmp_path / "s")
+    assert ran.status == 0, ran.err
+    assert "both train and val" not in ran.out
+    found, before = splits_of(tmp_path / "s"), splits_of(tmp_path / "before")
+    assert {name for name in found["val"] if name not in copies} == before["val"], "copies change nothing else"
+    assert any(name in copies for name in found["val"])
+    assert all((copy in found["val"]) == (photo in found["val"]) for copy, photo in copies.items())
+    assert prep(*words, "--out", tmp_path / "k", "--duplicates", "keep").status == 0
+    kept = splits_of(tmp_path / "k")
+    assert any((copy in kept["val"]) != (photo in kept["val"]) for copy, photo in copies.items())
+    jobs = tmp_path / "jobs"
+    assert main([str(word) for word in ("plan", *words, "--out", jobs)]) == 0
+    assert main(["range", "--out", str(jobs), "--range", ":", "--workers", "1"]) == 0
+    assert main(["finish", "--out", str(jobs)]) == 0
+    assert tree(jobs) == tree(tmp_path / "s")
+
+
+def test_of_copies_one_is_stored_if_told_so(photos: Path, tmp_path: Path, prep: Prep) -> None:
+    words = ("--src", photos, "--res", "32", "--val-frac", 0.3)
+    assert prep(*words, "--out", tmp_path / "before").status == 0
+    copies = copy_half(photos)
+    words = (*words, "--out", tmp_path / "s", "--duplicates", "drop")
+    assert "duplicates: 30 exact copies of other images; left out" in prep(*words, "--dry").out
+    ran = prep(*words)
+    assert ran.status == 0, ran.err
+    assert "60 images" in ran.out
+    found, before = splits_of(tmp_path / "s"), splits_of(tmp_path / "before")
+    assert {copies.get(name, name) for name in found["val"]} == before["val"]
+    assert {copies.get(name, name) for name in found["train"]} == before["train"]
+    assert "already there" in prep(*words).out
+    assert "no new photos in the source" in prep(*words, "--extend").out
+    assert "--duplicates=drop" in prep("--out", tmp_path / "s").err
+
+
+@pytest.mark.parametrize("how", ["val", "val_list"])
+def test_copies_in_given_splits_end_prep_before_the_conversion_unless_allowed(
+    photos: Path, tmp_path: Path, prep: Prep, how: str
+) -> None:
+    (tmp_path / "val").mkdir()
+    chosen = sorted(str(path.relative_to(photos)) for path in photos.rglob("1?.jpg"))[::2]
+    copies = {name: f"{name.partition('/')[0]}/copy{i}.jpg" for i, name in enumerate(chosen[:4])}
+    for name, copy in copies.items():
+        shutil.copy(photos / name, photos / copy)
+    for name in chosen if how == "val" else ():
+        (tmp_path / "val" / name).parent.mkdir(parents=True, exist_ok=True)
+        (photos / name).rename(tmp_path / "val" / name)
+    (tmp_path / "val.txt").write_text("\n".join(chosen))
+    given = ("--val", tmp_path / "val") if how == "val" else ("--val-list", tmp_path / "val.txt")
+    words = ("--src", photos, "--res", "32", *given, "--out", tmp_path / "s")
+    for dry in ([], ["--dry"]):
+        ran = prep(*words, *dry)
+        refused(ran, str(given[1]), f"got 4 with exact copies there, such as {', '.join(chosen[:3])}, …",
+                "DUPLICATES=drop (--duplicates drop)", "DUPLICATES=keep")  # fmt: skip
+    assert not (tmp_path / "s" / "32").exists()
+    refused(prep(*words, "--duplicates", "together"), "has no effect")
+    assert prep(*words, "--duplicates", "drop").status == 0
+    found = splits_of(tmp_path / "s")
+    assert found["val"] == set(chosen)
+    assert len(found["train"]) == 60 - len(chosen)
+    assert found["train"].isdisjoint(copies.values())
+    assert prep(*words, "--duplicates", "keep", "--rebuild").status == 0
+    assert splits_of(tmp_path / "s")["train"] > found["train"]
+
+
+def test_a_new_copy_of_a_photo_joins_its_split(photos: Path, tmp_path: Path, prep: Prep) -> None:
+    words = ("--src", photos, "--res", "32", "--val-frac", 0.3, "--out", tmp_path / "s")
+    assert prep(*words).status == 0
+    copies = copy_half(photos)
+    assert prep(*words, "--extend").status == 0
+    found = splits_of(tmp_path / "s")
+    assert len(found["train"]) + len(found["val"]) == 90
+    assert all((copy in found["val"]) == (photo in found["val"]) for copy, photo in copies.items())
+
+
+@pytest.mark.parametrize("how", ["zip", "tar", "tar.gz"])
+def test_copies_are_found_in_archives(tmp_path: Path, work: Path, how: str) -> None:
+    files = make_tree(tmp_path / "p")
+    files["dog/copy.jpg"] = files["cat/1.jpg"]
+    files["dog/same size.jpg"] = files["dog/1.jpg"][:-1] + b"x"
+    got = catalog(work, pack(tmp_path, how, dict(sorted(files.items())), "top/"))
+    copies = find_copies({"train": got})
+    assert copies is not None
+    assert copies.extra == 1
+    numbers = copies.groups["train"].tolist()
+    assert [got.name(i) for i, number in enumerate(numbers) if number >= 0] == ["cat/1.jpg", "dog/copy.jpg"]
+    assert leaders(copies.groups["train"]).tolist() == [
+        got.find(["cat/1.jpg"])[0] if got.name(i) == "dog/copy.jpg" else i for i in range(len(got))
+    ]
+
+
+def test_photos_behind_urls_are_compared_only_if_told_so(tmp_path: Path, work: Path) -> None:
+    store = fsspec.filesystem("memory")
+    for name, data in (("a/1.jpg", jpeg(1)), ("a/2.jpg", jpeg(2)), ("b/3.jpg", jpeg(1))):
+        store.pipe(f"/copies/{name}", data)
+    got = catalog(work, "memory://copies")
+    assert find_copies({"train": got}) is None
+    found = find_copies({"train": got}, remote=True)
+    assert found is not None
+    assert found.groups["train"].tolist() == [0, -1, 0]

@@ -1,0 +1,197 @@
+"""The Ray engine produces the same bytes as the local one, whatever happens to nodes, tasks and the run itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resolute.prep.run.ray import _ranges
+from tests import ROOT
+from tests.conftest import make_photos
+from tests.support.source_formats import make_tree, pack, pack_table
+from tests.support.trees import tree
+
+ray = pytest.importorskip("ray", reason="the optional package ray is not installed")
+Prep = Callable[..., Any]
+ARGV = ("--res", "32", "--shard-samples", 8)
+pytestmark = [
+    pytest.mark.slow,
+    # why: Ray's own sockets and processes end after the interpreter's check
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:Tip. In future versions of Ray:FutureWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A head without CPUs and two nodes with one CPU each: processes in a working directory of their own."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    with contextlib.chdir(tmp_path_factory.mktemp("nodes")):
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        for _ in range(2):
+            made.add_node(num_cpus=1)
+        made.wait_for_nodes()
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def on(cluster: Any) -> tuple[str, ...]:
+    return ("--engine", "ray", "--ray-address", cluster.address)
+
+
+def assert_local_is_alike(prep: Prep, out: Path, *argv: object) -> None:
+    ran = prep(*argv, "--out", out.parent / "local")
+    assert ran.status == 0, ran.err
+    assert tree(out) == tree(out.parent / "local")
+
+
+def assert_refused(ran: Any, *words: str) -> None:
+    assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
+    assert all(each in ran.err for each in words), ran.err
+
+
+def wait_for_records(out: Path) -> int:
+    """The number of finished records, at least 4."""
+    deadline = time.monotonic() + 120
+    while (found := len(list(out.glob("records/*-48.rec")))) < 4 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return found
+
+
+@pytest.mark.timing
+def test_a_set_made_by_three_nodes_of_which_one_is_killed_has_the_bytes_of_a_local_one(
+    cluster: Any, tmp_path: Path, prep: Prep
+) -> None:
+    lost = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    photos = make_photos(tmp_path / "photos", classes=3, each=80)
+    argv = ("--src", photos, "--res", "32,48", "--shard-samples", 8)
+    out = tmp_path / "ray"
+    seen: list[int] = []
+
+    def lose_a_node() -> None:
+        seen.append(wait_for_records(out))
+        # why: a node killed during a write leaves such a file; the moment of the kill below is random
+        (out / "48" / ".train-000001.tar.0123456789ab.partial").write_bytes(b"half")
+        cluster.remove_node(lost, allow_graceful=False)
+
+    killer = threading.Thread(target=lose_a_node)
+    killer.start()
+    ran = prep(*argv, "--out", out, *on(cluster))
+    killer.join()
+    assert ran.status == 0, ran.err
+    assert 4 <= seen[0] < 30
+    assert_local_is_alike(prep, out, *argv)
+
+
+def test_relative_paths_are_resolved_before_they_are_sent_to_nodes(
+    cluster: Any, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_photos(tmp_path / "val", classes=2, each=4)
+    argv = ("--src", "photos", "--val", "val", *ARGV, "--duplicates", "keep")  # why: both hold the same photos
+    for folder, extend in (("photos", ()), ("photos/more", ("--extend",))):
+        make_photos(tmp_path / folder, classes=2, each=12)
+        ran = prep(*argv, "--out", "ray", *on(cluster), *extend)
+        assert ran.status == 0, ran.err
+        assert_local_is_alike(prep, tmp_path / "ray", *argv, *extend)
+
+
+def test_nodes_without_the_photos_or_the_output_end_the_run_with_one_line_and_reject_no_photo(
+    cluster: Any, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resolute.prep.run.ray._RETRIES", 0)  # why: each waits for the storage
+    # why: these paths lead to the working directory of the process that opens them, as without a shared disk
+    monkeypatch.chdir(tmp_path)
+    photos = make_photos(tmp_path / "photos", classes=2, each=12)
+    for src, out, words in (
+        ("/proc/self/cwd/photos", tmp_path / "a", "storage is unavailable, got"),
+        (photos, "/proc/self/cwd/b", "no plan for jobs, got none in .prep/plan"),
+    ):
+        assert_refused(prep("--src", src, "--out", out, *ARGV, *on(cluster)), "resolute shards: node ", words)
+        assert not [path for path in Path(out).rglob("*") if path.name == "manifest.json" or path.suffix == ".tar"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("from PIL import features\nfeatures.version = lambda name: '0.1'\n", "libwebp in Pillow: got 0.1, expected"),
+        ("import sys\nsys.modules['simplejpeg'] = None\n", "cannot import Resolute, got 'import of simplejpeg halted"),
+    ],
+    ids=["other decoders", "without a package"],
+)
+def test_a_node_that_cannot_make_the_same_bytes_ends_the_run_with_a_line_that_names_it(
+    cluster: Any, tmp_path: Path, prep: Prep, code: str, words: str
+) -> None:
+    argv = ("--src", make_photos(tmp_path / "photos", classes=2, each=40), "--res", "32", "--shard-samples", 2)
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node" / "sitecustomize.py").write_text(code)
+    node = cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": f"{tmp_path / 'node'}{os.pathsep}{ROOT}"})
+    cluster.wait_for_nodes()
+    ran = prep(*argv, "--out", tmp_path / "ray", *on(cluster))
+    cluster.remove_node(node)
+    assert_refused(ran, "resolute shards: node ", words)
+
+
+def test_too_many_rejects_end_the_run(cluster: Any, tmp_path: Path, prep: Prep) -> None:
+    photos = make_photos(tmp_path / "photos", classes=2, each=12)
+    (photos / "class0" / "001.jpg").write_bytes(b"junk")
+    ran = prep("--src", photos, "--out", tmp_path / "ray", *ARGV, *on(cluster))
+    assert_refused(ran, "too many unusable images, got 1 of 24")
+    assert len((tmp_path / "ray" / "rejects.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("changes", [(), ("--quality", 70, "--rebuild")], ids=["repeated", "replaced"])
+def test_a_run_that_was_ended_is_repeated_or_replaced(
+    cluster: Any, tmp_path: Path, prep: Prep, ending: signal.Signals, changes: tuple[object, ...]
+) -> None:
+    photos = make_photos(tmp_path / "photos", classes=2, each=80)
+    out = tmp_path / "ray"
+    argv = ("--src", photos, "--res", "32,48", "--shard-samples", 2)
+    words = map(str, (sys.executable, "-m", "resolute", "shards", *argv, "--out", out, *on(cluster)))
+    with subprocess.Popen([*words], cwd=ROOT, stderr=subprocess.PIPE, text=True) as driver:
+        wait_for_records(out)
+        driver.send_signal(ending)
+        err = driver.communicate()[1]
+    assert 4 <= len(list(out.glob("records/*-48.rec"))) < 80
+    assert err == ("" if ending == signal.SIGKILL else "resolute shards: interrupted; the same command again resumes\n")
+    # at once, while tasks of the ended run may still be there
+    ran = prep(*argv, "--out", out, *changes, *(on(cluster) if not changes else ()))
+    assert ran.status == 0, ran.err
+    time.sleep(2)
+    assert_local_is_alike(prep, out, *argv, *changes)
+
+
+def test_only_missing_shards_are_divided_into_tasks() -> None:
+    assert _ranges([3, 500, 501, 999], 2) == [(3, 501), (501, 1000)]
+    assert _ranges([3, 500], 16) == [(3, 4), (500, 501)]
+
+
+def test_what_nodes_cannot_read_and_a_missing_cluster_are_refused_in_one_line(tmp_path: Path, prep: Prep) -> None:
+    photos = make_photos(tmp_path / "photos", classes=2, each=6)
+    archive = pack(tmp_path, "tar.gz", make_tree(tmp_path / "tree"), "")
+    links = pack_table(tmp_path / "list.csv", [(f"https://host/{i}.jpg?sig=5ecret", "ab"[i % 2]) for i in range(4)])
+    for src, out, words in (
+        (archive, "memory://set", "must be unpacked where all nodes can read it, got ENGINE=ray and OUT=memory://set"),
+        (photos, "memory://set", "memory://set: ends with this process"),
+        (links, tmp_path / "s", "got a URL with credentials, 'https://host/0.jpg?sig=***'"),
+    ):
+        assert_refused(prep("--src", src, "--out", out, *ARGV, "--engine", "ray"), words)
+    ran = prep("--src", photos, "--out", tmp_path / "s", *ARGV, "--engine", "ray", "--ray-address", "127.0.0.1:1")
+    assert_refused(ran, "RAY_ADDRESS: no cluster at 127.0.0.1:1")
