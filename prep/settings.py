@@ -47,8 +47,8 @@ class JobsPlanOptions:
         "table without a header", min_length=1
     )  # fmt: skip
     target: str | None = setting(
-        None, "what the target columns hold, if it is not recognised: class (one per image), labels (any number, also "
-        "labels:space, comma, semicolon, bar or list: how a cell separates them) or values (numbers)", min_length=1
+        None, "what the target columns hold, if it is not recognised: class (one per image), labels (any number; with "
+        "labels:space, comma, semicolon or bar, as a cell separates them) or values (numbers)", min_length=1
     )  # fmt: skip
     classes: str | None = setting(
         None, "class names, one per line; line n (from 0) names class n", min_length=1
@@ -85,7 +85,7 @@ class JobsPlanOptions:
 
     def __post_init__(self) -> None:
         if self.target is not None:
-            from resolute.prep.sources.targets.target_cells import parse_target  # why here: it imports slowly
+            from resolute.prep.sources.targets import parse_target  # why here: it imports slowly
 
             parse_target(self.target)
         if self.val_labels is not None and (self.labels is None or self.val is None):

@@ -321,7 +321,7 @@ def test_verify_reports_damage_with_status_1(bad: str, place: Path, tmp_path: Pa
     assert not ended.err
 
 
-ODD = ["two  spaces [a]{b}*?", "new\nline", "ünï-Ⅷ o'brien \"x\" $(touch x)", "-dash"]
+ODD = ["two  spaces [a]{b}*?", "back\\slash", "new\nline", "ünï-Ⅷ o'brien \"x\" $(touch x)", "-dash"]
 
 
 @pytest.mark.parametrize("odd", ODD)

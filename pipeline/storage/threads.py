@@ -80,7 +80,8 @@ class DaemonPool:
             end_threads(self._threads, self._files.interrupt)
         else:
             for thread in self._threads:
-                thread.join()
+                with suppress(RuntimeError):  # as in `_has_ended`
+                    thread.join()
 
     def __enter__(self) -> DaemonPool:
         return self
@@ -96,7 +97,15 @@ def end_threads(threads: Sequence[threading.Thread], interrupt: Callable[[], Non
     """
     until = time.monotonic() + _JOIN_S
     for thread in threads:
-        thread.join(0.02)
-        while thread.is_alive() and time.monotonic() < until:
+        while not _has_ended(thread) and time.monotonic() < until:
             interrupt()
-            thread.join(0.02)
+
+
+def _has_ended(thread: threading.Thread) -> bool:
+    """Whether a thread ends within 20 ms."""
+    try:
+        thread.join(0.02)
+    except RuntimeError:  # a Ctrl-C came while it was being started, and it has not begun yet
+        time.sleep(0.02)
+        return False
+    return not thread.is_alive()

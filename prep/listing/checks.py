@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from resolute.console import counted
 from resolute.pipeline.dataset.target import Target
-from resolute.prep.sources.targets.target_cells import is_number
+from resolute.prep.sources.targets import is_number
 
 if TYPE_CHECKING:
     from resolute.prep.settings import Settings

@@ -1,10 +1,11 @@
-"""`Database`: the tables of a run in DuckDB, on disk in its scratch folder, so that they do not fill the memory.
+"""`Database`: the tables of a run in DuckDB, on disk, so that they do not fill the memory.
 
 A full disk and a lack of memory are `ResoluteError`s.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,20 +15,29 @@ from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
 from resolute.machine import available_cpus
+from resolute.pipeline.storage.scratch import ScratchFolder
 
 __all__ = ["Database"]
 
 _MEMORY = "2GiB"  # beyond that DuckDB sorts, joins and groups on disk
+_PLAIN = re.compile(r"[A-Za-z0-9 _.,+@=-]*(/[A-Za-z0-9 _.,+@=-]*)*")  # paths that DuckDB opens as they are
 
 
 class Database:
-    """A DuckDB database in the empty folder `folder`. Closed by `close`; not for use by several threads."""
+    """A DuckDB database in the empty folder `folder`, or in a temporary one if DuckDB cannot open such a path.
+
+    Closed by `close`; not for use by several threads.
+    """
 
     def __init__(self, folder: Path) -> None:
         import duckdb  # why here: commands that list no photos start faster
 
         # why not all errors of DuckDB: a wrong statement is a fault of the program
         self._failures, self._where = (duckdb.IOException, duckdb.OutOfMemoryException), folder
+        self._links: ScratchFolder | None = None
+        if not _PLAIN.fullmatch(str(folder)):  # a link is no way out: DuckDB follows it
+            self._links = ScratchFolder()
+            folder = self._links.path
         options: dict[str, Any] = {
             "memory_limit": _MEMORY, "threads": available_cpus(), "temp_directory": str(folder / "sorting"),
             "autoinstall_known_extensions": False,
@@ -37,6 +47,21 @@ class Database:
 
     def close(self) -> None:
         self._connection.close()
+        if self._links is not None:
+            self._links.close()
+
+    def path(self, path: Path) -> str:
+        """A path of a Parquet file for DuckDB, also as the inside of an SQL string; valid until `close`.
+
+        In paths DuckDB takes `*`, `?`, `[` and `\\` for more than signs, and refuses names that are not UTF-8. A folder
+        with other signs than the usual ones is reached by a link. The file's own name is one of ours, and plain.
+        """
+        if _PLAIN.fullmatch(str(path)):
+            return str(path)
+        self._links = self._links or ScratchFolder()
+        link = self._links.path / f"{len(list(self._links.path.iterdir()))}"
+        link.symlink_to(path.parent.absolute())
+        return str(link / path.name)
 
     def run(self, sql: str, *values: object) -> Any:
         """Run a statement with `values` for its question marks; returns DuckDB's result, of which `fetchall` and

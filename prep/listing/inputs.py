@@ -15,7 +15,7 @@ from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.filesystem import path_kind
 from resolute.prep.sources.image_ref import Source, is_url
 from resolute.prep.sources.label_file import table_covers
-from resolute.prep.sources.targets.target_cells import TargetSetting, parse_target
+from resolute.prep.sources.targets import TargetSetting, parse_target
 
 from .classes import read_classes
 from .copies import Copies, find_copies, refuse_same_files

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from resolute.errors import ResoluteError, strip_credentials
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.sources.image_ref import ByteRange, ImageRef, Source, is_url
-from resolute.prep.sources.targets.target_cells import describe_label, is_number
+from resolute.prep.sources.targets import describe_label, is_number
 
 from .checks import describe_ignored
 from .classes import MAX_CLASSES, by_name, by_number

@@ -25,7 +25,7 @@ from resolute.prep.listing.database import Database
 from resolute.prep.shard_set.cleanup import delete_partial_shards
 from resolute.prep.shard_set.existing_set import PLAN, plan_name, read_sealed
 from resolute.prep.shard_set.record import RECORDS, Records, plan_hash, record_name, record_names
-from resolute.prep.shard_set.set_photos import file_info, put_file, quoted
+from resolute.prep.shard_set.set_photos import file_info, put_file
 from resolute.prep.shard_set.set_plan import PLAN_FOLDER, SET_PLAN, SetPlan
 from resolute.prep.shard_set.shard_plan import ShardPlan, ShardSpecs, missing_shards
 from resolute.prep.sources.archives.containers import check_containers, container_sizes
@@ -144,7 +144,7 @@ def _shard_plan(stack: ExitStack, store: Store, plan: SetPlan, scratch: Path) ->
     check_containers(files["bytes"])
     database = Database(scratch)
     stack.callback(database.close)
-    return ShardPlan(database=database, plan=plan, where=store.where, rows=f"read_parquet('{quoted(path)}')")
+    return ShardPlan(database=database, plan=plan, where=store.where, rows=f"read_parquet('{database.path(path)}')")
 
 
 def names_of_records(plan: SetPlan, shards: Iterable[tuple[str, int]]) -> list[str]:

@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from resolute.prep.listing.photos import objects
 from resolute.prep.shard_set.record import RECORDS
 from resolute.prep.storage.output import Store
 
-__all__ = ["SetPhotos", "file_info", "local_photos", "lost_photos", "photos_name", "put_file", "quoted", "stored_plan",
+__all__ = ["SetPhotos", "file_info", "local_photos", "lost_photos", "photos_name", "put_file", "stored_plan",
            "write_photos"]  # fmt: skip
 
 _COLUMNS = "split, key, name, size_bytes, target, missing"
@@ -56,7 +56,7 @@ def write_photos(
     own = json.dumps({name: value for name, value in plan.items() if name != "photos"}).replace("'", "''")
     # why not the columns of places: these differ from machine to machine, and may hold credentials
     database.run(
-        f"COPY (SELECT {_COLUMNS} FROM planned WHERE generation = {generation}) TO '{quoted(path)}' "
+        f"COPY (SELECT {_COLUMNS} FROM planned WHERE generation = {generation}) TO '{database.path(path)}' "
         f"(FORMAT parquet, COMPRESSION zstd, KV_METADATA {{plan: '{own}'}})"
     )
     return path, {**plan, "photos": file_info(path)}
@@ -68,10 +68,10 @@ def stored_plan(store: Store, generation: int) -> dict[str, Any]:
 
     if store.size(photos_name(generation)) is None:
         return {}
-    with ScratchFolder() as scratch, duckdb.connect() as connection, suppress(duckdb.Error):
+    with ScratchFolder() as scratch, closing(Database(scratch)) as database, suppress(duckdb.Error):
         path = store.local(photos_name(generation), scratch)
-        sql = f"SELECT value FROM parquet_kv_metadata('{quoted(path)}') WHERE key = 'plan'::BLOB"
-        rows = connection.execute(sql).fetchall()
+        sql = "SELECT value FROM parquet_kv_metadata(?) WHERE key = 'plan'::BLOB"
+        rows = database.run(sql, database.path(path)).fetchall()
         return {**json.loads(rows[0][0]), "photos": file_info(path)} if rows else {}
     return {}
 
@@ -109,7 +109,7 @@ class SetPhotos:
     def open(cls, database: Database, files: Sequence[Path]) -> SetPhotos:
         """`files` are those of the generations, the oldest first."""
         rows = " UNION ALL ".join(
-            f"SELECT {n}::UINTEGER AS generation, {_COLUMNS} FROM read_parquet('{quoted(path)}')"
+            f"SELECT {n}::UINTEGER AS generation, {_COLUMNS} FROM read_parquet('{database.path(path)}')"
             for n, path in enumerate(files)
         )
         database.run(f"CREATE OR REPLACE VIEW set_photos AS {rows}")
@@ -139,8 +139,3 @@ def file_info(path: Path) -> dict[str, Any]:
     """Size in bytes and SHA-256 of a local file."""
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def quoted(path: Path) -> str:
-    """The path as the inside of an SQL string."""
-    return str(path).replace("'", "''")

@@ -26,7 +26,6 @@ from resolute.prep.shard_set.writer import ShardSpec
 from resolute.prep.sources.image_ref import MISSING, ByteRange
 from resolute.prep.sources.reject import NOT_THERE
 
-from .set_photos import quoted
 from .set_plan import SetPlan, ShardLayout
 from .shuffle import shuffled
 
@@ -177,7 +176,7 @@ class ShardPlan:
         """Write the rows to a Parquet file."""
         self.database.run(
             f"COPY (SELECT split, key, path, \"offset\", nbytes, packed, size_bytes, target, skip FROM {self.rows}) TO "
-            f"'{quoted(path)}' (FORMAT parquet, COMPRESSION zstd)"
+            f"'{self.database.path(path)}' (FORMAT parquet, COMPRESSION zstd)"
         )
 
 

@@ -105,7 +105,7 @@ def _fill_from_zip(path: str, out: ScanWriter) -> None:
                     f"{path}: got an encrypted member {name}, expected an archive without a password; repack it "
                     "without one"
                 )
-            out.note(name, "", member.offset, member.packed_bytes, ZIPPED, member.size_bytes)
+            out.note(name, (), member.offset, member.packed_bytes, ZIPPED, member.size_bytes)
 
 
 def _fill_from_tar(path: str, out: ScanWriter, copies: bool) -> None:
@@ -114,9 +114,9 @@ def _fill_from_tar(path: str, out: ScanWriter, copies: bool) -> None:
             if (name := _image_name(member.name, member.kind, out)) is None:
                 continue
             if copies and member.nbytes <= MAX_BYTES:
-                out.add(name, "", member.read())
+                out.add(name, (), member.read())
             else:  # why: too large for an image; it is listed, but never read, and becomes a reject
-                out.note(name, "", member.offset, member.nbytes, PLAIN)
+                out.note(name, (), member.offset, member.nbytes, PLAIN)
 
 
 def _image_name(raw: str, kind: str, out: ScanWriter) -> str | None:

@@ -13,19 +13,19 @@ from .image_folder import ImageFolderSource
 from .image_ref import Source, is_url
 from .label_file import LabelListSource, LabelTableSource
 from .names import SPLITS, ignore_reason, refuse_split_names
-from .parquet import ParquetSource
-from .targets.target_cells import AUTO, TargetSetting
+from .parquet import ParquetSource, holds_images
+from .targets import AUTO, TargetSetting
 from .webdataset import WebDatasetSource, are_in_folders, is_webdataset_tar
 
 __all__ = ["KINDS", "open_source"]
 
 KINDS = ("auto", "folders", "table", "listing", "archive", "webdataset", "parquet")
 _ACCEPTED = (
-    "a folder of class folders, a folder and LABELS=table.csv, a list of paths and labels (.txt, .csv, .tsv), an "
-    "archive of class folders (.zip, .tar, .tar.gz, .tar.bz2, .tar.xz), WebDataset tars or Parquet files"
+    "a folder of class folders, a folder and LABELS=table.csv, a list of paths and labels (.txt, .csv, .tsv, .jsonl), "
+    "an archive of class folders (.zip, .tar, .tar.gz, .tar.bz2, .tar.xz), WebDataset tars or Parquet files"
 )
 _SUFFIXES = {"webdataset": (".tar", *COMPRESSED), "archive": (".zip", ".tar", *COMPRESSED), "parquet": (".parquet",)}
-_LISTS = (".txt", ".lst", ".list", ".csv", ".tsv")
+_LISTS = (".txt", ".lst", ".list", ".csv", ".tsv", ".jsonl", ".ndjson")
 
 
 def open_source(
@@ -140,7 +140,7 @@ def _file_kind(src: str, files: list[str], setting: str) -> str:
     path = files[0].partition("?")[0] if is_url(files[0]) else files[0]
     lower = path.lower()
     if lower.endswith(".parquet"):
-        return "parquet"
+        return "parquet" if len(files) > 1 or holds_images(files[0]) else "listing"
     if lower.endswith(".tar") or is_compressed(path):
         return "webdataset" if is_webdataset_tar(files[0]) else "archive"
     if lower.endswith(".zip"):

@@ -55,8 +55,8 @@ class SourceTarget:
     """The kind of a source's targets.
 
     `names` and `units` are those of values; `classes` are labels that the source names itself, whether or not an image
-    has them; `columns` are the names of a table's target columns; `separator` is between the items of a cell (see
-    `target_cells`). `about` says in lines what was recognised, with examples; none if there is only one way to read it.
+    has them; `columns` are the names of a table's target columns; `separator` is the sign between the items
+    of a cell of text. `about` says in lines what was recognised, with examples; none if it can be read in one way only.
     """
 
     kind: TargetKind = "class"

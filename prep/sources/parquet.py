@@ -1,39 +1,41 @@
-"""The source for Parquet files of images and labels, as data sets on the Hugging Face hub are.
+"""The source for Parquet files of images and targets, as data sets on the Hugging Face hub are.
 
-Parquet has no random access to a cell, so images are copied once, batch by batch, into `scan_cache`. Source: the
-`datasets` library's features in the schema metadata, key "huggingface": Image, ClassLabel.
+Parquet has no random access to a cell, so images are copied once, row by row, into `scan_cache`. Source: the
+`datasets` library's features in the metadata: Image, ClassLabel.
 """
 
 from __future__ import annotations
 
-import json
 import posixpath
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from resolute.errors import ResoluteError
 
-from .filesystem import file_name, open_file
+from .filesystem import file_name
 from .image_ref import MAX_BYTES
-from .label_file import LABEL_COLUMNS, column_names, column_span
 from .names import is_image
+from .parquet_file import ParquetFile, open_parquet
 from .scan_cache import ScannedSource, ScanResult, ScanWriter, Stop, cached_scan
-from .targets.scanned_target import RowLabel
-from .targets.target_cells import AUTO, TargetSetting
+from .table import LABEL_COLUMNS, as_cell, column_names, column_span
+from .targets import AUTO, TargetSetting
 
-__all__ = ["ParquetSource"]
+__all__ = ["ParquetSource", "holds_images"]
 
-_BATCH_ROWS = 64
-_BATCH_BYTES = 1 << 26  # average bytes of cells per batch, which keeps batches of large images small
+_ROWS = 64  # whose images are in memory as Python objects at once
+_IMAGE = re.compile(r'BLOB|STRUCT\((.*, )?"?bytes"? BLOB(, .*)?\)')
+_NUMBER = re.compile(r"U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|BOOLEAN|DECIMAL\(.*\)")
+_TARGET = re.compile(rf"({_NUMBER.pattern}|VARCHAR|ENUM\(.*\))(\[\d*\])?")
 
 
 class ParquetSource(ScannedSource):
     """Parquet files with a column of images (bytes, or a struct of bytes and path) and a column of targets. A `Source`.
 
-    An image's name is FILE/ROW.EXT, in row order. Labels are strings or integers, the latter named if the schema holds
-    a ClassLabel; lists of these are several labels; floats and lists of floats are values. `columns` names the two,
-    "image,label", if they are ambiguous, or several columns of numbers, "image,first..last".
+    An image's name is FILE/ROW.EXT, in row order. Labels are strings or integers, the latter named if the metadata
+    hold a ClassLabel; lists of these are several labels; floats and lists of floats are values. `columns` names the
+    two, "image,label", if they are ambiguous, or several columns of numbers, "image,first..last".
     """
 
     def __init__(
@@ -49,56 +51,34 @@ class ParquetSource(ScannedSource):
         )  # fmt: skip
 
 
+def holds_images(path: str) -> bool:
+    """Whether a Parquet file has a column of images, rather than of their paths."""
+    with open_parquet(path) as file:
+        return any(map(_IMAGE.fullmatch, file.types.values()))
+
+
 def _fill(path: str, columns: str | None, out: ScanWriter) -> None:
-    try:
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise ResoluteError(
-            f"{path}: Parquet needs pyarrow, got none, expected it to be installed; "
-            "run `pip install 'resolute-vision[parquet]'`"
-        ) from None
-    name, row_number = file_name(path), 0
-    with open_file(path) as raw, pq.ParquetFile(raw) as file:
-        schema = file.schema_arrow
-        features = _features(schema)
-        image, *targets = _named(path, schema, columns) if columns is not None else _guess(path, schema, features)
-        _check_types(path, schema, image, targets)
-        out.label_names = _class_names(features.get(targets[0], {})) if len(targets) == 1 else None
+    name = file_name(path)
+    with open_parquet(path) as file:
+        image, *targets = _named(path, file, columns) if columns is not None else _guess(path, file)
+        _check_types(path, file, image, targets)
+        out.label_names = _class_names(file.features.get(targets[0], {})) if len(targets) == 1 else None
         out.columns = targets
-        of_floats = _holds_floats(schema.field(targets[0]).type)
-        for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), columns=[image, *targets]):
-            cells, columns_of = batch.column(image), [batch.column(target).to_pylist() for target in targets]
-            for cell, *target_cells in zip(cells, *columns_of, strict=True):
-                label_value = _label(path, row_number, targets, target_cells, of_floats=of_floats)
-                value = cell.as_py()
-                data, image_path = (value or {}).get("bytes") if isinstance(value, dict) else value, ""
-                if isinstance(value, dict):
-                    image_path = value.get("path") or ""
-                if data is None:
-                    out.ignored["rows without an image's bytes"] += 1
-                elif label_value is None or len(data) > MAX_BYTES:  # is not used, or becomes a reject
-                    out.note(f"{name}/{row_number:09d}", label_value, 0, len(data))
-                else:
-                    suffix = posixpath.splitext(image_path)[1] if is_image(image_path) else ""
-                    out.add(f"{name}/{row_number:09d}{suffix}", label_value, data)
-                row_number += 1
-
-
-def _batch_rows(metadata: Any) -> int:
-    """Rows to read at once, so that large cells take about `_BATCH_BYTES`."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    row_bytes = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
-    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
-
-
-def _features(schema: Any) -> dict[str, dict[str, Any]]:
-    """{column: feature} as written by `datasets`; empty for other files."""
-    try:
-        metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        features = metadata["info"]["features"]
-    except (ValueError, KeyError, TypeError):
-        return {}
-    return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
+        quoted = [f'"{each.replace(chr(34), chr(34) * 2)}"' for each in (image, *targets)]
+        data_and_path = (quoted[0], "NULL")
+        if file.types[image] != "BLOB":
+            has_path = re.search(r'"?path"? VARCHAR', file.types[image])
+            data_and_path = (f"{quoted[0]}.bytes", f"{quoted[0]}.path" if has_path else "NULL")
+        for number, (data, image_path, *values) in enumerate(file.rows([*data_and_path, *quoted[1:]], _ROWS)):
+            row_name = f"{name}/{number:09d}"
+            cells = tuple(as_cell(value, f"{path}: row {number}") for value in values)
+            if data is None:
+                out.ignored["rows without an image's bytes"] += 1
+            elif not any(cell is not None for cell in cells) or len(data) > MAX_BYTES:  # unused, or becomes a reject
+                out.note(row_name, cells, 0, len(data))
+            else:
+                suffix = posixpath.splitext(image_path or "")[1] if is_image(image_path or "") else ""
+                out.add(f"{row_name}{suffix}", cells, data)
 
 
 def _class_names(feature: dict[str, Any]) -> list[str] | None:
@@ -108,30 +88,9 @@ def _class_names(feature: dict[str, Any]) -> list[str] | None:
     return names
 
 
-def _label(path: str, row: int, columns: list[str], cells: list[Any], *, of_floats: bool) -> RowLabel | None:
-    """The target in a row; None if it has none. `of_floats`: the only column holds lists of floats."""
-    if len(cells) > 1:
-        if all(cell is None for cell in cells):
-            return None
-        if None in cells:
-            raise ResoluteError(
-                f"{path}: row {row}: got nothing in column {columns[cells.index(None)]}, expected a number; fill it "
-                "in, or leave the column out of COLUMNS"
-            )
-        return {"columns": [cell if isinstance(cell, float) else int(cell) for cell in cells]}
-    (cell,) = cells
-    if not isinstance(cell, list):
-        return None if cell == "" else cell
-    if None in cell:
-        raise ResoluteError(
-            f"{path}: row {row}: got nothing in the list in column {columns[0]}, expected names or numbers; correct it"
-        )
-    return {"values" if of_floats else "labels": cell}
-
-
-def _named(path: str, schema: Any, columns: str) -> list[str]:
+def _named(path: str, file: ParquetFile, columns: str) -> list[str]:
     """The columns that `COLUMNS` names, the image's first."""
-    names, selected = list(schema.names), []
+    names, selected = list(file.types), []
     for name in column_names(columns):
         span = column_span(name, lambda each: names.index(each) if each in names else None)
         if span is None:
@@ -143,62 +102,31 @@ def _named(path: str, schema: Any, columns: str) -> list[str]:
     return selected
 
 
-def _guess(path: str, schema: Any, features: dict[str, dict[str, Any]]) -> list[str]:
+def _guess(path: str, file: ParquetFile) -> list[str]:
     """The only column of images, and the only column of ClassLabels, or the first with a usual name, or the only other.
     """
-    images = [name for name in schema.names if features.get(name, {}).get("_type") == "Image"]
-    images = images or [field.name for field in schema if _holds_bytes(field.type)]
-    labels = [name for name in schema.names if _class_names(features.get(name, {})) is not None]
-    labels = labels or [name for name in schema.names if name.lower() in LABEL_COLUMNS][:1]
-    labels = labels or [name for name in schema.names if name not in images and _is_target(schema.field(name).type)]
+    names, types = list(file.types), file.types
+    images = [name for name in names if file.features.get(name, {}).get("_type") == "Image"]
+    images = images or [name for name in names if _IMAGE.fullmatch(types[name])]
+    labels = [name for name in names if _class_names(file.features.get(name, {})) is not None]
+    labels = labels or [name for name in names if name.lower() in LABEL_COLUMNS][:1]
+    labels = labels or [name for name in names if name not in images and _TARGET.fullmatch(types[name])]
     if len(images) != 1 or len(labels) != 1:
         raise ResoluteError(
-            f"{path}: ambiguous columns, got {', '.join(schema.names)}, expected one of images "
+            f"{path}: ambiguous columns, got {', '.join(names)}, expected one of images "
             "and one of labels; name them with COLUMNS=image,label"
         )
     return [images[0], labels[0]]
 
 
-def _holds_bytes(kind: Any) -> bool:
-    import pyarrow.types as types
-
-    if types.is_struct(kind):
-        kind = next((kind.field(i).type for i in range(kind.num_fields) if kind.field(i).name == "bytes"), None)
-    return kind is not None and (types.is_binary(kind) or types.is_large_binary(kind))
-
-
-def _is_list(kind: Any) -> bool:
-    import pyarrow.types as types
-
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
-def _holds_floats(kind: Any) -> bool:
-    import pyarrow.types as types
-
-    return _is_list(kind) and bool(types.is_floating(kind.value_type))
-
-
-def _is_target(kind: Any, *, is_one_of_several: bool = False) -> bool:
-    """Whether a column of this type can hold targets."""
-    import pyarrow.types as types
-
-    if is_one_of_several:
-        return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
-    kind = kind.value_type if _is_list(kind) else kind
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    is_number = types.is_integer(kind) or types.is_floating(kind)
-    return bool(is_number or types.is_string(kind) or types.is_large_string(kind))
-
-
-def _check_types(path: str, schema: Any, image: str, targets: list[str]) -> None:
+def _check_types(path: str, file: ParquetFile, image: str, targets: list[str]) -> None:
     several = len(targets) > 1
     expected = "numbers" if several else "integers, strings or floats, or lists of these"
-    columns = [(image, _holds_bytes(schema.field(image).type), "bytes, or a struct with bytes")]
-    columns += [(name, _is_target(schema.field(name).type, is_one_of_several=several), expected) for name in targets]
-    for column, fits, kind in columns:
-        if not fits:
+    of_targets = _NUMBER if several else _TARGET
+    columns = [(image, _IMAGE, "bytes, or a struct with bytes"), *((name, of_targets, expected) for name in targets)]
+    for column, pattern, kind in columns:
+        if not pattern.fullmatch(file.types[column]):
             raise ResoluteError(
-                f"{path}: column {column} has the wrong type, got {schema.field(column).type}, expected {kind}; name "
+                f"{path}: column {column} has the wrong type, got {file.types[column]}, expected {kind}; name "
                 "the image's and the label's with COLUMNS=image,label"
             )

@@ -28,13 +28,12 @@ from resolute.pipeline.storage.threads import DaemonPool
 from .filesystem import common_root, file_name, version_stamp
 from .image_ref import PLAIN, ImageRef, SourceTarget, is_url
 from .names import refuse_split_names
-from .targets.scanned_target import RowLabel, ScannedTarget, label_kind
-from .targets.target_cells import AUTO, TargetSetting
+from .targets import AUTO, Cell, Targets, TargetSetting
 
 __all__ = ["ScanResult", "ScanRow", "ScanWriter", "ScannedSource", "Stop", "cached_scan", "delete_old_versions",
            "scan_all"]  # fmt: skip
 
-_VERSION = 3
+_VERSION = 4
 _SCANS = 8  # source files that are scanned at a time: enough to hide a store's delays, few enough for memory
 
 
@@ -45,11 +44,12 @@ class Stop(threading.Event):
 
 
 class ScanRow(NamedTuple):
-    """An image: as `ImageRef`, but its label is a `RowLabel` or None, and its container is the source file or the blob.
+    """An image: as `ImageRef`, but with the cells of its target (none: it has no target), and its container is the
+    source file or the blob.
     """
 
     name: str
-    label: RowLabel | None
+    cells: Sequence[Cell]
     offset: int
     nbytes: int
     packed: int
@@ -59,14 +59,13 @@ class ScanRow(NamedTuple):
 class ScanResult(NamedTuple):
     """The scan of one source file; `data_path` is the file that holds the bytes: the source itself or the blob.
 
-    `examples` maps each `label_kind` to the first image with such a label, `columns` are the target columns' names.
+    `columns` are the names of the columns of targets.
     """
 
     data_path: str
     rows_file: Path
     ignored: Counter[str]
     label_names: list[str] | None
-    examples: dict[str, str]
     columns: list[str]
 
     def rows(self) -> Iterator[ScanRow]:
@@ -83,26 +82,23 @@ class ScanWriter:
         self.rows_bytes = self.blob_bytes = 0
         self.ignored: Counter[str] = Counter()
         self.label_names: list[str] | None = None
-        self.examples: dict[str, str] = {}
         self.columns: list[str] = []
 
     def note(
-        self, name: str, label: RowLabel | None, offset: int, nbytes: int, packed: int = PLAIN, size_bytes: int = -1
+        self, name: str, cells: Sequence[Cell], offset: int, nbytes: int, packed: int = PLAIN, size_bytes: int = -1
     ) -> None:
         """Add an image that stays where it is: `nbytes` from `offset`. Raises `Interrupted` if the scan is stopped."""
         if self._stop.is_set():
             raise Interrupted(f"{self._where}: its scan was stopped")
-        if label is not None:
-            self.examples.setdefault(label_kind(label), name)
-        row = ScanRow(name, label, offset, nbytes, packed, nbytes if size_bytes < 0 else size_bytes)
+        row = ScanRow(name, cells, offset, nbytes, packed, nbytes if size_bytes < 0 else size_bytes)
         line = json.dumps(row).encode("ascii") + b"\n"  # why JSON: its escapes preserve names that are not valid text
         with write_errors(self._where):
             self._rows.write(line)
         self.rows_bytes += len(line)
 
-    def add(self, name: str, label: RowLabel, data: bytes) -> None:
+    def add(self, name: str, cells: Sequence[Cell], data: bytes) -> None:
         """Add an image whose bytes are copied to the blob."""
-        self.note(name, label, self.blob_bytes, len(data))
+        self.note(name, cells, self.blob_bytes, len(data))
         with write_errors(self._where):
             self._blob.write(data)
         self.blob_bytes += len(data)
@@ -147,7 +143,7 @@ def cached_scan(
             atomic_write(about, json.dumps(info).encode("ascii"))
     data_path = str(blob) if copies else path
     return ScanResult(
-        data_path, rows, Counter(info["ignored"]), info["label_names"], info["examples"], info["columns"]
+        data_path, rows, Counter(info["ignored"]), info["label_names"], info["columns"]
     )
 
 
@@ -180,7 +176,6 @@ def _fill(rows: Path, blob: Path, fill: Callable[[ScanWriter], None], stop: thre
         "blob_bytes": out.blob_bytes,
         "ignored": dict(out.ignored),
         "label_names": out.label_names,
-        "examples": out.examples,
         "columns": out.columns,
     }
 
@@ -203,7 +198,7 @@ class ScannedSource(ABC):
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
-        self.numbered, self.label_names = True, None
+        self.label_names = None
         scans = scan_all(self._scan, self._paths)
         for path, scan in zip(self._paths, scans, strict=True):
             self.ignored.update(scan.ignored)
@@ -213,20 +208,23 @@ class ScannedSource(ABC):
                     f"{scans[0].label_names}; prepare the files separately"
                 )
         self.label_names = scans[0].label_names
-        labelled = ((row.name, row.label) for scan in scans for row in scan.rows() if row.label is not None)
-        examples = {kind: name for scan in reversed(scans) for kind, name in scan.examples.items()}
-        target = ScannedTarget(self.root, examples, scans[0].columns, self._setting)
-        self.target = target.describe(labelled, self.label_names)
+        targets = Targets(self.root, scans[0].columns, self._setting, is_text=False)
+        for scan in scans:
+            for row in scan.rows():
+                if row.cells:
+                    targets.add(row.name, tuple(row.cells), row.name)
+        meaning = targets.meaning()
+        self.numbered = meaning.numbered
+        self.target = meaning.source_target(self.label_names)
         if self._note is not None:
             self.target = replace(self.target, about=(self._note, *self.target.about))
         for scan in scans:
             for row in scan.rows():
-                label, is_number = (None, True) if row.label is None else target.label(row.name, row.label)
+                label = meaning.label(tuple(row.cells), row.name) if row.cells else None
                 if self._setting.is_dropped(label, self.root, row.name):
                     self.ignored["unlabelled"] += 1
                     continue
                 assert label is not None
-                self.numbered &= is_number
                 yield ImageRef(row.name, label, row.nbytes, scan.data_path, row.offset)
 
     @abstractmethod

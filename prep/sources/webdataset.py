@@ -17,8 +17,7 @@ from .filesystem import file_name
 from .image_ref import MAX_BYTES
 from .names import SUFFIXES, safe_relative_path
 from .scan_cache import ScannedSource, ScanResult, ScanWriter, Stop, cached_scan
-from .targets.scanned_target import RowLabel
-from .targets.target_cells import AUTO, TargetSetting
+from .targets import AUTO, Cell, TargetSetting
 
 __all__ = ["LABEL_KEYS", "WebDatasetSource", "are_in_folders", "is_webdataset_tar"]
 
@@ -86,7 +85,7 @@ def _fill(path: str, out: ScanWriter) -> None:
     key = ""
     images: list[tuple[str, int, int, bytes | None]] = []
     copies = is_compressed(path)
-    labels: dict[str, RowLabel] = {}
+    labels: dict[str, Cell] = {}
     damaged_label = False  # a label of the sample is unreadable
 
     def end_sample() -> None:
@@ -97,10 +96,11 @@ def _fill(path: str, out: ScanWriter) -> None:
             out.ignored["damaged labels"] += 1
         elif images:
             name, offset, nbytes, data = images[0]
-            if data is not None and label is not None:
-                out.add(f"{tar_name}/{name}", label, data)
+            cells = () if label is None else (label,)
+            if data is not None and cells:
+                out.add(f"{tar_name}/{name}", cells, data)
             else:
-                out.note(f"{tar_name}/{name}", label, offset, nbytes)
+                out.note(f"{tar_name}/{name}", cells, offset, nbytes)
         elif labels:
             out.ignored["samples without an image"] += 1
 
@@ -133,7 +133,7 @@ def _fill(path: str, out: ScanWriter) -> None:
         end_sample()
 
 
-def _label(extension: str, content: bytes) -> RowLabel | None:
+def _label(extension: str, content: bytes) -> Cell:
     """A sample's label, a number only from .cls and .json; None if it holds none.
 
     Raises `ValueError` or `RecursionError` for malformed or too deeply nested JSON and for numbers with too many
@@ -148,7 +148,7 @@ def _label(extension: str, content: bytes) -> RowLabel | None:
     return text or None
 
 
-def _json_label(value: Any) -> RowLabel | None:
+def _json_label(value: Any) -> Cell:
     """The label in a sample's JSON: under the first of `LABEL_KEYS`, or in the list `labels`; None if it holds none.
 
     Names and integers are classes, other numbers are values. A list holds labels, or values if it is under `target` or
@@ -166,7 +166,7 @@ def _json_label(value: Any) -> RowLabel | None:
         )
         if is_values and not value:
             return None
-        return {"values": list(map(float, value))} if is_values else {"labels": value}
+        return list(map(float, value)) if is_values else value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     return value if isinstance(value, str) and value else None

@@ -658,7 +658,7 @@ def test_a_set_with_several_labels_per_photo_grows_beyond_a_byte_of_them(
 ) -> None:
     files = sorted(str(path.relative_to(photos)) for path in photos.rglob("[0-9]*.*"))
     rows = [(name, f"t{i % 8} t{(3 * i + 1) % 8}") for i, name in enumerate(files)]
-    source = ("--src", photos, "--labels", tmp_path / "l.csv", "--target", "labels")
+    source = ("--src", photos, "--labels", tmp_path / "l.csv", "--target", "labels:space")
     argv = (*source, "--out", tmp_path / "s", "--res", "32")
     pack_table(tmp_path / "l.csv", rows[:40])
     assert prep(*argv).status == 0

@@ -51,7 +51,7 @@ def names(photos: Path) -> list[str]:
 
 
 def label_table(path: Path, names: Sequence[str], labels: Sequence[Sequence[str]] = LABELS) -> Path:
-    rows = [(name, "|".join(reversed(own))) for name, own in zip(names, labels, strict=True)]
+    rows = [(name, json.dumps(own[::-1])) for name, own in zip(names, labels, strict=True)]
     return write_table(path, ("image_name", "tags"), rows)
 
 
@@ -365,20 +365,24 @@ def test_bad_targets_stop_a_run_before_anything_is_written(
         refused(prep(*argv(photos, table, out), *options), *words)
         assert not [path for path in out.rglob("*") if path.is_file() and ".prep" not in path.parts]
 
-    rows = [(name, "|".join(own)) for name, own in zip(names, LABELS, strict=True)]
+    rows = [(name, json.dumps(own)) for name, own in zip(names, LABELS, strict=True)]
     (tmp_path / "classes.txt").write_text("bright\nnear\nred\n")
     at = next(i for i, own in enumerate(LABELS) if "two eyes" in own) + 2
     fails(rows, f"such as two eyes in line {at}", "classes.txt", options=("--classes", tmp_path / "classes.txt"))
-    all_names = "red + near + bright + two eyes"
-    fails([*rows, (names[0], all_names.replace(" + ", "|"))], names[0], f"in line 2 and '{all_names}' in line 62")
+    all_names = ["red", "near", "bright", "two eyes"]
+    shown = f"in line 2 and '{' + '.join(all_names)}' in line 62"
+    fails([*rows, (names[0], json.dumps(all_names))], names[0], shown)
     fails([(name, i / 7 if i else "nan") for i, name in enumerate(names)], "t.csv: line 2: got 'nan' in column tags")
     folders = ("--src", photos, "--out", out, "--res", "32")
     refused(prep(*folders, "--target", "labels"), "class folders", "LABELS=table.csv")
     refused(prep(*folders, "--target", "tags"), "TARGET: got 'tags'")
     refused(prep(*argv(photos, table, out), "--val-labels", table), "VAL_LABELS: has no effect", "without VAL")
     contents: list[object] = [{"target": [1.5, 2.0]}] * 60
-    for content, words in (({"target": [1.5]}, "got 1 numbers for"), ({"label": "cat"}, "mixed targets, got name"),
-                           ({"target": [1.5, float("nan")]}, "got nan for")):  # fmt: skip
+    for content, words in (
+        ({"target": [1.5]}, "got 1 numbers in column target"),
+        ({"label": "cat"}, "got 'cat' in column target, in which"),
+        ({"target": [1.5, float("nan")]}, "got nan in column"),
+    ):
         src = pack_samples(tmp_path / "w.tar", samples_of(photos, names, [*contents[:59], content]))
         refused(prep("--src", src, "--out", out, "--res", "32"), words, "w.tar/059.jpg")
 
@@ -421,7 +425,7 @@ def test_unlabelled_photos_are_left_out_if_told_so(
 
 
 def test_what_a_table_lacks_is_counted(photos: Path, names: list[str], tmp_path: Path, prep: Prep) -> None:
-    rows: list[Sequence[object]] = [(name, "|".join(own)) for name, own in zip(names[:50], LABELS, strict=False)]
+    rows: list[Sequence[object]] = [(name, json.dumps(own)) for name, own in zip(names[:50], LABELS, strict=False)]
     rows += [rows[3], (names[50], "")]
     table = write_table(tmp_path / "t.csv", ("image_id", "tags"), rows)
     (tmp_path / "classes.txt").write_text("\n".join([*NAMES, "unseen"]))
@@ -504,7 +508,8 @@ def test_an_extension_keeps_old_targets_and_adds_new_ones(
     assert verify([str(out), "--workers", "1"]) == 0
     assert "already there" in prep(*argv(photos, table, out)).out
     lines = table.read_text().splitlines(keepends=True)
-    lines[4] = f"{names[3]},0.5,1\n" if kind == "values" else f"{names[3]},{'near|' * ('near' not in labels[3])}red\n"
+    other = '"[""near"", ""red""]"' if "near" not in labels[3] else '"[""red""]"'
+    lines[4] = f"{names[3]},0.5,1\n" if kind == "values" else f"{names[3]},{other}\n"
     table.write_text("".join(lines))
     assert "1 changed, kept as they are" in prep(*argv(photos, table, out), "--extend").out
 

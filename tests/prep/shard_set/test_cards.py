@@ -110,7 +110,8 @@ def test_hugging_face_datasets_reads_labels_and_values(
     cells = ["", "", "", "", "", "", "", "", "né b", "b"] if kind == "labels" else ["0.5", "-3"]
     rows = [(name, cells[i % len(cells)]) for i, name in enumerate(names)]
     table = pack_table(tmp_path / "t.csv", rows, ("id", "label"))
-    ran = prep("--src", photos, "--labels", table, "--target", kind, "--res", "32", "--out", tmp_path / "s")
+    ran = prep("--src", photos, "--labels", table, "--target", kind + ":space" * (kind == "labels"), "--res", "32",
+               "--out", tmp_path / "s")  # fmt: skip
     assert ran.status == 0, ran.err
     loaded = datasets.load_dataset(str(tmp_path / "s"), split="train", cache_dir=str(tmp_path / "cache"))
     if kind == "labels":

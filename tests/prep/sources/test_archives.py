@@ -22,7 +22,7 @@ from resolute.prep.listing.photos import list_photos
 from resolute.prep.sources import scan_cache
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.scan_cache import delete_old_versions
-from resolute.prep.sources.targets.target_cells import TargetSetting
+from resolute.prep.sources.targets import TargetSetting
 from tests.support.s3 import s3_server  # noqa: F401
 from tests.support.source_formats import (
     assert_same_images,
@@ -215,7 +215,7 @@ def test_other_parquet_files_are_read_or_ambiguities_are_reported(tmp_path: Path
     with pytest.raises(ResoluteError, match=r"ambiguous columns, got n, photo, breed, thumb.*COLUMNS"):
         catalog(work, tmp_path / "b.parquet")
     assert catalog(work, tmp_path / "b.parquet", columns="photo,n").classes == ("0", "1", "2")
-    with pytest.raises(ResoluteError, match="column breed has the wrong type, got string"):
+    with pytest.raises(ResoluteError, match="column breed has the wrong type, got VARCHAR"):
         catalog(work, tmp_path / "b.parquet", columns="breed,n")
     (tmp_path / "c.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(ResoluteError, match=r"c\.parquet: cannot be read"):

@@ -16,7 +16,7 @@ from resolute.prep.listing.splits import make_splits
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.fetch import fetch
 from resolute.prep.sources.label_file import table_covers
-from resolute.prep.sources.targets.target_cells import TargetSetting
+from resolute.prep.sources.targets import TargetSetting
 from tests.support.s3 import s3_server  # noqa: F401
 from tests.support.source_formats import (
     assert_same_images,
@@ -237,7 +237,7 @@ def test_common_table_formats_are_read(tmp_path: Path, work: Path, header: str) 
     (tmp_path / "l.csv").write_text(
         f'\ufeff{header}\r\na{mark}"pug{mark} ""old"""\r\n\r\nb c.png{mark}elk\r\ngone{mark}elk\r\n'
     )
-    got = catalog(work, tmp_path / "p", labels=str(tmp_path / "l.csv"))
+    got = catalog(work, tmp_path / "p", labels=str(tmp_path / "l.csv"), target=TargetSetting("class"))
     assert [got.name(i) for i in range(3)] == ["a.jpg", "b c.png", "gone"]
     assert got.classes == ("elk", f'pug{mark} "old"')
     assert got.ignored == {"unlabelled": 1}

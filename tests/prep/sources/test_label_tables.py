@@ -10,14 +10,14 @@ import pytest
 
 from resolute.errors import ResoluteError
 from resolute.prep.listing.classes import read_classes
-from resolute.prep.sources.label_file import label_rows
+from resolute.prep.sources.table import table_rows
 
 Prep = Callable[..., Any]
 
 
-def rows(path: Path, text: str | bytes, columns: str | None = None) -> list[tuple[str, str]]:
+def rows(path: Path, text: str | bytes, columns: str | None = None) -> list[tuple[str, object]]:
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return [(name, cells[0]) for name, cells, _ in label_rows(str(path), columns)]
+    return [(name, cells[0]) for name, cells, _ in table_rows(str(path), columns)]
 
 
 def error(path: Path, text: str | bytes, columns: str | None = None) -> str:

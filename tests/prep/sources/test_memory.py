@@ -22,7 +22,7 @@ from resolute.prep.run import worker
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.fetch import fetch_many
 from resolute.prep.sources.image_ref import MAX_BYTES, UNSEEN, ZIPPED, ByteRange
-from resolute.prep.sources.targets.target_cells import TargetSetting
+from resolute.prep.sources.targets import TargetSetting
 from tests import ROOT
 from tests.support.source_formats import catalog, contents, jpeg
 

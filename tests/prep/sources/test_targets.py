@@ -8,14 +8,15 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pytest
 
 from resolute.errors import ResoluteError
+from resolute.prep.sources import targets
 from resolute.prep.sources.image_ref import Label, SourceTarget
-from resolute.prep.sources.label_file import TargetTable
-from resolute.prep.sources.targets import target_cells
-from resolute.prep.sources.targets.target_cells import name_and_unit, parse_target
+from resolute.prep.sources.table import TargetTable
+from resolute.prep.sources.targets import name_and_unit, parse_target
 
 NAMES = ["bird", "cat", "dog", "fish"]
 RNG = np.random.default_rng(0)
@@ -49,23 +50,93 @@ WRITTEN: dict[str, Callable[[Sequence[str]], str]] = {
     "comma": ",".join,
     "json": json.dumps,
     "python": lambda names: repr(list(names)),
-    "numpy": lambda names: "[" + " ".join(map(repr, names)) + "]",
     "0 and 1": lambda names: "",
 }
 
 
 @pytest.mark.parametrize("how", WRITTEN)
-def test_labels_are_recognised_however_they_are_written(tmp_path: Path, how: str) -> None:
+def test_labels_are_read_however_they_are_written(tmp_path: Path, how: str) -> None:
     header: Sequence[str] = ["tags"]
     rows: Rows = [[WRITTEN[how](own)] for own in SETS]
     if how == "0 and 1":
         header, rows = NAMES, [[int(name in own) for name in NAMES] for own in SETS]
-    target, labels = read(tmp_path, header, rows)
+    has_sign = how in ("space", "bar", "semicolon", "comma")
+    target, labels = read(tmp_path, header, rows, target=f"labels:{how}" if has_sign else None)
     assert target.kind == "labels"
     assert [set(own or ()) for own in labels] == [set(own) for own in SETS]
     assert () in labels, "a photo without labels is a sample"
     assert len(target.about) == 4, "one line, and three rows"
     assert "TARGET=labels" in target.about[0]
+    if has_sign:
+        message = error(tmp_path, header, rows, target="labels")
+        assert "TARGET=labels:space, :comma, :semicolon or :bar" in message
+    if how in ("bar", "semicolon"):
+        assert "set TARGET=labels:bar or labels:semicolon" in error(tmp_path, header, rows)
+    if how in ("space", "comma"):
+        target, _ = read(tmp_path, header, rows)
+        assert target.kind == "class"
+        assert "set TARGET=labels:space or labels:comma" in target.about[0]
+
+
+@pytest.mark.parametrize("how", ["json", "csv"])
+def test_lists_of_numbers_are_values_if_one_has_a_fraction(tmp_path: Path, how: str) -> None:
+    path = tmp_path / f"t.{how}{'l' * (how == 'json')}"
+
+    def read_lists(lists: Sequence[object]) -> tuple[SourceTarget, list[Label | None]]:
+        if how == "json":
+            rows = [json.dumps({"file_name": f"{i}.jpg", "gaze (deg)": each}) for i, each in enumerate(lists)]
+            path.write_text("\n".join(rows))
+        else:
+            with path.open("w", newline="") as file:
+                csv.writer(file).writerows([
+                    ["file_name", "gaze (deg)"],
+                    *([f"{i}.jpg", json.dumps(each)] for i, each in enumerate(lists)),
+                ])
+        table = TargetTable(str(path), None)
+        return table.target(), [label for _, label, _ in table]
+
+    target, labels = read_lists([[0.5, 1.5], [1, 2]])
+    assert (target.kind, target.names, target.units) == ("values", ("gaze 0", "gaze 1"), ("deg", "deg"))
+    assert labels == [(0.5, 1.5), (1.0, 2.0)]
+    target, labels = read_lists([[1, 2], [], [7]])
+    assert (target.kind, labels) == ("labels", [("1", "2"), (), ("7",)])
+    target, labels = read_lists([["red", "big"], ["red"]])
+    assert (target.kind, labels) == ("labels", [("red", "big"), ("red",)])
+
+
+def test_json_lines_and_parquet_are_tables_too(tmp_path: Path) -> None:
+    rows = [{"file_name": "a.jpg", "label": "3", "n": 5}, {"file_name": "b.jpg", "label": "x", "n": 7}]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    duckdb.execute(f"COPY (FROM '{tmp_path}/t.jsonl') TO '{tmp_path}/t.parquet' (FORMAT parquet)")
+    for name in ("t.jsonl", "t.parquet"):
+        table = TargetTable(str(tmp_path / name), None)
+        assert (table.target().kind, list(table)) == ("class", [("a.jpg", "3", 1), ("b.jpg", "x", 2)])
+        assert not table.numbered
+        table = TargetTable(str(tmp_path / name), "file_name,n")
+        assert (table.target().kind, list(table)) == ("class", [("a.jpg", "5", 1), ("b.jpg", "7", 2)])
+        assert table.numbered
+        table = TargetTable(str(tmp_path / name), "file_name,n", parse_target("values"))
+        assert (table.target().names, list(table)) == (("n",), [("a.jpg", (5.0,), 1), ("b.jpg", (7.0,), 2)])
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"file_name": "b.jpg", "label": {"x": 1}}', "line 2: got {'x': 1}, expected a text, a number or a list"),
+        ('{"file_name": "b.jpg", "label": [null]}', "line 2: got [None], expected a text"),
+        ('{"file_name": 1.5, "label": "x"}', "line 2: got 1.5 as the image's name"),
+        ('{"label": "x"}', "line 2: got None as the image's name"),
+        ('["b.jpg", "x"]', "line 2 is not a row"),
+        ('{"file_name": "b.jpg"', "line 2 is not a row"),
+        ('{"file_name": "b.jpg", "label": ["x"]}', "line 1: got 'a' in column label, in which line 2 has ['x']"),
+        ('{"file_name": "b.jpg", "label": 0.5}', "line 1: got 'a' in column label, in which line 2 has 0.5"),
+    ],
+)
+def test_unusable_json_lines_are_reported_with_their_line(tmp_path: Path, line: str, words: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(f'{{"file_name": "a.jpg", "label": "a"}}\n{line}\n')
+    with pytest.raises(ResoluteError, match=re.escape(words)):
+        TargetTable(str(path), None).target()
 
 
 @pytest.mark.parametrize(
@@ -84,6 +155,7 @@ def test_labels_are_recognised_however_they_are_written(tmp_path: Path, how: str
         ["1 0 1", "0 0 1"],
         ["nan", "inf"],
         ["1.5 T", "3 T", "MRI"],
+        ["[", "[a"],
     ],
 )
 def test_what_may_be_names_of_classes_stays_a_class(tmp_path: Path, texts: list[str]) -> None:
@@ -95,7 +167,7 @@ def test_what_may_be_names_of_classes_stays_a_class(tmp_path: Path, texts: list[
 
 def test_numbers_as_labels_are_split_like_names(tmp_path: Path) -> None:
     rows = [[" ".join(map(str, sorted({i % 28, i % 5}, reverse=True)))] for i in range(60)]
-    target, labels = read(tmp_path, ["Target"], rows)  # as in Human Protein Atlas
+    target, labels = read(tmp_path, ["Target"], rows, target="labels:space")  # as in Human Protein Atlas
     assert target.kind == "labels"
     assert labels[:7] == [("0",), ("1",), ("2",), ("3",), ("4",), ("5", "0"), ("6", "1")]
 
@@ -121,8 +193,6 @@ def test_numbers_with_fractions_are_values_with_names_and_units(tmp_path: Path) 
     assert (target.kind, labels) == ("values", [(0.5,), (1.0,), None])
     target, labels = read(tmp_path, ["age [years]"], [[3], [4]])
     assert (target.kind, target.names, labels) == ("values", ("age",), [(3.0,), (4.0,)])
-    target, labels = read(tmp_path, ["gaze (deg)"], [["[0.5, 1.5]"], ["[1, 2]"]])
-    assert (target.names, target.units, labels[1]) == (("gaze 0", "gaze 1"), ("deg", "deg"), (1.0, 2.0))
     assert name_and_unit(["size [px]", "size [cm]"])[0] == ("size [px]", "size [cm]")
 
 
@@ -132,7 +202,7 @@ def test_target_decides_what_is_ambiguous(tmp_path: Path) -> None:
     assert read(tmp_path, ["rating"], whole, target="values")[1][3] == (3.0,)
     texts = [["cat dog"], ["dog"]]
     assert read(tmp_path, ["label"], texts)[1] == ["cat dog", "dog"]
-    assert read(tmp_path, ["label"], texts, target="labels")[1] == [("cat", "dog"), ("dog",)]
+    assert read(tmp_path, ["label"], texts, target="labels:space")[1] == [("cat", "dog"), ("dog",)]
     assert read(tmp_path, ["label"], texts, target="labels:bar")[1] == [("cat dog",), ("dog",)]
     assert read(tmp_path, ["tags"], [["a|b"], ["b"], ["a"]], target="class")[1] == ["a|b", "b", "a"]
     with pytest.raises(ResoluteError, match="expected class, labels or values"):
@@ -160,13 +230,17 @@ def test_columns_select_one_or_several_by_name_position_and_span(tmp_path: Path)
         (["v"], [[0.5], ["nan"]], {}, "line 3: got 'nan' in column v"),
         (["v"], [[0.5], ["-inf"]], {}, "line 3: got '-inf' in column v"),
         (["v"], [[0.5], ["1e60"]], {}, "line 3: got '1e60' in column v"),
-        (["v"], [[0.5], [0.25], ["n/a"]], {}, "line 4: column v is mixed, got 'n/a' beside numbers such as 0.5"),
+        (["v"], [[0.5], [0.25], ["n/a"]], {}, "line 4: got 'n/a' in column v, in which line 2 has '0.5'"),
         (["v"], [["0,5"], ["1,25"]], {}, "line 2: got '0,5' in column v, expected a number with a decimal point"),
         (["v"], [["0,5"], ["1,25"]], {"target": "values"}, "line 2: got '0,5' in column v, expected a number with"),
         (["v"], [["cat"]], {"target": "values"}, "line 2: got 'cat' in column v"),
         (["v"], [["[0.5, 1]"], ["[0.5]"]], {}, "line 3: got 1 numbers in column v, expected 2"),
-        (["v"], [["[0.5, null]"]], {}, "line 2: got 'null' in a list of column v"),
-        (["tags"], [['["a", "b"]'], ["[a"]], {"target": "labels:list"}, "line 3: got '[a' in column tags"),
+        (["v"], [["[0.5, null]"]], {}, "line 2: got '[0.5, null]' in column v, expected a list of texts or numbers"),
+        (["v"], [["[0.5 1.5]"]], {}, "line 2: got '[0.5 1.5]' in column v, expected a list of texts or numbers"),
+        (["v"], [["[0.5, 1]"], ['["a", 1]']], {}, "line 3: got 'a' in column v, expected a finite number"),
+        (["tags"], [['["a", "b"]'], ["[a"]], {}, "line 3: got '[a' in column tags, in which line 2 has"),
+        (["tags"], [["a|b"], ["b"]], {}, "line 2: got 'a|b' in column tags, expected one class, a number, or a list"),
+        (["tags"], [["a b"], ["b"]], {"target": "class:space"}, "TARGET: got 'class:space'"),
         (["a", "b"], [[1.5, 2], [3, ""]], {}, "line 3: got nothing in column b"),
         (["a", "b"], [[1, 0], [1, 1], ["", 1]], {}, "line 4: got nothing in column a, expected 0 or 1"),
         (["a", "b"], [[1.0, 0.0], [1.0, -1.0]], {}, "line 3: got '-1.0' in column b, expected 0 or 1"),
@@ -184,7 +258,7 @@ def test_unusable_targets_are_reported_with_line_and_column(
 
 
 def test_the_kind_depends_on_all_rows_of_a_long_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_cells, "_MAX_DISTINCT", 100)
+    monkeypatch.setattr(targets, "_MAX_SEEN", 100)
     rows: Rows = [[i] for i in range(1000)]
     assert read(tmp_path, ["score"], rows)[0].kind == "class"
     assert read(tmp_path, ["score"], [*rows, [0.5]])[0].kind == "values"
@@ -194,6 +268,6 @@ def test_lists_of_paths_have_targets_too(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
     for text, kind, first in (("0.5", "values", (0.5,)), ("a|b", "labels", ("a", "b")), ("0", "class", "0")):
         path.write_text(f"x/1.jpg {text}\nx/2.jpg {text[-1]}\nx/3.jpg {text[0]}\n")
-        table = TargetTable(str(path), None)
+        table = TargetTable(str(path), None, parse_target("labels:bar" if kind == "labels" else None))
         assert table.target().kind == kind
         assert next(iter(table))[1] == first

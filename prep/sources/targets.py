@@ -1,0 +1,515 @@
+"""The targets of a source's images: a class, any number of labels, or numbers. Recognised from all images, or set by
+`TARGET`.
+
+A target is one cell, or the cells of several columns. A cell holds what the source says: text, a number, true or false,
+a list of texts or numbers, or nothing. In a table of text (CSV, a list of paths) numbers and lists are written as text;
+lists are in JSON or as Python prints them.
+
+Recognised are a column of classes (whole numbers or any text), columns of 0 and 1, columns of numbers, and lists.
+What could mean two things is an error that asks for `TARGET`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.target import TargetKind
+
+from .image_ref import Label, SourceTarget
+
+__all__ = ["AUTO", "Cell", "Meaning", "Place", "TargetSetting", "Targets", "describe_label", "is_number",
+           "name_and_unit", "parse_target"]  # fmt: skip
+
+Cell = str | int | float | list[str | int | float] | None
+Place = int | str  # the line of a row, from 1; or the name of the image
+
+_SEPARATORS = {"space": " ", "comma": ",", "semicolon": ";", "bar": "|"}
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_UNIT = re.compile(r"(.*\S)\s*(?:\[([^\[\]]+)\]|\(([^()]+)\))")
+_ONES, _ZEROS = frozenset({"1", "1.0", "true"}), frozenset({"0", "0.0", "false"})
+_NOT_FINITE = frozenset({"nan", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity"})
+_MAX_SEEN = 1 << 17  # different cells of a column that are remembered, so as to look at each once
+_NO_LABEL = frozenset({"-1", "-1.0"})  # as a class. Source: `datasets`' ClassLabel, and scikit-learn's semi-supervised
+_SHOWN_VALUES = 12  # of a target in words
+_EXAMPLES = 3  # images shown
+
+
+class TargetSetting(NamedTuple):
+    """`TARGET` as parsed: a kind, None to recognise it, and the sign between the labels or numbers in a cell of text.
+
+    `drop_unlabelled`: leave out images without a target, instead of refusing them.
+    """
+
+    kind: TargetKind | None = None
+    separator: str | None = None
+    drop_unlabelled: bool = False
+
+    def is_dropped(self, label: Label | None, file: str, name: str, line: int = 0) -> bool:
+        """Whether the image `name` is left out, because it has no target: nothing, or -1 as a class.
+
+        Raises `ResoluteError`, naming the file and line (0: none) of the target, if such images are to be refused.
+        """
+        labels = (label,) if isinstance(label, str) else label or ()
+        is_unlabelled = label is None or not _NO_LABEL.isdisjoint(labels)
+        if is_unlabelled and not self.drop_unlabelled:
+            where = f"{file}: line {line}" if line else file
+            raise ResoluteError(
+                f"{where}: {name} is unlabelled, got {'nothing' if label is None else -1}, expected its target; label "
+                "it, or leave out all unlabelled photos with UNLABELLED=drop (--unlabelled drop)"
+            )
+        return is_unlabelled
+
+
+AUTO = TargetSetting()
+
+
+def parse_target(text: str | None) -> TargetSetting:
+    """Parse "class", "labels", "values", or one of the latter with a separator, "labels:space".
+
+    Raises `ResoluteError` for anything else.
+    """
+    if text is None:
+        return AUTO
+    kind, colon, separator = text.partition(":")
+    if kind == "class" and not colon:
+        return TargetSetting("class")
+    if kind in ("labels", "values") and (separator in _SEPARATORS or not colon):
+        return TargetSetting("labels" if kind == "labels" else "values", _SEPARATORS.get(separator))
+    raise ResoluteError(
+        f"TARGET: got {text!r}, expected class, labels or values, or labels:space, labels:comma, labels:semicolon or "
+        "labels:bar for several labels in a cell; correct TARGET"
+    )
+
+
+def is_number(label: str) -> bool:
+    """Whether a label is a class number in canonical form: no sign, no leading zeros."""
+    return label.isascii() and label.isdigit() and (label == "0" or label[0] != "0")
+
+
+def describe_label(label: Label | None, names: Sequence[str] = (), units: Sequence[str] = ()) -> str:
+    """A target in words: `cat`, `cat + dog`, `age 3.5 years, mass 2 kg`."""
+    if label is None:
+        return "unlabelled"
+    if isinstance(label, str):
+        return label
+    if not names:
+        return " + ".join(map(str, label)) or "no label"
+    texts = [f"{name} {value:.6g} {unit}".rstrip() for name, value, unit in zip(names, label, units, strict=True)]
+    return ", ".join(texts[:_SHOWN_VALUES]) + (", …" if len(texts) > _SHOWN_VALUES else "")
+
+
+def name_and_unit(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names without the units in them, `age [years]` or `mass (kg)`, and the units, "" where there is none."""
+    matches = [_UNIT.fullmatch(name) for name in names]
+    bare = tuple(match[1] if match else name for match, name in zip(matches, names, strict=True))
+    if len(set(bare)) < len(bare):  # as in `size [px]` beside `size [cm]`
+        return tuple(names), ("",) * len(bare)
+    return bare, tuple((match[2] or match[3]).strip() if match else "" for match in matches)
+
+
+class _Column:
+    """The kinds of the cells of a column; `examples` maps each kind to its first cell and the place of that."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.examples: dict[str, tuple[Cell, Place]] = {}
+        self.in_unit_range = True  # of the numbers
+        self.numbered = True  # all labels are class numbers
+        self._seen: set[str] = set()
+
+    def add(self, cell: Cell, place: Place, form: _Form) -> None:
+        if isinstance(cell, str):
+            if cell in self._seen:
+                return
+            if len(self._seen) < _MAX_SEEN:
+                self._seen.add(cell)
+        kind = form.kind(cell)
+        self.examples.setdefault(kind, (cell, place))
+        if kind in ("whole", "fraction", "minus one"):
+            self.in_unit_range &= 0 <= float(cell) <= 1  # type: ignore[arg-type]
+        if kind not in ("blank", "minus one", "bad list"):
+            self.numbered = self.numbered and all(map(form.is_class_number, form.items(cell)))
+
+    def only(self, *kinds: str) -> bool:
+        return self.examples.keys() <= set(kinds)
+
+    def first(self, *kinds: str) -> tuple[Cell, Place] | None:
+        """The first example of the first of `kinds` that occurs."""
+        return next((self.examples[kind] for kind in kinds if kind in self.examples), None)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How cells are to be read: `is_text` if numbers and lists are written as text."""
+
+    is_text: bool
+    separator: str | None
+
+    def kind(self, cell: Cell) -> str:
+        if cell is None or cell == "":
+            return "blank"
+        if isinstance(cell, list):
+            return "vector" if any(isinstance(item, float) for item in cell) else "list"
+        if not isinstance(cell, str):
+            if cell in (0, 1):
+                return "bit" if isinstance(cell, int) else "bit with a fraction"
+            return "fraction" if isinstance(cell, float) else "minus one" if cell == -1 else "whole"
+        return self._kind_of_text(cell) if self.is_text else "text"
+
+    def _kind_of_text(self, text: str) -> str:
+        if _NUMBER.fullmatch(text):
+            value = float(text)
+            if value in (0, 1) and text in _ONES | _ZEROS:
+                return "bit"
+            if value == -1:
+                return "minus one"
+            return "whole" if _is_float32(value) and value.is_integer() else "fraction"
+        lower = text.lower()
+        if lower in _ONES | _ZEROS:
+            return "bit word"
+        if lower in _NOT_FINITE:
+            return "not finite"
+        if text[0] == "[" and text[-1] == "]":
+            items = _parse_list(text)
+            return "bad list" if items is None else self.kind(items)
+        if _DECIMAL_COMMA.fullmatch(text):
+            return "decimal comma"
+        if "|" in text or ";" in text:
+            return "separated text"
+        return "several words" if " " in text or "," in text else "text"
+
+    def items(self, cell: Cell) -> list[str | int | float]:
+        """The labels or numbers in a cell: those of a list, those between separators, or the cell; none if blank."""
+        if cell is None or cell == "":
+            return []
+        if isinstance(cell, list):
+            return cell
+        if isinstance(cell, str) and self.is_text:
+            if self.separator is not None:
+                return [part for part in map(str.strip, cell.split(self.separator)) if part]
+            if cell[0] == "[" and cell[-1] == "]" and (items := _parse_list(cell)) is not None:
+                return items
+        return [cell]
+
+    def is_class_number(self, item: str | int | float) -> bool:
+        return self.is_text and is_number(item) if isinstance(item, str) else isinstance(item, int)
+
+
+class Targets:
+    """Collects the targets of all images of a source; `meaning` is then what they mean.
+
+    `path` is the file or folder, for messages; `columns` are the names of the columns of targets (none: a single one
+    without a name). `is_text`: numbers and lists are written as text. `are_chosen`: the user has named the columns.
+    """
+
+    def __init__(
+        self, path: str, columns: Sequence[str], setting: TargetSetting = AUTO, *, is_text: bool,
+        are_chosen: bool = True,
+    ) -> None:  # fmt: skip
+        self._path, self._setting, self._are_chosen = path, setting, are_chosen
+        self._form = _Form(is_text, setting.separator)
+        self._columns = [_Column(name) for name in columns or ["target"]]
+        self._rows, self._one_each = 0, True  # the latter: each row has a single 1
+        self._first: list[tuple[str, tuple[Cell, ...], Place]] = []
+
+    def add(self, name: str, cells: tuple[Cell, ...], place: Place) -> None:
+        """Add the target of the image `name`."""
+        self._rows += 1
+        if len(self._first) < _EXAMPLES:
+            self._first.append((name, cells, place))
+        if len(cells) == 1:
+            self._columns[0].add(cells[0], place, self._form)
+            return
+        for column, cell in zip(self._columns, cells, strict=True):
+            column.add(cell, place, self._form)
+        self._one_each = self._one_each and sum(map(_is_one, cells)) == 1
+
+    def meaning(self) -> Meaning:
+        """Raises `ResoluteError` if the cells cannot be targets, are ambiguous, or do not fit the setting."""
+        columns, setting = self._columns, self._setting
+        kind, why = self._one(columns[0]) if len(columns) == 1 else self._several()
+        names, units = name_and_unit([column.name for column in columns]) if kind == "values" else ((), ())
+        if kind == "values" and len(columns) == 1 and (width := self._width()) > 1:
+            names, units = tuple(f"{names[0]} {i}" for i in range(width)), units * width
+        numbered = columns[0].numbered if len(columns) == 1 else all(is_number(column.name) for column in columns)
+        if kind == "class" and self._form.is_text and columns[0].first("list", "vector"):
+            numbered = False  # `[0]` is a name
+        return Meaning(
+            path=self._path, kind=kind, columns=tuple(column.name for column in columns), names=names, units=units,
+            numbered=numbered and kind != "values", why="as TARGET says" if setting.kind else why, rows=self._rows,
+            first=tuple(self._first), form=self._form,
+        )  # fmt: skip
+
+    def _width(self) -> int:
+        """How many numbers the first target has."""
+        examples = self._columns[0].examples
+        first = next((example for kind, example in examples.items() if kind != "blank"), None)
+        return 1 if first is None else len(self._form.items(first[0]))
+
+    def _one(self, column: _Column) -> tuple[TargetKind, str]:
+        """(kind, how it was recognised) of the targets in a single column."""
+        name, kind = column.name, self._setting.kind
+        if kind != "class" and (bad := column.first("bad list")):
+            raise self._error(
+                bad, f"in column {name}", "a list of texts or numbers in JSON",
+                "correct it, or set TARGET=class if it is a name",
+            )
+        # One label that is written with spaces looks like several of them.
+        is_one_label = kind == "labels" and self._setting.separator is None and self._form.is_text
+        if is_one_label and (words := column.first("separated text", "several words")):
+            raise self._error(
+                words, f"in column {name}", "one label, or a list in JSON",
+                "say what separates labels with TARGET=labels:space, :comma, :semicolon or :bar (a sign that no label "
+                "has, if there is one label in each cell)",
+            )
+        if kind is not None:
+            return kind, ""
+        if column.examples.keys() & {"list", "vector"}:
+            if not column.only("list", "vector", "blank"):
+                raise self._mixed(column, "list" if "list" in column.examples else "vector")
+            if "vector" in column.examples:
+                return "values", f"column {name} holds lists of numbers"
+            return "labels", f"column {name} holds lists"
+        if mixed := column.first("separated text"):
+            raise self._error(
+                mixed, f"in column {name}", "one class, a number, or a list in JSON",
+                "set TARGET=labels:bar or labels:semicolon if these are several labels, or TARGET=class",
+            )
+        if mixed := column.first("decimal comma"):
+            raise self._error(
+                mixed, f"in column {name}", "a number with a decimal point, or labels",
+                "write 0.5 for 0,5, or set TARGET=labels:comma or TARGET=class",
+            )
+        if column.first("fraction", "bit with a fraction"):
+            if column.first("text", "several words", "bit word"):
+                raise self._mixed(column, "fraction" if "fraction" in column.examples else "bit with a fraction")
+            return "values", f"column {name} holds numbers with fractions"
+        if words := column.first("several words"):
+            hint = f"(if cells such as {_shown(words[0])} are several labels, set TARGET=labels:space or labels:comma)"
+            return "class", f"column {name} holds texts {hint}"
+        if column.first("text", "bit word", "not finite"):
+            return "class", f"column {name} holds texts"
+        if name_and_unit([name])[1][0]:
+            return "values", f"column {name} holds numbers with a unit"
+        return "class", f"column {name} holds whole numbers (for numbers to predict set TARGET=values)"
+
+    def _several(self) -> tuple[TargetKind, str]:
+        """(kind, how it was recognised) of the targets in several columns."""
+        columns, count, kind = self._columns, len(self._columns), self._setting.kind
+        if self._setting.separator is not None:
+            raise ResoluteError(
+                f"TARGET: got a separator for {count} columns of {self._path} ({_first(self._names)}), expected it for "
+                "labels in one column; drop it, or name that column with COLUMNS=image,column"
+            )
+        if kind is not None:
+            return kind, ""
+        others = ("text", "several words", "separated text", "decimal comma", "list", "vector", "bad list")
+        texts = [column for column in columns if column.first(*others)]
+        if texts and not self._are_chosen:
+            raise ResoluteError(
+                f"{self._path}: unrecognised columns, got {', '.join(self._names)[:200]} beside the image's, expected "
+                "names such as id,label; name the image's and the target's with COLUMNS=image,label, or several "
+                "targets with COLUMNS=image,first..last"
+            )
+        if texts:
+            raise self._error(
+                texts[0].first(*others), f"in column {texts[0].name}", "a number, as in other columns",
+                "correct it, or leave the column out of COLUMNS",
+            )
+        of_bits = [column for column in columns if column.only("bit", "bit word", "bit with a fraction")]
+        if len(of_bits) == count and self._one_each:
+            why = f"{count} columns of 0 and 1, a single 1 in each row (for several labels set TARGET=labels)"
+            return "class", why
+        # Blank and -1 are errors of their rows.
+        bits = ("bit", "bit word", "bit with a fraction", "blank", "minus one")
+        if all(column.only(*bits) for column in columns):
+            return "labels", f"{count} columns of 0 and 1"
+        if any("fraction" in column.examples for column in columns) and all(column.in_unit_range for column in columns):
+            return "values", f"{count} columns of numbers from 0 to 1"
+        if of_bits and not self._are_chosen:
+            names = [column.name for column in of_bits]
+            rest = [name for name in self._names if name not in names]
+            raise ResoluteError(
+                f"{self._path}: ambiguous columns, got {len(names)} of 0 and 1 ({_first(names)}) and {len(rest)} of "
+                f"other numbers ({_first(rest)}), expected targets of one kind; name the image's and the targets' "
+                f"with COLUMNS, such as COLUMNS=image,{rest[0]}"
+            )
+        return "values", f"{count} columns of numbers"
+
+    @property
+    def _names(self) -> list[str]:
+        return [column.name for column in self._columns]
+
+    def _error(self, example: tuple[Cell, Place] | None, where: str, expected: str, do: str) -> ResoluteError:
+        cell, place = example or ("", "")
+        return _error(self._path, place, _shown(cell), where, expected, do)
+
+    def _mixed(self, column: _Column, kind: str) -> ResoluteError:
+        """The error for a column with cells of one kind beside others."""
+        other = next(each for each in column.examples.values() if each != column.examples[kind])
+        other = column.first("text", "several words", "bit word") or other
+        cell, place = column.examples[kind]
+        return self._error(
+            other, f"in column {column.name}, in which {_place(place)} has {_shown(cell)}", "cells of one kind",
+            "correct it, or set TARGET=class if these are names",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaning:
+    """The meaning of the targets of the source `path`.
+
+    `columns` are the names of the columns, `names` and `units` those of values; `numbered`: all labels are class
+    numbers. `why` says by what the kind was recognised; `first` are the name, cells and place of the first images.
+    """
+
+    path: str
+    kind: TargetKind
+    columns: tuple[str, ...]
+    names: tuple[str, ...]
+    units: tuple[str, ...]
+    numbered: bool
+    why: str
+    rows: int
+    first: tuple[tuple[str, tuple[Cell, ...], Place], ...]
+    form: _Form
+
+    def source_target(self, label_names: Sequence[str] | None = None) -> SourceTarget:
+        """For a `Source`, with what was recognised in words; `label_names` are those of class numbers."""
+        return SourceTarget(
+            kind=self.kind, names=self.names, units=self.units,
+            classes=self.columns if self.kind != "values" and len(self.columns) > 1 else (),
+            columns=self.columns, separator=self.form.separator, about=tuple(self._about(label_names)),
+        )  # fmt: skip
+
+    def _about(self, label_names: Sequence[str] | None) -> Iterator[str]:
+        values = "a number" if len(self.names) == 1 else f"{len(self.names)} numbers"
+        what = {"class": "a class", "labels": "any number of labels", "values": values}[self.kind]
+        if self.kind == "class" and not self.form.is_text:  # there is only one way to read it
+            return
+        yield f"{self.path}: {what} for each of {self.rows} photos (TARGET={self.kind}): {self.why}"
+        for name, cells, place in self.first:
+            label = self.label(cells, place)
+            if label_names is not None and label is not None and self.kind != "values":
+                numbers = [label] if isinstance(label, str) else label
+                named = tuple(label_names[int(n)] if 0 <= int(n) < len(label_names) else str(n) for n in numbers)
+                label = named[0] if isinstance(label, str) else named
+            where = f"line {place}: " if isinstance(place, int) else ""
+            yield f"  {where}{name}: {describe_label(label, self.names, self.units)}"
+
+    def label(self, cells: tuple[Cell, ...], place: Place) -> Label | None:
+        """The target of an image; None if its cells are blank, except for labels in text: no labels.
+
+        Raises `ResoluteError` for cells that do not fit, naming line or image, and column.
+        """
+        if len(cells) > 1:
+            return self._label_of_several(cells, place)
+        cell = cells[0]
+        if isinstance(cell, str) and self.kind == "class":
+            return cell or None
+        if cell is None or (cell == "" and not (self.kind == "labels" and self.form.is_text)):
+            return None
+        items = self.form.items(cell)
+        if self.kind == "values":
+            numbers = tuple(self._number(self.columns[0], item, place) for item in items)
+            if len(numbers) != len(self.names):
+                raise self._error(
+                    place, f"{len(numbers)} numbers", self.columns[0], f"{len(self.names)} as for other images"
+                )
+            return numbers
+        for item in items:
+            if isinstance(item, float):
+                raise self._error(place, repr(item), self.columns[0], "a name or a class number")
+        labels = [str(int(item)) if isinstance(item, int) else str(item) for item in items]
+        if self.kind == "labels":
+            return tuple(dict.fromkeys(labels))
+        if len(labels) != 1:
+            raise self._error(
+                place, f"{len(labels)} labels", self.columns[0], "one, as TARGET=class says",
+                "correct it, or set TARGET=labels",
+            )
+        return labels[0]
+
+    def _label_of_several(self, cells: tuple[Cell, ...], place: Place) -> Label | None:
+        if all(cell is None or cell == "" for cell in cells):
+            return None
+        pairs = zip(self.columns, cells, strict=True)
+        if self.kind == "values":
+            return tuple([self._number(name, cell, place) for name, cell in pairs])
+        ones = [name for name, cell in pairs if self._bit(name, cell, place)]
+        if self.kind == "labels":
+            return tuple(ones)
+        if len(ones) != 1:
+            raise ResoluteError(
+                f"{self.path}: {_place(place)}: got {len(ones)} columns with 1 ({_first(ones) or 'none'}), expected "
+                "one; correct it, or set TARGET=labels for any number of them"
+            )
+        return ones[0]
+
+    def _bit(self, name: str, cell: Cell, place: Place) -> bool:
+        text = str(cell).lower()
+        if cell is not None and text in _ONES | _ZEROS:
+            return text in _ONES
+        raise self._error(
+            place, _shown(cell), name, "0 or 1",
+            "decide what it counts as and correct it, leave the column out with COLUMNS, or set TARGET=values if the "
+            "columns hold numbers",
+        )
+
+    def _number(self, name: str, cell: Cell, place: Place) -> float:
+        is_written = isinstance(cell, str) and self.form.is_text and _NUMBER.fullmatch(cell)
+        if (is_written or isinstance(cell, int | float)) and _is_float32(value := float(cell)):  # type: ignore[arg-type]
+            return value
+        is_decimal = isinstance(cell, str) and _DECIMAL_COMMA.fullmatch(cell)
+        raise self._error(
+            place, _shown(cell), name, "a number with a decimal point" if is_decimal else "a finite number"
+        )
+
+    def _error(self, place: Place, got: str, column: str, expected: str, do: str = "correct it") -> ResoluteError:
+        return _error(self.path, place, got, f"in column {column}", expected, do)
+
+
+def _error(path: str, place: Place, got: str, where: str, expected: str, do: str) -> ResoluteError:
+    return ResoluteError(f"{path}: {_place(place)}: got {got} {where}, expected {expected}; {do}")
+
+
+def _place(place: Place) -> str:
+    return f"line {place}" if isinstance(place, int) else place
+
+
+def _shown(cell: Cell) -> str:
+    return "nothing" if cell is None or cell == "" else repr(cell[:80] if isinstance(cell, str) else cell)[:100]
+
+
+def _first(names: Sequence[str], limit: int = 5) -> str:
+    return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
+
+
+def _is_one(cell: Cell) -> bool:
+    return cell is not None and str(cell).lower() in _ONES
+
+
+def _is_float32(value: float) -> bool:
+    """Whether `value` is finite as float32, as which it is stored."""
+    return abs(value) <= float(np.finfo(np.float32).max)
+
+
+def _parse_list(text: str) -> list[str | int | float] | None:
+    """The items of a list in JSON, or as Python prints it; None for anything else."""
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            parsed = parse(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if isinstance(parsed, list) and all(isinstance(item, str | int | float) for item in parsed):
+            return parsed
+    return None
