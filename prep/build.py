@@ -63,6 +63,7 @@ from .extend import (
     write_changes,
 )
 from .settings import Settings
+from .unchanged import source_signature
 
 __all__ = ["BuildResult", "Work", "build", "delete_run_files", "describe_reasons", "finalize", "plan_set",
            "scratch_folder"]  # fmt: skip
@@ -105,6 +106,7 @@ class Work:
     check_lock: Callable[[], None]
     kept: Mapping[str, Any] | None
     scratch: Path
+    signature: Mapping[str, str] | None  # of the source
 
     def kept_rejects(self) -> dict[tuple[str, int], str]:
         """{(split, key): reason} of the images in finished shards."""
@@ -171,6 +173,7 @@ def build(
                 "command again"
             )
         manifest = finalize(store, plan, records, work.photos, work.check_lock, kept=work.kept, scratch=work.scratch)
+        write_record(store, settings, work.signature)
         return BuildResult(
             manifest=manifest, ignored=plan.ignored, stats=stats, kept_shards=kept_shards,
             elapsed_s=time.perf_counter() - started_at, warnings=plan.warnings,
@@ -234,6 +237,12 @@ class _Sources:
     inputs: Inputs
     comparison: Comparison | None
 
+    def signature(self) -> dict[str, str] | None:
+        """The state of the sources when they were listed; None if that of one is unknown."""
+        return source_signature(
+            self.settings, {name: photos.signature for name, photos in self.inputs.sources.items()}
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Nothing:
@@ -289,8 +298,7 @@ def _repair(sources: _Sources, existing: ExistingSet) -> _Plan | _Nothing:
     if existing.is_complete(store, sources.settings.resolutions):
         delete_partial(store)  # such as that of a report whose writer was killed
         delete_run_files(store)
-        if read_record(store) is None:
-            write_record(store, sources.settings)
+        write_record(store, sources.settings, sources.signature())
         if CROISSANT in manifest["files"] and store.size(CARD) is None:  # why: older sets have neither
             write_card(store, manifest)
         return _Nothing(manifest=manifest)
@@ -411,7 +419,7 @@ def _work(
     write_record(store, settings)
     work = Work(
         plan=set_plan, shard_plan=shard_plan, photos=SetPhotos.open(database, files), records=records, missing=missing,
-        check_lock=check_lock, kept=wanted.kept, scratch=scratch,
+        check_lock=check_lock, kept=wanted.kept, scratch=scratch, signature=sources.signature(),
     )  # fmt: skip
     _check_rejects(store, set_plan, work.photos, work.kept_rejects() | shard_plan.not_there(missing))
     return work

@@ -16,7 +16,6 @@ from tqdm import tqdm
 from resolute.console import counted, say
 from resolute.errors import strip_credentials
 from resolute.machine import available_cpus
-from resolute.prep.run.pool import start_fork_server
 
 from .settings import JobsFinishOptions, JobsPlanOptions, JobsRangeOptions, Settings, ShardsOptions, VerifyOptions
 
@@ -36,9 +35,16 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # why: its threads, which no
 def shards(options: ShardsOptions) -> None:
     """Make, complete, repair or extend a shard set. Raises `ResoluteError`."""
     options = _checked(options)
+    # Imports are slow: a wrong option should not wait for them, nor a set that is finished.
+    from .unchanged import already_there, unchanged_set
+
+    if not options.dry and (manifest := unchanged_set(options)) is not None:
+        _print(already_there(options.out, manifest))
+        return
     if options.engine == "local":
+        from .run.pool import start_fork_server
+
         start_fork_server()
-    # why here: these imports are slow, and a wrong option should not wait for them
     if options.dry:
         from .estimate import dry_run
 
@@ -82,6 +88,7 @@ def jobs_plan(options: JobsPlanOptions) -> None:
 def jobs_range(options: JobsRangeOptions) -> None:
     """Convert a range of planned shards. Raises `ResoluteError`."""
     from .jobs import convert_jobs, parse_range
+    from .run.pool import start_fork_server
 
     selected = parse_range(options.range)
     start_fork_server()

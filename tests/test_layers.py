@@ -80,7 +80,7 @@ def test_the_pipeline_packages_import_downwards_only() -> None:
 
 
 def test_the_folders_of_prep_are_layers() -> None:
-    above = ["extend", "build", "jobs", "estimate", "verify", "report", "commands"]
+    above = ["unchanged", "extend", "build", "jobs", "estimate", "verify", "report", "commands"]
     order = ["storage", "sources", "settings", "listing", "convert", "shard_set", "run", *above]
     parts = {f"resolute.prep.{part}": level for level, part in enumerate(order)}
 

@@ -232,7 +232,6 @@ class Scenario(ABC):
 def shorten_limits() -> None:
     """In a forked process: use short time limits, and fork prep's workers instead of starting interpreters."""
     from resolute.pipeline.storage.disk_cache import CacheSettings
-    from resolute.prep import commands
     from resolute.prep.run import pool as process_pool
     from resolute.prep.storage import lease
 
@@ -242,7 +241,7 @@ def shorten_limits() -> None:
     )
     process_pool.Pool = functools.partial(process_pool.Pool, hang_s=HANG_S)  # type: ignore[assignment, misc]
     process_pool.open_pool = functools.partial(process_pool.open_pool, method="fork")
-    commands.start_fork_server = lambda: None
+    process_pool.start_fork_server = lambda: None
     lease._LEASE_S, lease._MARGIN_S, lease._RENEW_S = 8.0, 2.0, 1.0
     defaults = CacheSettings.__init__.__kwdefaults__
     assert defaults is not None

@@ -1,4 +1,5 @@
-"""`source.json`: the arguments a shard set was made with, so that messages can suggest complete commands.
+"""`source.json`: the arguments a shard set was made with, so that messages can suggest complete commands, and the state
+of its source, so that prep recognises that there is nothing to do.
 
 It lies beside the manifest but is not part of the set: the same photos give the same manifest wherever they are.
 It contains no credentials, and is optional.
@@ -24,11 +25,16 @@ _PATHS = frozenset({"SRC", "LABELS", "CLASSES", "VAL", "VAL_LABELS", "VAL_LIST"}
 _FORMAT = "resolute-source-1"
 
 
-def record_bytes(variables: Mapping[str, object]) -> bytes:
-    """The file's content for the `make shards` variables (without OUT and RES); those that are None are left out."""
+def record_bytes(variables: Mapping[str, object], signature: Mapping[str, str] | None = None) -> bytes:
+    """The file's content for the `make shards` variables (without OUT and RES); those that are None are left out.
+
+    `signature` is the state of the source of a finished set.
+    """
     texts = {name: strip_credentials(str(value)) for name, value in variables.items() if value is not None}
     absolute = {name: _absolute(text) if name in _PATHS else text for name, text in texts.items()}
-    record = {"format": _FORMAT, "make": absolute, "sha256": _digest(absolute)}
+    record: dict[str, object] = {"format": _FORMAT, "make": absolute, "sha256": _digest(absolute)}
+    if signature is not None:
+        record["signature"] = dict(signature)
     return (json.dumps(record, indent=1) + "\n").encode()
 
 

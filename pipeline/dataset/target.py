@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .format import SAMPLE
-from .index_array import Records
+
+if TYPE_CHECKING:
+    from .index_array import Records  # why only here: it imports numba
 
 __all__ = ["CLASS", "Target", "TargetKind", "sample_dtype", "widened"]
 

@@ -11,15 +11,12 @@ from typing import Any
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.settings import Settings
-from resolute.prep.sources.detect import open_source
-from resolute.prep.sources.filesystem import path_kind
 from resolute.prep.sources.image_ref import Source, is_url
-from resolute.prep.sources.label_file import table_covers
-from resolute.prep.sources.targets import TargetSetting, parse_target
 
 from .classes import read_classes
 from .copies import Copies, find_copies, refuse_same_files
 from .database import Database
+from .open_sources import open_sources
 from .photos import Photos, list_photos
 from .splits import Split, make_splits
 
@@ -104,46 +101,27 @@ def list_sources(
     numbers. Raises `ResoluteError` for sources that are missing or hold too little.
     """
     class_names = None if settings.classes is None else read_classes(Path(settings.classes))
-    columns, is_shared = settings.columns, _is_shared_table(settings)
-    setting = parse_target(settings.target)._replace(drop_unlabelled=settings.unlabelled == "drop")
-    src = open_source(
-        settings.src, kind=settings.kind, labels=settings.labels, columns=columns,
-        target=setting, elsewhere=settings.val if is_shared else None, scan_cache=scan_cache,
-    )  # fmt: skip
-    _refuse_unreachable_copies(settings, src)
-    train = list_photos(
-        src, database, "train", classes=class_names, classes_file=settings.classes or "CLASSES",
-        known_classes=known_classes,
-    )  # fmt: skip
-    if settings.target is None and settings.classes is None and not known_classes:
-        _refuse_scores(settings, train)
-    sources, ignored = {"train": train}, Counter(train.ignored)
-    if settings.val is not None:
-        labels = settings.labels if is_shared else settings.val_labels
-        target = TargetSetting(src.target.kind, src.target.separator, setting.drop_unlabelled)
-        val_src = open_source(
-            settings.val, kind=settings.kind, labels=labels, columns=columns, target=target,
-            elsewhere=settings.src if is_shared else None, scan_cache=scan_cache, setting="VAL",
-        )  # fmt: skip
-        _refuse_unreachable_copies(settings, val_src)
-        sources["val"] = list_photos(val_src, database, "val", training=train)
-        ignored.update(sources["val"].ignored)
-        refuse_same_files(train, sources["val"], settings.src, settings.val)
+    sources: dict[str, Photos] = {}
+    ignored: Counter[str] = Counter()
+    for name, source in open_sources(settings, scan_cache):
+        _refuse_unreachable_copies(settings, source)
+        if name == "train":
+            photos = list_photos(
+                source, database, name, classes=class_names, classes_file=settings.classes or "CLASSES",
+                known_classes=known_classes,
+            )  # fmt: skip
+            if settings.target is None and settings.classes is None and not known_classes:
+                _refuse_scores(settings, photos)
+        else:
+            photos = list_photos(source, database, name, training=sources["train"])
+        sources[name] = photos
+        ignored.update(photos.ignored)
+    if "val" in sources:
+        refuse_same_files(sources["train"], sources["val"], settings.src, settings.val or "")
     if settings.engine != "local":
         for photos in sources.values():
             _refuse_credentials(photos)
     return sources, ignored
-
-
-def _is_shared_table(settings: Settings) -> bool:
-    """Whether LABELS is to be read for VAL too: there is no other table for it, and it names images that VAL alone has.
-    """
-    if settings.labels is None or settings.val is None or settings.val_labels is not None:
-        return False
-    src, val, labels = (path.removeprefix("file://") for path in (settings.src, settings.val, settings.labels))
-    if path_kind(src) != "folder" or path_kind(val) != "folder":
-        return False
-    return table_covers(labels, settings.columns, src, val)
 
 
 def split_inputs(settings: Settings, sources: Mapping[str, Photos], ignored: Counter[str]) -> Inputs:

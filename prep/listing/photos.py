@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from resolute.errors import ResoluteError, strip_credentials
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.sources.image_ref import ByteRange, ImageRef, Source, is_url
+from resolute.prep.sources.signature import ListingHash, file_stamps, signature_of_files
 from resolute.prep.sources.targets import describe_label, is_number
 
 from .checks import describe_ignored
@@ -60,6 +61,7 @@ class Photos:
     about: tuple[str, ...] = ()  # what the targets were recognised as, with examples, in lines
     numbered: bool = False  # the source's labels are class numbers without names of their own
     columns: tuple[str, ...] = ()  # the columns of 0 and 1 of a table, one per class
+    signature: str | None = None  # of the source; None: unknown
 
     def __len__(self) -> int:
         return self.count
@@ -192,7 +194,8 @@ def list_photos(
     or a number out of range; for a photo with two targets; and if the disk refuses.
     """
     labels: dict[str, int] = {}
-    count = _insert(source, database, table, labels)
+    stamps, listing = file_stamps(source.files), ListingHash()  # before the files are read, so that no change is missed
+    count = _insert(source, database, table, labels, listing)
     ignored = Counter(source.ignored)
     if not count:
         ignored_text = describe_ignored(ignored)
@@ -224,11 +227,15 @@ def list_photos(
         database=database, table=table, root=source.root, count=count - repeated, classes=names, ignored=dict(ignored),
         target=target, about=source.target.about, numbered=source.numbered and source.label_names is None,
         columns=source.target.classes,
+        signature=signature_of_files(source.files, stamps) if source.is_in_files else listing.signature(),
     )  # fmt: skip
 
 
-def _insert(source: Source, database: Database, table: str, labels: dict[str, int]) -> int:
-    """Insert the photos into `listed_TABLE`, in the order of the source; returns their number.
+def _insert(
+    source: Source, database: Database, table: str, labels: dict[str, int], listing: ListingHash
+) -> int:
+    """Insert the photos into `listed_TABLE`, in the order of the source, and add them to `listing`; returns their
+    number.
 
     Labels are numbered in order of first appearance, in the caller's table `labels`.
     """
@@ -249,6 +256,7 @@ def _insert(source: Source, database: Database, table: str, labels: dict[str, in
                 f"INSERT INTO listed_{table} "
                 f"SELECT place, name, path, absolute, \"offset\", nbytes, packed, size_bytes, {target} FROM columns"
             )  # fmt: skip
+            listing.add(block)
             count += len(block)
     return count
 

@@ -13,6 +13,7 @@ from resolute.prep.extend import describe_changes
 from resolute.prep.listing.checks import describe_ignored, describe_target, size_warnings
 from resolute.prep.run.stats import RunStats
 from resolute.prep.storage.output import Store
+from resolute.prep.unchanged import already_there
 
 from .browse import ShardSetReader, tar_sizes, work_seconds
 
@@ -25,12 +26,10 @@ def summary(result: BuildResult, store: Store, *, workers: int = 0) -> str:
     0: it is not known, and not named.
     """
     manifest, stats = result.manifest, result.stats
-    counts = ", ".join(f"{name} {info['samples']}" for name, info in manifest["splits"].items())
-    target = Target.from_manifest(manifest)
-    classes = describe_target(target)
     if stats is None:
-        lines = [f"{store.where}: already there ({counts}; {classes}); nothing to do"]
-        return "\n".join([*lines, *(f"  {note}" for note in result.notes)])
+        return "\n".join([already_there(store.where, manifest), *(f"  {note}" for note in result.notes)])
+    counts = ", ".join(f"{name} {info['samples']}" for name, info in manifest["splits"].items())
+    classes = describe_target(Target.from_manifest(manifest))
     source = manifest["source"]
     samples = sum(split["samples"] for split in manifest["splits"].values())
     ignored = describe_ignored(result.ignored)

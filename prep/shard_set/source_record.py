@@ -22,8 +22,18 @@ __all__ = [
 ]  # fmt: skip
 
 
-def write_record(store: Store, settings: Settings) -> None:
-    """Record the settings of the set at `store`. Raises `ResoluteError` if it cannot be written."""
+def write_record(store: Store, settings: Settings, signature: Mapping[str, str] | None = None) -> None:
+    """Record the settings of the set at `store`, and the signature of its source once it is finished.
+
+    Raises `ResoluteError` if it cannot be written.
+    """
+    data = record_of(settings, signature)
+    if _read(store) != data:
+        store.write(SOURCE_RECORD, data)
+
+
+def record_of(settings: Settings, signature: Mapping[str, str] | None = None) -> bytes:
+    """The content of the record of a set with these settings."""
     defaults = Settings(src="-", out="-", res=settings.res)
     variables: dict[str, object] = {"SRC": settings.src}
     names = ("kind", "labels", "columns", "target", "classes", "val", "val_labels", "val_list", "val_frac", "quality",
@@ -33,9 +43,7 @@ def write_record(store: Store, settings: Settings) -> None:
             variables[name.upper()] = getattr(settings, name)
     if settings.margin != MARGIN:
         variables["MARGIN"] = settings.margin
-    data = record_bytes(variables)
-    if _read(store) != data:
-        store.write(SOURCE_RECORD, data)
+    return record_bytes(variables, signature)
 
 
 def read_record(store: Store) -> dict[str, str] | None:

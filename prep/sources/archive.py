@@ -31,21 +31,22 @@ class ArchiveSource:
     numbered = False
     label_names: Sequence[str] | None = None
     target = SourceTarget()
+    is_in_files = True
 
     def __init__(self, paths: Sequence[str], scan_cache: Path) -> None:
         self.root = common_root(paths)
         self.ignored: Counter[str] = Counter()
         self.copies = any(map(is_compressed, paths))
-        self._paths, self._scan_cache = paths, scan_cache
+        self.files, self._scan_cache = paths, scan_cache
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
-        archives = scan_all(partial(_scan, self._scan_cache), self._paths)
+        archives = scan_all(partial(_scan, self._scan_cache), self.files)
         for archive in archives:
             self.ignored.update(archive.ignored)
         top, flat = _common_top(archives)
         if flat and len(archives) > 1:
-            for archive, path in zip(archives, self._paths, strict=True):
+            for archive, path in zip(archives, self.files, strict=True):
                 label = Path(file_name(path)).stem
                 yield from (_image_ref(row, f"{label}/{row.name}", label, archive.data_path) for row in archive.rows())
             return

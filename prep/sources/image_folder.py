@@ -28,6 +28,8 @@ class ImageFolderSource:
     numbered = False
     label_names: Sequence[str] | None = None
     copies = False
+    files: Sequence[str] = ()
+    is_in_files = False
     target = SourceTarget()
 
     def __init__(self, src: str) -> None:

@@ -81,6 +81,8 @@ class Source(Protocol):
     label_names: Sequence[str] | None  # names of those numbers, if the source has them
     target: SourceTarget  # complete when the first image is yielded
     copies: bool  # the images are unpacked into the scan cache, for lack of random access
+    files: Sequence[str]  # archives, tars and lists that are read; without wildcards
+    is_in_files: bool  # these files alone decide what is listed, and not the sizes of other files
 
     def __iter__(self) -> Iterator[ImageRef]: ...
 

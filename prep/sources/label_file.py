@@ -32,6 +32,8 @@ class LabelTableSource:
 
     label_names: Sequence[str] | None = None
     copies = False
+    files: Sequence[str] = ()
+    is_in_files = False
 
     def __init__(
         self, src: str, labels: str, columns: str | None, setting: TargetSetting = AUTO, *,
@@ -143,10 +145,12 @@ class LabelListSource:
 
     label_names: Sequence[str] | None = None
     copies = False
+    is_in_files = False  # until it is listed, and holds nothing but URLs
 
     def __init__(self, src: str, columns: str | None, setting: TargetSetting = AUTO) -> None:
         self.root = without_query(src).rpartition("/")[0] or ("/" if src.startswith("/") else ".")
         self.ignored: Counter[str] = Counter()
+        self.files: Sequence[str] = (src,)
         self.numbered = True
         self.target = SourceTarget()
         self._table, self._src, self._setting = TargetTable(src, columns, setting), src, setting
@@ -157,6 +161,7 @@ class LabelListSource:
         self.numbered = self._table.numbered
         root, is_remote = self.root, is_url(self.root)
         scheme = f"{root.partition('://')[0]}://"
+        is_in_files = True
         seen: set[Label] = set()  # classes that were checked: most rows have one of them
         for written, label, line in self._table:
             name = written.removeprefix("./")
@@ -176,7 +181,9 @@ class LabelListSource:
                 continue
             if isinstance(label, str):
                 seen.add(label)
+            is_in_files = is_in_files and image.packed == UNSEEN
             yield image
+        self.is_in_files = is_in_files
 
 
 def _named_image(root: str, name: str, label: Label, line: int, *, is_remote: bool) -> ImageRef | None:

@@ -183,6 +183,8 @@ def _fill(rows: Path, blob: Path, fill: Callable[[ScanWriter], None], stop: thre
 class ScannedSource(ABC):
     """Base class of a `Source` of files that are scanned once each; `numbered` if all labels are integers."""
 
+    is_in_files = True
+
     def __init__(
         self, paths: Sequence[str], scan_cache: Path, *, copies: bool, setting: TargetSetting = AUTO,
         note: str | None = None,
@@ -193,18 +195,18 @@ class ScannedSource(ABC):
         self.label_names: Sequence[str] | None = None
         self.copies = copies
         self.target = SourceTarget()
-        self._paths, self._scan_cache, self._setting, self._note = paths, scan_cache, setting, note
+        self.files, self._scan_cache, self._setting, self._note = paths, scan_cache, setting, note
         _check_file_names(self.root, paths)
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
         self.label_names = None
-        scans = scan_all(self._scan, self._paths)
-        for path, scan in zip(self._paths, scans, strict=True):
+        scans = scan_all(self._scan, self.files)
+        for path, scan in zip(self.files, scans, strict=True):
             self.ignored.update(scan.ignored)
             if scan.label_names != scans[0].label_names:
                 raise ResoluteError(
-                    f"{path}: class names differ from {self._paths[0]}, got {scan.label_names}, expected "
+                    f"{path}: class names differ from {self.files[0]}, got {scan.label_names}, expected "
                     f"{scans[0].label_names}; prepare the files separately"
                 )
         self.label_names = scans[0].label_names

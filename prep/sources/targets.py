@@ -18,8 +18,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.target import TargetKind
 
@@ -39,6 +37,7 @@ _ONES, _ZEROS = frozenset({"1", "1.0", "true"}), frozenset({"0", "0.0", "false"}
 _NOT_FINITE = frozenset({"nan", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity"})
 _MAX_SEEN = 1 << 17  # different cells of a column that are remembered, so as to look at each once
 _NO_LABEL = frozenset({"-1", "-1.0"})  # as a class. Source: `datasets`' ClassLabel, and scikit-learn's semi-supervised
+_MAX_FLOAT32 = 3.4028234663852886e38  # without NumPy, which imports slowly
 _SHOWN_VALUES = 12  # of a target in words
 _EXAMPLES = 3  # images shown
 
@@ -500,7 +499,7 @@ def _is_one(cell: Cell) -> bool:
 
 def _is_float32(value: float) -> bool:
     """Whether `value` is finite as float32, as which it is stored."""
-    return abs(value) <= float(np.finfo(np.float32).max)
+    return abs(value) <= _MAX_FLOAT32
 
 
 def _parse_list(text: str) -> list[str | int | float] | None:

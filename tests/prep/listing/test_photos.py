@@ -31,7 +31,8 @@ class ListedSource:
     ) -> None:
         self.root, self.numbered, self.label_names = root, numbered, names
         self.target = SourceTarget()
-        self.copies = False
+        self.copies = self.is_in_files = False
+        self.files: Sequence[str] = ()
         self.ignored: Counter[str] = Counter(hidden=2)
         self._images = images
 

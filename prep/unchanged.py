@@ -1,0 +1,91 @@
+"""Recognises a finished set whose source has not changed, without DuckDB and compiled functions, which import slowly.
+
+`source.json` holds the settings that a finished set was made with, and the signature of its source. If both are as they
+are now and no file of the set is missing, there is nothing to do. In any other case, `build` finds out what there is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from resolute.errors import ResoluteError
+from resolute.files import PARTIAL
+from resolute.pipeline.dataset.format import VERSION, is_sealed
+from resolute.pipeline.dataset.source_record import SOURCE_RECORD
+from resolute.pipeline.dataset.target import Target
+from resolute.prep.listing.checks import describe_target
+from resolute.prep.listing.open_sources import open_sources
+from resolute.prep.shard_set.cards import CARD, CROISSANT
+from resolute.prep.shard_set.existing_set import DAMAGED, MANIFEST
+from resolute.prep.shard_set.record import lost_files
+from resolute.prep.shard_set.source_record import record_of
+from resolute.prep.sources.signature import has_signature
+from resolute.prep.storage.output import RUN_FOLDER, Store, open_store
+
+from .settings import Settings
+
+__all__ = ["already_there", "source_signature", "unchanged_set"]
+
+
+def unchanged_set(settings: Settings) -> dict[str, Any] | None:
+    """The manifest of the set at OUT, if it is finished, whole, and what `settings` and the source would give again.
+
+    None says nothing: it may still be so.
+    """
+    if settings.rebuild or settings.extend:
+        return None
+    store = open_store(settings.out)
+    try:
+        manifest_data, record = store.read(MANIFEST), json.loads(store.read(SOURCE_RECORD))
+        manifest: dict[str, Any] = json.loads(manifest_data)
+        signature: dict[str, str] = record["signature"]
+        if not is_sealed(manifest_data) or manifest["version"] != VERSION or not _is_whole(store, manifest, settings):
+            return None
+        is_same = json.loads(record_of(settings, signature)) == record and _is_current(settings, signature)
+        return manifest if is_same else None
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, ResoluteError):
+        return None
+
+
+def already_there(where: str, manifest: Mapping[str, Any]) -> str:
+    """The line that says that there is nothing to do."""
+    counts = ", ".join(f"{name} {info['samples']}" for name, info in manifest["splits"].items())
+    return f"{where}: already there ({counts}; {describe_target(Target.from_manifest(manifest))}); nothing to do"
+
+
+def source_signature(settings: Settings, sources: Mapping[str, str | None]) -> dict[str, str] | None:
+    """The signatures of the `sources` and of the lists that settings name; None if that of a source is unknown."""
+    known = {name: signature for name, signature in sources.items() if signature is not None}
+    return {**known, **_lists(settings)} if len(known) == len(sources) else None
+
+
+def _is_whole(store: Store, manifest: Mapping[str, Any], settings: Settings) -> bool:
+    """Whether the set has all resolutions and files, and nothing is left over from a killed run."""
+    if not {f"{res}" for res in settings.resolutions} <= set(manifest["resolutions"]) or store.names(RUN_FOLDER):
+        return False
+    names = set(store.names())
+    has_card = CARD in names or CROISSANT not in manifest["files"]
+    if DAMAGED in names or not has_card or any(map(PARTIAL.fullmatch, names)):
+        return False
+    return not lost_files(store, {name: info["bytes"] for name, info in manifest["files"].items()})
+
+
+def _is_current(settings: Settings, signature: Mapping[str, str]) -> bool:
+    lists = _lists(settings)
+    names = ["train", *(["val"] if settings.val is not None else [])]
+    if signature.keys() != {*names, *lists} or not lists.items() <= signature.items():
+        return False
+    unused = Path()  # nothing has to be unpacked: what would be, is recognised by its files
+    return all(has_signature(source, signature[name]) for name, source in open_sources(settings, unused))
+
+
+def _lists(settings: Settings) -> dict[str, str]:
+    """The hashes of the lists of classes and of validation photos."""
+    paths = {"CLASSES": settings.classes, "VAL_LIST": settings.val_list}
+    return {
+        name: hashlib.sha256(Path(path).read_bytes()).hexdigest() for name, path in paths.items() if path is not None
+    }

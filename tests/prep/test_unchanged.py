@@ -1,0 +1,196 @@
+"""A finished set whose source has not changed is recognised without listing it again, and any change is noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.source_formats import (
+    files_in,
+    jpeg,
+    make_tree,
+    pack_parquet,
+    pack_samples,
+    pack_table,
+    pack_tar,
+    pack_zip,
+)
+from tests.support.trees import tree
+
+Prep = Callable[..., Any]
+DONE = "nothing to do"
+KINDS = ["folder", "table", "list", "zip", "tar.gz", "webdataset", "parquet"]
+
+
+@pytest.fixture
+def slow_path(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A line for each time that the photos are listed into a table."""
+    from resolute.prep.listing import inputs
+
+    listed: list[str] = []
+    real = inputs.list_photos
+    monkeypatch.setattr(inputs, "list_photos", lambda *args, **more: listed.append("listed") or real(*args, **more))
+    return listed
+
+
+def make(root: Path, kind: str, count: int = 8) -> tuple[object, ...]:
+    """A source of photos in two classes; returns its arguments."""
+    root.mkdir(exist_ok=True)
+    files = {f"{'ab'[i % 2]}/{i}.jpg": jpeg(i) for i in range(count)}
+    rows = [(name, name[0]) for name in files]
+    if kind in ("folder", "table", "list"):
+        for name, data in files.items():
+            (root / name).parent.mkdir(exist_ok=True)
+            (root / name).write_bytes(data)
+    if kind == "folder":
+        return ("--src", root)
+    if kind == "table":
+        return ("--src", root, "--labels", pack_table(root.parent / "labels.csv", rows))
+    if kind == "list":
+        return ("--src", pack_table(root / "list.csv", rows))
+    if kind == "webdataset":
+        samples = [(f"{i}.jpg", data, {"cls": f"{i % 2}".encode()}) for i, data in enumerate(files.values())]
+        return ("--src", pack_samples(root / "x.tar", samples))
+    if kind == "parquet":
+        cells = [(data, name, i % 2) for i, (name, data) in enumerate(files.items())]
+        return ("--src", pack_parquet(root / "x.parquet", cells, None))
+    if kind == "zip":
+        return ("--src", pack_zip(root / "x.zip", files.items()))
+    return ("--src", pack_tar(root / "x.tar.gz", files.items(), "gz"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unchanged_source_is_recognised_and_a_further_photo_noticed(
+    tmp_path: Path, prep: Prep, slow_path: list[str], kind: str
+) -> None:
+    out = tmp_path / "s"
+    argv = (*make(tmp_path / "p", kind), "--out", out, "--res", "16,24", "--val-frac", 0)
+    assert prep(*argv).status == 0
+    before, listed = tree(out), len(slow_path)
+    again = prep(*argv)
+    assert (again.status, len(slow_path)) == (0, listed), again.err
+    assert DONE in again.out
+    assert DONE in prep(*argv[:-3], "24", *argv[-2:]).out, "some of its sizes"
+    assert len(slow_path) == listed
+    assert tree(out) == before
+    assert not (out / ".prep").exists()
+    make(tmp_path / "p", kind, 10)
+    other = prep(*argv)
+    assert len(slow_path) > listed
+    assert (other.status, "the source has changed" in other.err) == (2, True), other.err
+    extended = prep(*argv, "--extend")
+    assert extended.status == 0, extended.err
+    listed = len(slow_path)
+    assert DONE in prep(*argv).out
+    assert len(slow_path) == listed
+    assert prep(*argv, "--extend").status == 0
+    assert len(slow_path) > listed, "an extension compares the photos"
+
+
+@pytest.mark.parametrize("change", [
+    "a photo's size", "a photo's name", "a label", "val list", "classes", "a setting", "a size of the set",
+    "a lost tar", "a partial file", "a damaged file", "no manifest", "no record", "no card",
+])  # fmt: skip
+def test_a_change_is_never_missed(tmp_path: Path, prep: Prep, slow_path: list[str], change: str) -> None:
+    root, out = tmp_path / "p", tmp_path / "s"
+    (tmp_path / "val.txt").write_text("a/0.jpg\nb/1.jpg\n")
+    (tmp_path / "classes.txt").write_text("a\nb\n")
+    argv = [*make(root, "table"), "--out", out, "--res", "16", "--val-list", tmp_path / "val.txt",
+            "--classes", tmp_path / "classes.txt"]  # fmt: skip
+    assert prep(*argv).status == 0
+    listed = len(slow_path)
+    assert DONE in prep(*argv).out
+    assert len(slow_path) == listed
+    if change == "a photo's size":
+        (root / "a/2.jpg").write_bytes(jpeg(2) + b"12345")
+    elif change == "a photo's name":
+        (root / "a/2.jpg").rename(root / "a/z.jpg")
+    elif change == "a label":
+        labels = tmp_path / "labels.csv"
+        labels.write_bytes(labels.read_bytes().replace(b"a/2.jpg,a", b"a/2.jpg,b"))
+    elif change == "val list":
+        (tmp_path / "val.txt").write_text("a/0.jpg\nb/3.jpg\n")
+    elif change == "classes":
+        (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+    elif change == "a setting":
+        argv += ["--quality", 80]
+    elif change == "a size of the set":
+        argv[argv.index("16")] = "16,24"
+    elif change == "a lost tar":
+        (out / "16" / "train-000000.tar").unlink()
+    elif change == "a partial file":
+        (out / ".report.html.0123456789ab.partial").write_bytes(b"")
+    elif change == "a damaged file":
+        (out / "damaged.json").write_text('["16/train-000000.tar"]')
+    else:
+        names = {"no manifest": "manifest.json", "no record": "source.json", "no card": "README.md"}
+        (out / names[change]).unlink()
+    prep(*argv)
+    assert len(slow_path) > listed
+
+
+def test_the_signature_of_an_unfinished_extension_does_not_count(
+    tmp_path: Path, prep: Prep, slow_path: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from resolute.prep import build
+
+    argv = (*make(tmp_path / "p", "folder"), "--out", tmp_path / "s", "--res", "16")
+    assert prep(*argv).status == 0
+    make(tmp_path / "p", "folder", 12)
+
+    def stop(*args: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "finalize_set", stop)
+        assert prep(*argv, "--extend").status == 130
+    assert "signature" not in json.loads((tmp_path / "s" / "source.json").read_bytes())
+    assert DONE not in prep(*argv).out
+    assert prep(*argv, "--extend").status == 0
+    assert DONE in prep(*argv).out
+
+
+def test_a_validation_source_is_part_of_the_signature(tmp_path: Path, prep: Prep, slow_path: list[str]) -> None:
+    files = make_tree(tmp_path / "p")
+    val = pack_tar(tmp_path / "v.tar", files_in(files, ""))
+    argv = ("--src", tmp_path / "p", "--val", val, "--out", tmp_path / "s", "--res", "16", "--duplicates", "keep")
+    assert prep(*argv).status == 0
+    listed = len(slow_path)
+    assert DONE in prep(*argv).out
+    assert len(slow_path) == listed
+    os.utime(val, ns=(1, 1))
+    assert DONE in prep(*argv).out, "the same photos in another file"
+    assert len(slow_path) > listed
+    listed = len(slow_path)
+    assert DONE in prep(*argv).out, "whose state is known now"
+    assert len(slow_path) == listed
+
+
+def test_a_moved_set_is_recognised(tmp_path: Path, prep: Prep, slow_path: list[str]) -> None:
+    src = make(tmp_path / "p", "folder")
+    assert prep(*src, "--out", tmp_path / "s", "--res", "16").status == 0
+    shutil.move(tmp_path / "s", tmp_path / "t")
+    listed = len(slow_path)
+    assert DONE in prep(*src, "--out", tmp_path / "t", "--res", "16").out
+    assert len(slow_path) == listed
+
+
+def test_slow_modules_are_not_imported(tmp_path: Path, prep: Prep) -> None:
+    argv = [*make(tmp_path / "p", "folder"), "--out", tmp_path / "s", "--res", "16"]
+    assert prep(*argv).status == 0
+    program = (
+        "import sys, resolute.cli; status = resolute.cli.main(); "
+        "print([name for name in ('numba', 'duckdb', 'torch', 'PIL', 'cv2') if name in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, "shards", *map(str, argv)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert DONE in ran.stdout
+    assert ran.stdout.splitlines()[-1] == "[]"
