@@ -50,7 +50,13 @@ from resolute.prep.shard_set.shard_plan import (
     plan_photos,
     start_planned,
 )
-from resolute.prep.shard_set.source_record import check_replaced_source, is_other_source, read_record, write_record
+from resolute.prep.shard_set.source_record import (
+    add_signature,
+    check_replaced_source,
+    is_other_source,
+    read_record,
+    write_record,
+)
 from resolute.prep.sources.scan_cache import delete_old_versions
 from resolute.prep.storage.output import LOCK, RUN_FOLDER, LocalStore, Store, open_store
 
@@ -106,7 +112,6 @@ class Work:
     check_lock: Callable[[], None]
     kept: Mapping[str, Any] | None
     scratch: Path
-    signature: Mapping[str, str] | None  # of the source
 
     def kept_rejects(self) -> dict[tuple[str, int], str]:
         """{(split, key): reason} of the images in finished shards."""
@@ -173,7 +178,6 @@ def build(
                 "command again"
             )
         manifest = finalize(store, plan, records, work.photos, work.check_lock, kept=work.kept, scratch=work.scratch)
-        write_record(store, settings, work.signature)
         return BuildResult(
             manifest=manifest, ignored=plan.ignored, stats=stats, kept_shards=kept_shards,
             elapsed_s=time.perf_counter() - started_at, warnings=plan.warnings,
@@ -394,7 +398,7 @@ def _work(
     plans, files = _write_photos(sources, wanted, layout, scratch)
     set_plan = SetPlan(
         plans=plans, src=settings.src, layout=layout, max_bad=settings.max_bad, ignored=sources.inputs.ignored,
-        short_sides={}, damaged=wanted.damaged,
+        short_sides={}, damaged=wanted.damaged, signature=sources.signature(),
         warnings=tuple(input_warnings(settings, sources.inputs, is_extension=sources.comparison is not None)),
     )  # fmt: skip
     records = Records(store, set_plan.hash_of, scratch / "records")
@@ -419,7 +423,7 @@ def _work(
     write_record(store, settings)
     work = Work(
         plan=set_plan, shard_plan=shard_plan, photos=SetPhotos.open(database, files), records=records, missing=missing,
-        check_lock=check_lock, kept=wanted.kept, scratch=scratch, signature=sources.signature(),
+        check_lock=check_lock, kept=wanted.kept, scratch=scratch,
     )  # fmt: skip
     _check_rejects(store, set_plan, work.photos, work.kept_rejects() | shard_plan.not_there(missing))
     return work
@@ -459,6 +463,7 @@ def finalize(
     check_lock()
     manifest = finalize_set(store, plan, records, photos, kept, scratch)
     delete_orphans(store, manifest["files"])
+    add_signature(store, plan.signature)
     delete_run_files(store)
     return manifest
 

@@ -250,25 +250,27 @@ def _insert(
                     f"\"offset\" BIGINT, "
                     f"nbytes UBIGINT, packed UTINYINT, size_bytes UBIGINT, target {_TARGETS[kind]})"
                 )  # fmt: skip
+            fields = list(zip(*block, strict=True))
             target = "target" if kind == "class" else f"target::{_TARGETS[kind]}"
             database.run_on(
-                _columns(source, block, kind, labels, count),
+                _columns(source, fields, kind, labels, count),
                 f"INSERT INTO listed_{table} "
                 f"SELECT place, name, path, absolute, \"offset\", nbytes, packed, size_bytes, {target} FROM columns"
             )  # fmt: skip
-            listing.add(block)
+            listing.add(fields)
             count += len(block)
     return count
 
 
 def _columns(
-    source: Source, block: Sequence[ImageRef], kind: str, labels: dict[str, int], first: int
+    source: Source, fields: Sequence[Sequence[Any]], kind: str, labels: dict[str, int], first: int
 ) -> dict[str, NDArray[Any]]:
-    """The columns of `listed_TABLE` for a block of images, of which `first` come before; labels as text."""
-    texts, own_labels, sizes, containers, offsets, packed, file_sizes, _ = zip(*block, strict=True)
+    """The columns of `listed_TABLE` for the fields of a block of images, of which `first` come before; labels as text.
+    """
+    texts, own_labels, sizes, containers, offsets, packed, file_sizes, _ = fields
     paths: list[bytes | None] = [os.fsencode(container) if container else None for container in containers]
     names = os.fsencode("\0".join(texts)).split(b"\0")  # why at once: it is five times as fast
-    absolute = np.zeros(len(block), np.bool_)
+    absolute = np.zeros(len(texts), np.bool_)
     for i, name in enumerate(texts):
         if (name[:1] == "/" or is_url(name)) and not containers[i]:
             absolute[i] = True
@@ -280,7 +282,7 @@ def _columns(
     if kind == "class":
         for label in dict.fromkeys(own_labels):
             labels.setdefault(label, len(labels))
-        targets = np.fromiter(map(labels.__getitem__, own_labels), np.uint32, len(block))
+        targets = np.fromiter(map(labels.__getitem__, own_labels), np.uint32, len(texts))
     elif kind == "labels":
         numbers = ([labels.setdefault(str(each), len(labels)) for each in label] for label in own_labels)
         targets = objects(str(sorted(set(row))) for row in numbers)
@@ -294,7 +296,7 @@ def _columns(
     nbytes = np.array(sizes, np.uint64)
     of_files = np.array(file_sizes, np.int64)
     return {
-        "place": np.arange(first, first + len(block), dtype=np.uint64), "name": objects(names),
+        "place": np.arange(first, first + len(texts), dtype=np.uint64), "name": objects(names),
         "path": objects(paths), "absolute": absolute, "offset": np.array(offsets, np.int64), "nbytes": nbytes,
         "packed": np.array(packed, np.uint8),
         "size_bytes": np.where(of_files < 0, nbytes, of_files.astype(np.uint64)), "target": targets,

@@ -112,7 +112,8 @@ class SetPlan:
     `plans` are the plans of its generations, each the content of its file in records/; `src` is the source, for
     messages; `short_sides` maps resolution to stored short side, both px; `max_bad` (0..1) is the fraction of images
     that may be rejected. `ignored` counts things in the source that are not images of a class, by kind; `warnings` are
-    about the inputs; `damaged` are the files that `verify` had listed when the plan was made.
+    about the inputs; `damaged` are the files that `verify` had listed when the plan was made; `signature` is the state
+    of the source then, None if it is unknown.
     """
 
     plans: tuple[Mapping[str, Any], ...]
@@ -123,6 +124,7 @@ class SetPlan:
     ignored: Counter[str]
     warnings: tuple[str, ...]
     damaged: frozenset[str]
+    signature: Mapping[str, str] | None = None
 
     @property
     def max_rejects(self) -> float:
@@ -165,6 +167,7 @@ class SetPlan:
             "ignored": self.ignored,
             "warnings": self.warnings,
             "damaged": sorted(self.damaged),
+            "signature": self.signature,
         })
 
     @classmethod
@@ -181,7 +184,7 @@ class SetPlan:
             plans=plans, src=values["src"], layout=layout_of(plans, first=values["first"]),
             short_sides={int(res): side for res, side in values["short_sides"].items()}, max_bad=values["max_bad"],
             ignored=Counter(values["ignored"]), warnings=tuple(values["warnings"]),
-            damaged=frozenset(values["damaged"]),
+            damaged=frozenset(values["damaged"]), signature=values.get("signature"),
         )  # fmt: skip
 
 

@@ -18,7 +18,8 @@ from resolute.prep.storage.output import Store
 from .existing_set import MANIFEST, ExistingSet
 
 __all__ = [
-    "check_replaced_source", "is_other_source", "missing_source_error", "read_record", "rerun_command", "write_record",
+    "add_signature", "check_replaced_source", "is_other_source", "missing_source_error", "read_record", "record_of",
+    "rerun_command", "write_record",
 ]  # fmt: skip
 
 
@@ -44,6 +45,13 @@ def record_of(settings: Settings, signature: Mapping[str, str] | None = None) ->
     if settings.margin != MARGIN:
         variables["MARGIN"] = settings.margin
     return record_bytes(variables, signature)
+
+
+def add_signature(store: Store, signature: Mapping[str, str] | None) -> None:
+    """Add the signature of the source to the record of a set that is finished now."""
+    variables = read_record(store)
+    if variables is not None and signature is not None:
+        store.write(SOURCE_RECORD, record_bytes(variables, signature))
 
 
 def read_record(store: Store) -> dict[str, str] | None:

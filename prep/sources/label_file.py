@@ -165,8 +165,7 @@ class LabelListSource:
         seen: set[Label] = set()  # classes that were checked: most rows have one of them
         for written, label, line in self._table:
             name = written.removeprefix("./")
-            # why: a remote list must not name files of this machine
-            if is_remote and (
+            if is_remote and (  # it must not name files of this machine
                 "::" in name or not (name.startswith(scheme) if is_url(name) else safe_relative_path(name))
             ):
                 self.ignored[_unusable(name)] += 1

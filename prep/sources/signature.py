@@ -8,14 +8,16 @@ as the source lists them. The content of a photo is not part of it.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import Any
 
 from resolute.errors import strip_credentials
 from resolute.prep.storage.thread_map import thread_map
 
 from .filesystem import version_stamp
-from .image_ref import ImageRef, Source
+from .image_ref import Source
 
 __all__ = ["ListingHash", "file_stamps", "has_signature", "signature_of_files"]
 
@@ -29,11 +31,13 @@ class ListingHash:
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
 
-    def add(self, block: Sequence[ImageRef]) -> None:
-        names, labels, nbytes, _, _, packed, file_bytes, _ = zip(*block, strict=True)
-        texts = ("\0".join(names), "\0".join(map(str, labels)), str(nbytes), str(packed), str(file_bytes))
-        for text in texts:
-            self._hash.update(text.encode("utf-8", "surrogatepass") + b"\0\0")
+    def add(self, block: Sequence[Sequence[Any]]) -> None:
+        """Add images, of which `block` holds each field of `ImageRef`."""
+        names, labels, nbytes, _, _, packed, file_bytes, _ = block
+        for texts in (names, map(str, labels)):
+            self._hash.update("\0".join(texts).encode("utf-8", "surrogatepass") + b"\0\0")
+        for numbers in (nbytes, packed, file_bytes):
+            self._hash.update(array("q", numbers).tobytes())
 
     def signature(self) -> str:
         return f"listing {self._hash.hexdigest()}"
@@ -60,5 +64,5 @@ def has_signature(source: Source, signature: str) -> bool:
         return False
     images, listing = iter(source), ListingHash()
     while block := list(islice(images, _BLOCK)):
-        listing.add(block)
+        listing.add(list(zip(*block, strict=True)))
     return signature == listing.signature()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.cli import prep as main
 from tests.support.source_formats import (
     files_in,
     jpeg,
@@ -171,6 +172,15 @@ def test_a_validation_source_is_part_of_the_signature(tmp_path: Path, prep: Prep
     assert len(slow_path) > listed
     listed = len(slow_path)
     assert DONE in prep(*argv).out, "whose state is known now"
+    assert len(slow_path) == listed
+
+
+def test_a_set_that_jobs_have_made_is_recognised(tmp_path: Path, prep: Prep, slow_path: list[str]) -> None:
+    argv = [*map(str, make(tmp_path / "p", "folder")), "--out", str(tmp_path / "s"), "--res", "16"]
+    for words in (["plan", *argv], ["range", *argv[2:4], "--range", ":", "--workers", "1"], ["finish", *argv[2:4]]):
+        assert main(words) == 0
+    listed = len(slow_path)
+    assert DONE in prep(*argv).out
     assert len(slow_path) == listed
 
 
