@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from resolute.errors import ResoluteError, strip_credentials
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.sources.image_ref import ByteRange, ImageRef, Source, is_url
-from resolute.prep.sources.signature import ListingHash, file_stamps, signature_of_files
+from resolute.prep.sources.signature import ListingHash, signature_of_files
 from resolute.prep.sources.targets import describe_label, is_number
 
 from .checks import describe_ignored
@@ -194,7 +194,7 @@ def list_photos(
     or a number out of range; for a photo with two targets; and if the disk refuses.
     """
     labels: dict[str, int] = {}
-    stamps, listing = file_stamps(source.files), ListingHash()  # before the files are read, so that no change is missed
+    listing = ListingHash()
     count = _insert(source, database, table, labels, listing)
     ignored = Counter(source.ignored)
     if not count:
@@ -227,7 +227,7 @@ def list_photos(
         database=database, table=table, root=source.root, count=count - repeated, classes=names, ignored=dict(ignored),
         target=target, about=source.target.about, numbered=source.numbered and source.label_names is None,
         columns=source.target.classes,
-        signature=signature_of_files(source.files, stamps) if source.is_in_files else listing.signature(),
+        signature=signature_of_files(source.files, source.stamps) if source.stamps else listing.signature(),
     )  # fmt: skip
 
 

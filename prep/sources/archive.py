@@ -31,7 +31,7 @@ class ArchiveSource:
     numbered = False
     label_names: Sequence[str] | None = None
     target = SourceTarget()
-    is_in_files = True
+    stamps: Sequence[str] = ()
 
     def __init__(self, paths: Sequence[str], scan_cache: Path) -> None:
         self.root = common_root(paths)
@@ -41,7 +41,8 @@ class ArchiveSource:
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
-        archives = scan_all(partial(_scan, self._scan_cache), self.files)
+        archives = scan_all(self._scan_cache, partial(_scan, self._scan_cache), self.files)
+        self.stamps = [archive.stamp for archive in archives]
         for archive in archives:
             self.ignored.update(archive.ignored)
         top, flat = _common_top(archives)

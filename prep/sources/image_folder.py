@@ -29,7 +29,7 @@ class ImageFolderSource:
     label_names: Sequence[str] | None = None
     copies = False
     files: Sequence[str] = ()
-    is_in_files = False
+    stamps: Sequence[str] = ()
     target = SourceTarget()
 
     def __init__(self, src: str) -> None:

@@ -82,7 +82,7 @@ class Source(Protocol):
     target: SourceTarget  # complete when the first image is yielded
     copies: bool  # the images are unpacked into the scan cache, for lack of random access
     files: Sequence[str]  # archives, tars and lists that are read; without wildcards
-    is_in_files: bool  # these files alone decide what is listed, and not the sizes of other files
+    stamps: Sequence[str]  # their states before they were read, if they alone decide what is listed; else none
 
     def __iter__(self) -> Iterator[ImageRef]: ...
 

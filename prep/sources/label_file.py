@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from resolute.errors import ResoluteError
 
-from .filesystem import file_size, without_query
+from .filesystem import file_size, version_stamp, without_query
 from .image_folder import walk
 from .image_ref import UNSEEN, ImageRef, Label, SourceTarget, is_url
 from .names import is_image, other_file_kind, safe_below, safe_relative_path
@@ -33,7 +33,7 @@ class LabelTableSource:
     label_names: Sequence[str] | None = None
     copies = False
     files: Sequence[str] = ()
-    is_in_files = False
+    stamps: Sequence[str] = ()
 
     def __init__(
         self, src: str, labels: str, columns: str | None, setting: TargetSetting = AUTO, *,
@@ -145,7 +145,7 @@ class LabelListSource:
 
     label_names: Sequence[str] | None = None
     copies = False
-    is_in_files = False  # until it is listed, and holds nothing but URLs
+    stamps: Sequence[str] = ()
 
     def __init__(self, src: str, columns: str | None, setting: TargetSetting = AUTO) -> None:
         self.root = without_query(src).rpartition("/")[0] or ("/" if src.startswith("/") else ".")
@@ -157,11 +157,12 @@ class LabelListSource:
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
+        stamp = version_stamp(self._src)
         self.target = self._table.target()
         self.numbered = self._table.numbered
         root, is_remote = self.root, is_url(self.root)
         scheme = f"{root.partition('://')[0]}://"
-        is_in_files = True
+        are_urls = True
         seen: set[Label] = set()  # classes that were checked: most rows have one of them
         for written, label, line in self._table:
             name = written.removeprefix("./")
@@ -180,9 +181,9 @@ class LabelListSource:
                 continue
             if isinstance(label, str):
                 seen.add(label)
-            is_in_files = is_in_files and image.packed == UNSEEN
+            are_urls = are_urls and image.packed == UNSEEN
             yield image
-        self.is_in_files = is_in_files
+        self.stamps = (stamp,) if are_urls else ()
 
 
 def _named_image(root: str, name: str, label: Label, line: int, *, is_remote: bool) -> ImageRef | None:

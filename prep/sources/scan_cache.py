@@ -31,10 +31,9 @@ from .names import refuse_split_names
 from .targets import AUTO, Cell, Targets, TargetSetting
 
 __all__ = ["ScanResult", "ScanRow", "ScanWriter", "ScannedSource", "Stop", "cached_scan", "delete_old_versions",
-           "scan_all"]  # fmt: skip
+           "scan_all", "scans_at_once"]  # fmt: skip
 
 _VERSION = 4
-_SCANS = 8  # source files that are scanned at a time: enough to hide a store's delays, few enough for memory
 
 
 class Stop(threading.Event):
@@ -59,11 +58,12 @@ class ScanRow(NamedTuple):
 class ScanResult(NamedTuple):
     """The scan of one source file; `data_path` is the file that holds the bytes: the source itself or the blob.
 
-    `columns` are the names of the columns of targets.
+    `stamp` is the state of the source file, "" if it is unknown; `columns` are the names of the columns of targets.
     """
 
     data_path: str
     rows_file: Path
+    stamp: str
     ignored: Counter[str]
     label_names: list[str] | None
     columns: list[str]
@@ -104,13 +104,23 @@ class ScanWriter:
         self.blob_bytes += len(data)
 
 
-def scan_all(scan: Callable[[str, Stop], ScanResult], paths: Sequence[str]) -> list[ScanResult]:
-    """`scan(path, stop)` of each of `paths`, up to `_SCANS` at a time. Raises the first error, in that order."""
+def scans_at_once(paths: Sequence[str]) -> int:
+    """Source files that are scanned at a time: enough to hide a store's delays, few enough for memory."""
+    return 48 if is_url(paths[0]) else 8
+
+
+def scan_all(folder: Path, scan: Callable[[str, Stop], ScanResult], paths: Sequence[str]) -> list[ScanResult]:
+    """`scan(path, stop)` of each of `paths`, several at a time. Raises the first error, in that order.
+
+    First deletes what killed scans have left in the cache `folder`.
+    """
     stop = Stop()
+    with write_errors(folder):
+        delete_partial(folder)
     if len(paths) == 1:
         return [scan(paths[0], stop)]
     # why not `thread_map`: a Ctrl-C would wait until the scans that are under way have ended
-    with DaemonPool(min(_SCANS, len(paths)), name="resolute-scan", files=stop) as pool:
+    with DaemonPool(min(scans_at_once(paths), len(paths)), name="resolute-scan", files=stop) as pool:
         scans = [pool.submit(partial(scan, path, stop)) for path in paths]
         return [each.result() for each in scans]
 
@@ -137,13 +147,12 @@ def cached_scan(
         with write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             about.unlink(missing_ok=True)
-            delete_partial(folder)
         info = identity | _fill(rows, blob, fill, stop or Stop())
         with write_errors(about):
             atomic_write(about, json.dumps(info).encode("ascii"))
     data_path = str(blob) if copies else path
     return ScanResult(
-        data_path, rows, Counter(info["ignored"]), info["label_names"], info["columns"]
+        data_path, rows, stamp, Counter(info["ignored"]), info["label_names"], info["columns"]
     )
 
 
@@ -183,7 +192,7 @@ def _fill(rows: Path, blob: Path, fill: Callable[[ScanWriter], None], stop: thre
 class ScannedSource(ABC):
     """Base class of a `Source` of files that are scanned once each; `numbered` if all labels are integers."""
 
-    is_in_files = True
+    stamps: Sequence[str] = ()
 
     def __init__(
         self, paths: Sequence[str], scan_cache: Path, *, copies: bool, setting: TargetSetting = AUTO,
@@ -201,7 +210,8 @@ class ScannedSource(ABC):
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
         self.label_names = None
-        scans = scan_all(self._scan, self.files)
+        scans = scan_all(self._scan_cache, self._scan, self.files)
+        self.stamps = [scan.stamp for scan in scans]
         for path, scan in zip(self.files, scans, strict=True):
             self.ignored.update(scan.ignored)
             if scan.label_names != scans[0].label_names:

@@ -60,8 +60,6 @@ def has_signature(source: Source, signature: str) -> bool:
     """Whether the source is as it was when it had this signature."""
     if signature.startswith("files "):
         return signature == signature_of_files(source.files, file_stamps(source.files))
-    if source.is_in_files:
-        return False
     images, listing = iter(source), ListingHash()
     while block := list(islice(images, _BLOCK)):
         listing.add(list(zip(*block, strict=True)))

@@ -31,8 +31,9 @@ class ListedSource:
     ) -> None:
         self.root, self.numbered, self.label_names = root, numbered, names
         self.target = SourceTarget()
-        self.copies = self.is_in_files = False
+        self.copies = False
         self.files: Sequence[str] = ()
+        self.stamps: Sequence[str] = ()
         self.ignored: Counter[str] = Counter(hidden=2)
         self._images = images
 
