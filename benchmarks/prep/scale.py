@@ -4,7 +4,7 @@
 
 The photos are URLs in a list, which are not requested. The commands are the real ones, each a process of its own: the
 plan of jobs, one job up to its first photo, finish, a prep with nothing to do, and the plan of an extension by 1 %.
-Only the shards are not converted: their records are written directly, with small files in place of their tars, which
+Only the shards are not converted: their records are written directly, with sparse files in place of their tars, which
 is not measured. Seconds are of the whole command, `peak_mib` is the peak resident memory of its process.
 
 The tars hold samples of 20 small photos, in an S3 server on loopback with 30 ms to the first byte; they are listed in
@@ -52,7 +52,7 @@ JOB = """
 import sys
 from resolute.prep.run import planned
 def stop(pool, options, specs, *args, **more):
-    print(len(next(iter(specs)).photos))
+    print(len(next(iter(specs)).byte_ranges))
     sys.exit()
 planned.convert_shards = stop
 planned.convert_range(sys.argv[1], (0, 1), workers=1)
@@ -106,11 +106,14 @@ def write_shards(out: Path) -> int:
         sources["digest"] = keys * np.uint64(0x9E37_79B9_7F4A_7C15)  # odd: no two are equal
         sources["width"] = sources["height"] = 500
         stored["offset"], stored["nbytes"] = 512 + 20_480 * np.arange(len(keys)), 17_000
+        stored["width"] = stored["height"] = 256
         name = shard_name(split, number)
         for res in plan.short_sides:
-            files = {f"{res}/{name}.{kind}": FileInfo(nbytes=100, sha256="0" * 64) for kind in ("tar", "idx")}
+            info = FileInfo(nbytes=20_480 * len(keys) + 1024, sha256="0" * 64)
+            files = {f"{res}/{name}.{kind}": info for kind in ("tar", "idx")}
             for file in files:
-                (out / file).write_bytes(bytes(100))
+                with (out / file).open("wb") as sparse:
+                    sparse.truncate(info.nbytes)
             data = ShardRecord(
                 plan=plan.hash_of(split, number), split=split, number=number, res=res, samples=samples,
                 sources=sources, stored=stored, files=files, rejects=(),

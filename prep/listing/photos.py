@@ -270,14 +270,14 @@ def _columns(
     texts, own_labels, sizes, containers, offsets, packed, file_sizes, _ = fields
     paths: list[bytes | None] = [os.fsencode(container) if container else None for container in containers]
     names = os.fsencode("\0".join(texts)).split(b"\0")  # why at once: it is five times as fast
-    absolute = np.zeros(len(texts), np.bool_)
-    for i, name in enumerate(texts):
-        if (name[:1] == "/" or is_url(name)) and not containers[i]:
-            absolute[i] = True
-            if "@" in name or "=" in name:  # it may hold credentials
-                shown = os.fsencode(strip_credentials(name))
-                if shown != names[i]:
-                    names[i], paths[i] = shown, names[i]
+    pairs = zip(texts, containers, strict=True)
+    absolute = np.array([not within and (name[:1] == "/" or is_url(name)) for name, within in pairs], np.bool_)
+    for i in np.flatnonzero(absolute).tolist():
+        name = texts[i]
+        if "@" in name or "=" in name:  # it may hold credentials
+            shown = os.fsencode(strip_credentials(name))
+            if shown != names[i]:
+                names[i], paths[i] = shown, names[i]
     targets: NDArray[Any]
     if kind == "class":
         for label in dict.fromkeys(own_labels):

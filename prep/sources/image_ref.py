@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from resolute.pipeline.dataset.target import TargetKind
@@ -20,7 +21,7 @@ Label = str | tuple[str, ...] | tuple[float, ...]
 # Values of `packed`: plain bytes at the offset; a zip local header there, followed by stored or deflated content; a
 # file that was missing from an existing folder when the source was listed; a URL from a list, not requested yet.
 PLAIN, ZIPPED, MISSING, UNSEEN = 0, 1, 2, 3
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+")
 MAX_BYTES = 1 << 28  # of one image file or archive member; larger ones are never read
 
 
@@ -99,4 +100,10 @@ class ByteRange(NamedTuple):
 
 def is_url(path: str) -> bool:
     """Whether fsspec has to open `path`, as `s3://...`; plain paths and drive letters are not URLs."""
-    return "://" in path and _URL.match(path) is not None
+    scheme, mark, _ = path.partition("://")
+    return bool(mark) and _is_scheme(scheme)
+
+
+@lru_cache(1024)  # listings have millions of URLs of a few schemes
+def _is_scheme(text: str) -> bool:
+    return _SCHEME.fullmatch(text) is not None

@@ -382,6 +382,11 @@ class Meaning:
     first: tuple[tuple[str, tuple[Cell, ...], Place], ...]
     form: _Form
 
+    @property
+    def are_plain_classes(self) -> bool:
+        """Whether the target of an image is the text in its cell."""
+        return self.kind == "class" and len(self.columns) == 1 and self.form.is_text
+
     def source_target(self, label_names: Sequence[str] | None = None) -> SourceTarget:
         """For a `Source`, with what was recognised in words; `label_names` are those of class numbers."""
         return SourceTarget(
