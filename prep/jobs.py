@@ -53,7 +53,7 @@ def parse_range(text: str) -> tuple[int, int | None]:
 def plan_jobs(settings: Settings, describe: Callable[[str], None] = lambda line: None) -> BuildResult | str:
     """Plan a set for jobs; returns the commands to run next, or the result of a finished set.
 
-    `settings.engine` must be "jobs"; `describe` is as in `prepare.build`. Raises as `prepare.build` before its
+    `settings.engine` must be "jobs"; `describe` is as in `build`. Raises as `build` before its
     conversion does.
     """
     settings = settings.with_absolute_paths()

@@ -40,7 +40,8 @@ class JobsPlanOptions:
         "auto", "format of SRC, if it is not detected"
     )
     labels: str | None = setting(
-        None, "CSV or TSV with one row per image, for a folder without class folders", min_length=1
+        None, "table with one row per image (CSV, TSV, JSONL or Parquet), for a folder without class folders",
+        min_length=1,
     )
     columns: str | None = setting(
         None, "image and target columns of a table, list or Parquet file, also several: id,first..last; 0,1 for a "

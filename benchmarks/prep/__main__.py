@@ -1,15 +1,16 @@
 """Measures photos per second of prep and of other converters, and the PSNR of prep's pixels.
 
     python -m resolute.benchmarks.prep --src photos/train [--res 128,160,224] [--rounds 3] [--copies 10]
-                              [--shard-samples 4096] [--img2dataset /path/to/python]
+                              [--shard-samples 4096] [--img2dataset /path/to/python] [--before /path/to/checkout]
 
 All JPEGs of a folder of class folders, in a few copies, are converted to shards of all sizes with two processes by
-`resolute shards`, by Pillow's Lanczos + `webdataset.ShardWriter`, and by img2dataset, run once per size (in a separate
-environment, as it pins an old webdataset; it reads `file://` URLs). Each copy is a file of its own with other bytes: a
-comment that numbers it, before the first segment of the JPEG. Each round times the complete commands one after another;
-prep also hashes photos and shards and syncs them to disk. A tool's start-up time (imports, compilation) is its time for
-32 images; `steady` images/s exclude it for all tools. "no-op" is prep on the finished set. CPU seconds are those of the
-command and of all its processes. One untimed round fills the page cache.
+`resolute shards`, by Pillow's Lanczos or bicubic + `webdataset.ShardWriter`, by `resolute shards` of an earlier
+commit, and by img2dataset, run once per size (in a separate environment, as it pins an old webdataset; it reads
+`file://` URLs). Each copy is a file of its own with other bytes: a comment that numbers it, before the first segment
+of the JPEG. Each round times the complete commands one after another; prep also hashes photos and shards and syncs
+them to disk. A tool's start-up time (imports, compilation) is its time for 32 images; `steady` images/s exclude it for
+all tools. "no-op" is prep on the finished set. CPU seconds are those of the command and of all its processes. One
+untimed round fills the page cache.
 """
 
 from __future__ import annotations
@@ -81,26 +82,29 @@ def copy_photos(src: Path, copies: int, root: Path) -> list[Path]:
     return made
 
 
-def _run(words: Sequence[object]) -> None:
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
+def _run(words: Sequence[object], folder: Path | None = None) -> None:
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False, cwd=folder)
     if done.returncode:
         raise RuntimeError(f"{words[0]}: exit status {done.returncode}: {(done.stderr or done.stdout)[-800:]}")
 
 
-def run_ours(src: Path, out: Path, resolutions: Sequence[int], shard_samples: int) -> None:
+def run_ours(
+    src: Path, out: Path, resolutions: Sequence[int], shard_samples: int, checkout: Path | None = None
+) -> None:
+    """`resolute shards` of this checkout, or of another one."""
     words = ["--src", src, "--out", out, "--res", ",".join(map(str, resolutions)), "--val-frac", "0.01",
              "--shard-samples", shard_samples]  # fmt: skip
     more = ["--quality", QUALITY, "--workers", WORKERS, "--max-bad", "1"]
-    _run([sys.executable, "-m", "resolute", "shards", *words, *more])
+    _run([sys.executable, "-m", "resolute", "shards", *words, *more], checkout)
 
 
-def run_pillow(src: Path, out: Path, short_sides: Sequence[int]) -> None:
+def run_pillow(src: Path, out: Path, short_sides: Sequence[int], filter: Image.Resampling) -> None:
     """The straightforward converter: each process has its own images and its own ShardWriters."""
     out.mkdir()
     files = sorted(src.glob("*/*"))
     context = multiprocessing.get_context("fork")
     processes = [
-        context.Process(target=_convert_with_pillow, args=(files[part::WORKERS], out, part, short_sides))
+        context.Process(target=_convert_with_pillow, args=(files[part::WORKERS], out, part, short_sides, filter))
         for part in range(WORKERS)
     ]
     for process in processes:
@@ -111,7 +115,9 @@ def run_pillow(src: Path, out: Path, short_sides: Sequence[int]) -> None:
             raise RuntimeError(f"the Pillow converter failed with exit status {process.exitcode}")
 
 
-def _convert_with_pillow(files: Sequence[Path], out: Path, part: int, short_sides: Sequence[int]) -> None:
+def _convert_with_pillow(
+    files: Sequence[Path], out: Path, part: int, short_sides: Sequence[int], filter: Image.Resampling
+) -> None:
     with ExitStack() as stack:
         writers = [
             stack.enter_context(webdataset.ShardWriter(f"{out}/{side}-{part}-%06d.tar", maxcount=4096, verbose=0))
@@ -121,7 +127,7 @@ def _convert_with_pillow(files: Sequence[Path], out: Path, part: int, short_side
             image = Image.open(path).convert("RGB")
             for side, writer in zip(short_sides, writers, strict=True):
                 buffer = io.BytesIO()
-                small = image.resize(fit(*image.size, side), Image.Resampling.LANCZOS)
+                small = image.resize(fit(*image.size, side), filter)
                 small.save(buffer, "JPEG", quality=QUALITY)
                 writer.write({"__key__": f"{part}-{number:08d}", "jpg": buffer.getvalue(), "cls": path.parent.name})
 
@@ -191,6 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--copies", type=int, default=10, help="copies of every image (default: %(default)s)")
     parser.add_argument("--shard-samples", type=int, default=4096, help="of prep (default: %(default)s)")
     parser.add_argument("--img2dataset", type=Path, metavar="PYTHON", help="Python interpreter with img2dataset")
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="a checkout of an earlier commit")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/prep.json"), help="JSON to write")
     return command(parser, _measure_all, argv)
 
@@ -209,8 +216,13 @@ def _measure_all(args: argparse.Namespace) -> None:
             shutil.copyfile(path, target)
         tools: dict[str, Callable[[Path, Path], None]] = {
             OURS: lambda src, out: run_ours(src, out, resolutions, args.shard_samples),
-            "pillow + ShardWriter": lambda src, out: run_pillow(src, out, sides),
+            "pillow + ShardWriter": lambda src, out: run_pillow(src, out, sides, Image.Resampling.LANCZOS),
+            "pillow, bicubic": lambda src, out: run_pillow(src, out, sides, Image.Resampling.BICUBIC),
         }
+        if args.before:
+            tools["the commit before"] = lambda src, out: run_ours(
+                src, out, resolutions, args.shard_samples, args.before
+            )
         if args.img2dataset:
             tools[f"img2dataset, {len(sides)} runs"] = lambda src, out: run_img2dataset(
                 args.img2dataset, src, out, sides

@@ -5,10 +5,11 @@
 The photos are URLs in a list, which are not requested. The commands are the real ones, each a process of its own: the
 plan of jobs, one job up to its first photo, finish, a prep with nothing to do, and the plan of an extension by 1 %.
 Only the shards are not converted: their records are written directly, with sparse files in place of their tars, which
-is not measured. Seconds are of the whole command, `peak_mib` is the peak resident memory of its process.
+is not measured. Seconds are of the whole command, `peak_mib` is the peak resident memory of its process, or of this
+program at its start if that is more (about 110 MiB).
 
-The tars hold samples of 20 small photos, in an S3 server on loopback with 30 ms to the first byte; they are listed in
-processes of their own by prep's source, one after another (a tenth of them) and as prep does.
+The tars hold samples of 20 small photos, in an S3 server on loopback with 30 or 200 ms to the first byte; they are
+listed in processes of their own by prep's source, one after another (a part of them) and as prep does.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from resolute.prep.storage.output import open_store
 CLASSES = 1000
 PER_SHARD = 4096
 RES = "128,160,224"
-LATENCY_S = 0.03
+LATENCIES_S = {0.03: 10, 0.2: 50}  # and the part of the tars that is listed one after another: a tenth, a fiftieth
 SAMPLES = 20  # of a tar
 # A job that ends at its first photo: what it does until then is its start.
 JOB = """
@@ -74,10 +75,12 @@ def measured(name: str, words: Sequence[str], rows: dict[str, Any]) -> str:
     began = time.perf_counter()
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    out = process.stdout.read()
+    with process.stdout:
+        out = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)  # which `Popen` cannot ask for any more
     if status:
-        raise RuntimeError(f"{name} failed with status {status}: {out}")
+        raise RuntimeError(f"{name} failed with status {process.returncode}: {out}")
     rows[name] = {"seconds": time.perf_counter() - began, "peak_mib": usage.ru_maxrss / 1024}
     print(f"{name:<20} {rows[name]['seconds']:8.2f} s {rows[name]['peak_mib']:7.0f} MiB", flush=True)
     return out
@@ -103,7 +106,8 @@ def write_shards(out: Path) -> int:
         keys = np.asarray(plan.layout.keys(split, number), np.uint64)
         samples, sources, stored = (np.zeros(len(keys), dtype) for dtype in (SAMPLE, SOURCE, STORED))
         samples["key"], samples["label"] = keys, keys % CLASSES
-        sources["digest"] = keys * np.uint64(0x9E37_79B9_7F4A_7C15)  # odd: no two are equal
+        # An odd factor, and another parity for each split: no two photos are equal.
+        sources["digest"] = (2 * keys + (split == "val")) * np.uint64(0x9E37_79B9_7F4A_7C15)
         sources["width"] = sources["height"] = 500
         stored["offset"], stored["nbytes"] = 512 + 20_480 * np.arange(len(keys)), 17_000
         stored["width"] = stored["height"] = 256
@@ -146,8 +150,8 @@ def measure_photos(count: int, folder: Path) -> dict[str, Any]:
     return rows
 
 
-def measure_tars(count: int, folder: Path) -> dict[str, Any]:
-    """Listing `count` tars of samples in a store, and a tenth of them one after another."""
+def measure_tars(count: int, folder: Path) -> list[dict[str, Any]]:
+    """Listing `count` tars of samples in stores of each latency, and a part of them one after another."""
     (folder / "tars").mkdir()
     for number in range(count):
         with tarfile.open(folder / "tars" / f"x-{number:05d}.tar", "w") as tar:
@@ -156,16 +160,20 @@ def measure_tars(count: int, folder: Path) -> dict[str, Any]:
                     info = tarfile.TarInfo(f"{number:05d}{n:02d}.{suffix}")
                     info.size = len(data)
                     tar.addfile(info, io.BytesIO(data))
-    rows: dict[str, Any] = {"tars": count, "latency_s": LATENCY_S, "samples": SAMPLES}
-    with object_store(folder, latency_s=LATENCY_S, bytes_per_s=80e6, total_bytes_per_s=1e9) as url:
-        for name, last, how in (("one after another", count // 10, "1"), ("as prep does", count, "")):
+    return [_measure_store(folder, count, latency_s, part) for latency_s, part in LATENCIES_S.items()]
+
+
+def _measure_store(folder: Path, count: int, latency_s: float, part: int) -> dict[str, Any]:
+    rows: dict[str, Any] = {"tars": count, "latency_s": latency_s, "samples": SAMPLES}
+    with object_store(folder, latency_s=latency_s, bytes_per_s=80e6, total_bytes_per_s=1e9) as url:
+        for name, last, how in (("one after another", max(1, count // part), "1"), ("as prep does", count, "")):
             src = f"{url}/tars/x-{{00000..{last - 1:05d}}}.tar"
             listed = measured(name, [sys.executable, "-c", LIST, src, how], rows)
             if int(listed) != last * SAMPLES:
                 raise RuntimeError(f"{listed} photos were listed")
             rows[name]["tars_per_s"] = last / rows[name]["seconds"]
     rows["ratio"] = rows["as prep does"]["tars_per_s"] / rows["one after another"]["tars_per_s"]
-    print(f"{rows['ratio']:.1f} times as fast", flush=True)
+    print(f"{1e3 * latency_s:g} ms: {rows['ratio']:.1f} times as fast", flush=True)
     return rows
 
 
@@ -181,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure_all(args: argparse.Namespace) -> None:
     check_writable(args.out)
-    result: dict[str, Any] = {**header(), "resolutions": RES, "shard_samples": PER_SHARD, "lists": [], "tars": None}
+    result: dict[str, Any] = {**header(), "resolutions": RES, "shard_samples": PER_SHARD, "lists": [], "tars": []}
     if args.tars:
         with tempfile.TemporaryDirectory(dir=args.work) as folder:
             result["tars"] = measure_tars(args.tars, Path(folder))

@@ -27,6 +27,7 @@ _PHOTO_SUFFIXES = frozenset({
     ".orf", ".rw2", ".raf", ".pef", ".srw", ".x3f", ".rwl", ".iiq", ".3fr",
 })  # fmt: skip
 _MAX_NAMED = 8
+_ROWS = 1 << 20  # records in memory at a time
 
 
 def describe_ignored(ignored: Mapping[str, int]) -> str:
@@ -69,10 +70,12 @@ def size_warnings(short_sides: Mapping[int, int], sources: Iterable[NDArray[Any]
     """
     total, smaller = 0, dict.fromkeys(short_sides, 0)
     for rows in sources:
-        sides = np.minimum(rows["width"], rows["height"])
-        total += len(sides)
-        for res, side in short_sides.items():
-            smaller[res] += int(np.count_nonzero(sides < side))
+        total += len(rows)
+        for first in range(0, len(rows), _ROWS):
+            piece = rows[first : first + _ROWS]
+            sides = np.minimum(piece["width"], piece["height"])
+            for res, side in short_sides.items():
+                smaller[res] += int(np.count_nonzero(sides < side))
     small = [res for res in sorted(short_sides) if 2 * smaller[res] > total]
     if not small:
         return []

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resolute.pipeline.dataset.format import SOURCE, STORED, index_name, names_name, source_name
+from resolute.pipeline.dataset.format import SOURCE, STORED, index_name, source_name
 from resolute.pipeline.dataset.target import Target, widened
 from resolute.pipeline.storage.scratch import ScratchFolder
+from resolute.prep.listing.database import Database
 from resolute.prep.run.stats import RunStats
+from resolute.prep.shard_set.set_photos import SetPhotos, photos_name
 from resolute.prep.storage.output import Store
 
 __all__ = ["ShardSetReader", "tar_sizes", "work_seconds"]
+
+_ROWS = 1 << 20  # records in memory at a time
 
 
 def tar_sizes(manifest: Mapping[str, Any], res: str) -> list[int]:
@@ -36,8 +40,7 @@ def work_seconds(stats: RunStats) -> dict[str, float]:
 class ShardSetReader:
     """Reads a finished set at `store`, all its generations. A context manager.
 
-    Arrays are memory-mapped (with several generations: in memory), lists are read line by line. Rows that a generation
-    leaves out are included.
+    Arrays are memory-mapped (with several generations: in memory), lists are read line by line.
     """
 
     def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
@@ -84,22 +87,21 @@ class ShardSetReader:
         largest: list[tuple[int, str, int]] = []
         for split in self._manifest["splits"]:
             sizes = self.sources(split)["nbytes"]
-            rows = np.argsort(sizes, kind="stable")[-count:]
-            largest += [(int(sizes[row]), split, int(row)) for row in rows]
-        return sorted(largest, key=lambda entry: (-entry[0], entry[1:]))[:count]
+            for first in range(0, len(sizes), _ROWS):
+                piece = np.asarray(sizes[first : first + _ROWS])
+                rows = np.argsort(piece, kind="stable")[-count:].tolist()
+                largest += [(int(piece[row]), split, first + row) for row in rows]
+                largest = sorted(largest, key=lambda entry: (-entry[0], entry[1:]))[:count]
+        return largest
 
-    def names(self, rows: Collection[tuple[str, int]]) -> dict[tuple[str, int], str]:
+    def names(self, rows: Iterable[tuple[str, int]]) -> dict[tuple[str, int], str]:
         """{(split, row): name of the input image} for the given rows."""
-        names = {}
-        for split in self._manifest["splits"]:
-            last = max([row for name, row in rows if name == split], default=-1)
-            lines = chain.from_iterable(
-                self.lines(names_name(split, number)) for number in self._generations(split)
-            )
-            for row, name in zip(range(last + 1), lines, strict=False):
-                if (split, row) in rows:
-                    names[split, row] = name
-        return names
+        rows = list(rows)
+        keys = [(split, int(self.samples(split)["key"][row])) for split, row in rows]
+        names = range(len(self._manifest["generations"]))
+        files = [self._store.local(photos_name(number), self._scratch.path) for number in names]
+        with closing(Database(self._scratch.path)) as database:
+            return dict(zip(rows, SetPhotos.open(database, files).names(keys), strict=True))
 
     def lines(self, name: str) -> Iterator[Any]:
         """Yield the value in each line of a JSON-lines file."""

@@ -37,14 +37,13 @@ _SHOWN_TARGETS = 4  # labels or values under a photo
 _CHARTED_VALUES = 12
 
 
-def write_report(store: Store, result: BuildResult) -> str:
-    """Write `report.html` of a finished set; returns its path or URL. Memory does not grow with the set.
+def write_report(store: Store, result: BuildResult, reader: ShardSetReader) -> str:
+    """Write `report.html` of the finished set that `reader` reads; returns its path or URL.
 
     Raises `ResoluteError` if it cannot be written.
     """
-    with ShardSetReader(store, result.manifest) as reader:
-        values = _Report(reader, result).values()
-        store.write(REPORT, render(_TEMPLATE, title="Shard set", subtitle=store.where, **values))
+    values = _Report(reader, result).values()
+    store.write(REPORT, render(_TEMPLATE, title="Shard set", subtitle=store.where, **values))
     return f"{store.where}/{REPORT}"
 
 

@@ -17,17 +17,20 @@ from resolute.prep.unchanged import already_there
 
 from .browse import ShardSetReader, tar_sizes, work_seconds
 
-__all__ = ["summary"]
+__all__ = ["nothing_done", "summary"]
 
 
-def summary(result: BuildResult, store: Store, *, workers: int = 0) -> str:
-    """The closing lines, without a final newline; `workers` is the number of processes that converted images.
+def nothing_done(result: BuildResult, store: Store) -> str:
+    """The closing lines of a run that had nothing to do."""
+    return "\n".join([already_there(store.where, result.manifest), *(f"  {note}" for note in result.notes)])
 
-    0: it is not known, and not named.
+
+def summary(result: BuildResult, stats: RunStats, store: Store, reader: ShardSetReader, *, workers: int = 0) -> str:
+    """The closing lines, without a final newline, about the finished set that `reader` reads.
+
+    `workers` is the number of processes that converted images; 0: it is not known, and not named.
     """
-    manifest, stats = result.manifest, result.stats
-    if stats is None:
-        return "\n".join([already_there(store.where, manifest), *(f"  {note}" for note in result.notes)])
+    manifest = result.manifest
     counts = ", ".join(f"{name} {info['samples']}" for name, info in manifest["splits"].items())
     classes = describe_target(Target.from_manifest(manifest))
     source = manifest["source"]
@@ -47,12 +50,11 @@ def summary(result: BuildResult, store: Store, *, workers: int = 0) -> str:
             f"  {res:>4} px: short side {info['short_side']} px, {counted(len(tars), 'shard')}, "
             f"{sum(tars) / 1e6:.1f} MB, {sum(tars) / samples / 1e3:.1f} kB per sample"
         )
-    with ShardSetReader(store, manifest) as reader:
-        if without := _without_labels(reader, list(manifest["splits"])):
-            lines.append(f"  without a label: {counted(without, 'image')}")
-        sides = {int(res): info["short_side"] for res, info in manifest["resolutions"].items()}
-        sources = (reader.sources(split) for split in manifest["splits"])
-        lines += [f"  WARNING: {warning}" for warning in (*result.warnings, *size_warnings(sides, sources))]
+    if without := _without_labels(reader, list(manifest["splits"])):
+        lines.append(f"  without a label: {counted(without, 'image')}")
+    sides = {int(res): info["short_side"] for res, info in manifest["resolutions"].items()}
+    sources = (reader.sources(split) for split in manifest["splits"])
+    lines += [f"  WARNING: {warning}" for warning in (*result.warnings, *size_warnings(sides, sources))]
     newest = len(manifest["generations"]) - 1
     lines += _duplicates(source["duplicates"], f"{store.where}/{duplicates_name(newest)}")
     lines.append(f"  rejected: {source['rejected']}{_rejects(source['rejected'], store, rejects_name(newest))}")

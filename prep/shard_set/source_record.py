@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from resolute.console import say
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.source_record import SOURCE_RECORD, parse_record, record_bytes, shards_command
-from resolute.prep.settings import MARGIN, Settings
+from resolute.prep.settings import JobsPlanOptions, Settings
 from resolute.prep.storage.output import Store
 
 from .existing_set import MANIFEST, ExistingSet
@@ -21,6 +22,8 @@ __all__ = [
     "add_signature", "check_replaced_source", "is_other_source", "missing_source_error", "read_record", "record_of",
     "rerun_command", "write_record",
 ]  # fmt: skip
+
+_OF_A_RUN = frozenset({"src", "out", "res", "rebuild", "extend"})  # settings that are not those of the set's contents
 
 
 def write_record(store: Store, settings: Settings, signature: Mapping[str, str] | None = None) -> None:
@@ -37,13 +40,10 @@ def record_of(settings: Settings, signature: Mapping[str, str] | None = None) ->
     """The content of the record of a set with these settings."""
     defaults = Settings(src="-", out="-", res=settings.res)
     variables: dict[str, object] = {"SRC": settings.src}
-    names = ("kind", "labels", "columns", "target", "classes", "val", "val_labels", "val_list", "val_frac", "quality",
-             "max_megapixels", "max_bad", "unlabelled", "duplicates", "seed", "shard_samples")  # fmt: skip
-    for name in names:
-        if getattr(settings, name) != getattr(defaults, name):
-            variables[name.upper()] = getattr(settings, name)
-    if settings.margin != MARGIN:
-        variables["MARGIN"] = settings.margin
+    for field in fields(JobsPlanOptions):
+        value = getattr(settings, field.name)
+        if field.name not in _OF_A_RUN and value != getattr(defaults, field.name):
+            variables[field.name.upper()] = value
     return record_bytes(variables, signature)
 
 

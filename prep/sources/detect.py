@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from resolute.errors import ResoluteError
@@ -11,13 +12,13 @@ from .archives.tar_members import COMPRESSED, is_compressed
 from .filesystem import expand_pattern, is_pattern, list_folder, path_kind
 from .image_folder import ImageFolderSource
 from .image_ref import Source, is_url
-from .label_file import LabelListSource, LabelTableSource
+from .label_file import FolderFiles, LabelListSource, LabelTableSource
 from .names import SPLITS, ignore_reason, refuse_split_names
 from .parquet import ParquetSource, holds_images
 from .targets import AUTO, TargetSetting
 from .webdataset import WebDatasetSource, are_in_folders, is_webdataset_tar
 
-__all__ = ["KINDS", "open_source"]
+__all__ = ["KINDS", "open_source", "plain_path"]
 
 KINDS = ("auto", "folders", "table", "listing", "archive", "webdataset", "parquet")
 _ACCEPTED = (
@@ -36,6 +37,7 @@ def open_source(
     columns: str | None = None,
     target: TargetSetting = AUTO,
     elsewhere: str | None = None,
+    listed: Mapping[str, FolderFiles] | None = None,
     scan_cache: Path,
     setting: str = "SRC",
 ) -> Source:
@@ -43,12 +45,12 @@ def open_source(
 
     `labels` is a table of names and labels for a folder without class folders; `columns` names the image and label
     and target columns ("id,breed") of tables, lists and Parquet files, `target` what these mean. `elsewhere` is
-    another folder whose images `labels` names too. `scan_cache` is a folder for what a source has to unpack or
+    another folder whose images `labels` names too; `listed` are folders that have been listed already, by `plain_path`.
+    `scan_cache` is a folder for what a source has to unpack or
     remember between runs. `setting` names `src` in messages. Most of the source is read only when it is iterated.
     Raises `ResoluteError` for a missing or unrecognised source.
     """
-    src = src.removeprefix("file://")
-    src = src.rstrip("/") or "/"
+    src = plain_path(src)
     if kind not in KINDS:
         raise ResoluteError(f"KIND: unknown, got {kind}, expected one of {', '.join(KINDS)}; correct KIND")
     if labels is not None and kind not in ("auto", "table"):
@@ -59,7 +61,8 @@ def open_source(
         _require_folder(src, setting)
         return LabelTableSource(
             src, labels.removeprefix("file://"), columns, target,
-            elsewhere=elsewhere, only_files=setting == "VAL" and elsewhere is not None,
+            elsewhere=None if elsewhere is None else plain_path(elsewhere),
+            only_files=setting == "VAL" and elsewhere is not None, listed=listed,
         )  # fmt: skip
     files, note = _listed_files(src, setting), None
     if kind == "auto":
@@ -90,6 +93,11 @@ def open_source(
     if kind == "webdataset":
         return WebDatasetSource(files, scan_cache, target, note)
     return ParquetSource(files, columns, scan_cache, target)
+
+
+def plain_path(src: str) -> str:
+    """A path without `file://` and without a slash at its end."""
+    return src.removeprefix("file://").rstrip("/") or "/"
 
 
 def _listed_files(src: str, setting: str) -> list[str]:

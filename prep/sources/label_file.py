@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from resolute.errors import ResoluteError
 
@@ -14,7 +14,7 @@ from .names import is_image, other_file_kind, safe_below, safe_relative_path
 from .table import TargetTable, is_text, not_utf8, table_rows
 from .targets import AUTO, TargetSetting
 
-__all__ = ["LabelListSource", "LabelTableSource", "table_covers"]
+__all__ = ["FolderFiles", "LabelListSource", "LabelTableSource", "table_covers"]
 
 
 class LabelTableSource:
@@ -27,7 +27,8 @@ class LabelTableSource:
     if all labels are integers. Holds the names of all files in memory.
 
     `elsewhere` is another folder whose images the table names too; these rows are left out here. `only_files`: rows
-    without a file are left out, since the source of the other folder yields them.
+    without a file are left out, since the source of the other folder yields them. `listed` are folders that have been
+    listed already, by path.
     """
 
     label_names: Sequence[str] | None = None
@@ -37,19 +38,20 @@ class LabelTableSource:
 
     def __init__(
         self, src: str, labels: str, columns: str | None, setting: TargetSetting = AUTO, *,
-        elsewhere: str | None = None, only_files: bool = False,
+        elsewhere: str | None = None, only_files: bool = False, listed: Mapping[str, FolderFiles] | None = None,
     ) -> None:  # fmt: skip
         self.root = src
         self.ignored: Counter[str] = Counter()
         self.numbered = True
         self.target = SourceTarget()
         self._labels, self._table, self._setting = labels, TargetTable(labels, columns, setting), setting
-        self._elsewhere, self._only_files = elsewhere, only_files
+        self._elsewhere, self._only_files, self._listed = elsewhere, only_files, listed or {}
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
-        files = _Files(self.root, self.ignored)
-        others = None if self._elsewhere is None else _Files(self._elsewhere, Counter())
+        files = self._files(self.root)
+        self.ignored.update(files.ignored)
+        others = None if self._elsewhere is None else self._files(self._elsewhere)
         labelled: set[str] = set()
         is_remote = is_url(self.root) or is_url(self._labels)
         self.target = self._table.target()
@@ -96,20 +98,25 @@ class LabelTableSource:
         self.ignored += Counter()
 
 
-class _Files:
-    """The image files below a folder, by any form of their names; `sizes` are in bytes. Counts others in `ignored`."""
+    def _files(self, root: str) -> FolderFiles:
+        return self._listed.get(root) or FolderFiles(root)
 
-    def __init__(self, root: str, ignored: Counter[str]) -> None:
+
+class FolderFiles:
+    """The image files below a folder, by any form of their names; `sizes` are in bytes. Others count in `ignored`."""
+
+    def __init__(self, root: str) -> None:
         self.root = root
+        self.ignored: Counter[str] = Counter()
         self.sizes: dict[str, int | None] = {}
         self._aliases: dict[str, str | None] = {}  # other forms of a name; None: ambiguous
-        for name, entry in walk(root, ignored):
+        for name, entry in walk(root, self.ignored):
             if entry.kind == "file" and is_image(name):
                 self.sizes[name] = entry.nbytes
                 for alias in {_stem(name), entry.name, _stem(entry.name)} - {name}:
                     self._aliases[alias] = name if alias not in self._aliases else None
             else:
-                ignored[other_file_kind(name)] += entry.kind == "file"
+                self.ignored[other_file_kind(name)] += entry.kind == "file"
 
     def __contains__(self, written: str) -> bool:
         written = self._below(written)
@@ -124,9 +131,9 @@ class _Files:
         return written.removeprefix(f"{self.root.rstrip('/')}/")
 
 
-def table_covers(labels: str, columns: str | None, src: str, val: str) -> bool:
-    """Whether a table for the folder `src` also names images of the folder `val` that `src` does not hold."""
-    files, others = _Files(src, Counter()), _Files(val, Counter())
+def table_covers(labels: str, columns: str | None, files: FolderFiles, others: FolderFiles) -> bool:
+    """Whether a table for the folder of `files` also names images in that of `others` which the former does not hold.
+    """
     names = (name.removeprefix("./") for name, _, _ in table_rows(labels, columns))
     return any(name in others and name not in files for name in names)
 

@@ -13,7 +13,7 @@ import pytest
 from resolute.prep.sources.image_ref import is_url
 from resolute.prep.storage.output import ObjectStore
 from tests.support.http_server import RangeHandler, serving
-from tests.support.source_formats import catalog, pack_parquet, pack_samples, pack_table, pack_tar, pack_zip
+from tests.support.source_formats import list_source, pack_parquet, pack_samples, pack_table, pack_tar, pack_zip
 
 Prep = Callable[..., Any]
 USER, PASSWORD, SIGNATURE = "someone", "hunter2secret", "5ignature/with/slashes"
@@ -112,7 +112,7 @@ def test_a_renewed_signature_does_not_change_a_source(work: Path, tmp_path: Path
     prints = []
     for signature in ("one", "two"):
         rows = [(f"https://{signature}@host/{i}.jpg?sig={signature}", "ab"[i % 2]) for i in range(4)]
-        got = catalog(work, pack_table(tmp_path / "list.csv", rows))
+        got = list_source(work, pack_table(tmp_path / "list.csv", rows))
         _, place = next(got.places())
         assert is_url(place.path)
         assert place.path.endswith(f"sig={signature}")

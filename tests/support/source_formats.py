@@ -102,7 +102,7 @@ def pack_parquet(path: Path, rows: Sequence[tuple[bytes | None, str, int]], name
     return path
 
 
-def catalog(work: Path, src: str | Path, **options: Any) -> Photos:
+def list_source(work: Path, src: str | Path, **options: Any) -> Photos:
     work.mkdir(exist_ok=True)
     database = Database(Path(tempfile.mkdtemp(dir=work)))
     return list_photos(open_source(str(src), scan_cache=work / "spool", **options), database, "photos")

@@ -14,7 +14,7 @@ import pytest
 
 from resolute.prep.listing.copies import find_copies, leaders
 from tests.support.cli import prep as main
-from tests.support.source_formats import catalog, jpeg, make_tree, pack, pack_samples
+from tests.support.source_formats import jpeg, list_source, make_tree, pack, pack_samples
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
@@ -166,7 +166,7 @@ def test_copies_are_found_in_archives(tmp_path: Path, work: Path, how: str) -> N
     files = make_tree(tmp_path / "p")
     files["dog/copy.jpg"] = files["cat/1.jpg"]
     files["dog/same size.jpg"] = files["dog/1.jpg"][:-1] + b"x"
-    got = catalog(work, pack(tmp_path, how, dict(sorted(files.items())), "top/"))
+    got = list_source(work, pack(tmp_path, how, dict(sorted(files.items())), "top/"))
     copies = find_copies({"train": got})
     assert copies is not None
     assert copies.extra == 1
@@ -181,7 +181,7 @@ def test_photos_behind_urls_are_compared_only_if_told_so(tmp_path: Path, work: P
     store = fsspec.filesystem("memory")
     for name, data in (("a/1.jpg", jpeg(1)), ("a/2.jpg", jpeg(2)), ("b/3.jpg", jpeg(1))):
         store.pipe(f"/copies/{name}", data)
-    got = catalog(work, "memory://copies")
+    got = list_source(work, "memory://copies")
     assert find_copies({"train": got}) is None
     found = find_copies({"train": got}, remote=True)
     assert found is not None

@@ -21,11 +21,12 @@ from resolute.pipeline.dataset.format import SOURCE
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.build import BuildResult, build
+from resolute.prep.report.browse import ShardSetReader
 from resolute.prep.report.charts import SourceCounts, class_chart, source_charts
 from resolute.prep.report.report import write_report
 from resolute.prep.run.stats import RunStats
 from resolute.prep.settings import Settings
-from resolute.prep.storage.output import LocalStore, open_store
+from resolute.prep.storage.output import LocalStore, Store, open_store
 
 ODD = ["<b>bold</b> & \"co\"", "$x_1$ 猫", "a" * 90]  # fmt: skip
 VOID = {"meta", "img", "br"}
@@ -75,10 +76,15 @@ class Page(HTMLParser):
             self.text += data + "\n"
 
 
+def write(store: Store, built: BuildResult) -> str:
+    with ShardSetReader(store, built.manifest) as reader:
+        return write_report(store, built, reader)
+
+
 def made(src: Path, out: Path, **settings: Any) -> tuple[BuildResult, Page]:
     words: dict[str, Any] = {"res": (32, 48), "workers": 2, "shard_samples": 20, **settings}
     built = build(Settings(src=str(src), out=str(out), **words))
-    assert write_report(LocalStore(out), built) == f"{out}/report.html"
+    assert write(LocalStore(out), built) == f"{out}/report.html"
     return built, Page((out / "report.html").read_bytes())
 
 
@@ -163,7 +169,7 @@ def test_a_thousand_classes_are_shown_as_a_curve_with_its_ends(tmp_path: Path, s
     manifest["classes"] = [f"name {i}" for i in range(1000)]
     shutil.copytree(shard_root, tmp_path / "s")
     built = BuildResult(manifest=manifest, ignored=Counter(), stats=None, kept_shards=0, elapsed_s=1.0)
-    write_report(LocalStore(tmp_path / "s"), built)
+    write(LocalStore(tmp_path / "s"), built)
     page = Page((tmp_path / "s" / "report.html").read_bytes())
     assert page.charts[0] == "Training samples per class; x: class, by descending count; samples"
     assert len(page.charts) == 3
@@ -189,7 +195,7 @@ def test_the_report_is_overwritten_and_not_part_of_the_set(photos: Path, tmp_pat
     (tmp_path / "s" / ".report.html.0123456789ab.partial").touch()  # of a run that was killed while it wrote it
     built = build(Settings(src=str(photos), out=str(tmp_path / "s"), res=(32, 48), shard_samples=20, workers=2))
     assert built.stats is None
-    write_report(open_store(str(tmp_path / "s")), built)
+    write(open_store(str(tmp_path / "s")), built)
     assert "no images were converted" in (tmp_path / "s" / "report.html").read_text()
     assert not list((tmp_path / "s").glob(".*.partial"))
 
@@ -257,5 +263,5 @@ def test_a_full_disk_while_writing_the_report_is_reported(
 
     monkeypatch.setattr(writer.AtomicFile, "__init__", open_full)
     with pytest.raises(ResoluteError, match="No space left on device"):
-        write_report(LocalStore(tmp_path / "s"), built)
+        write(LocalStore(tmp_path / "s"), built)
     assert isinstance(built.stats, RunStats)

@@ -26,10 +26,10 @@ from resolute.prep.sources.targets import TargetSetting
 from tests.support.s3 import s3_server  # noqa: F401
 from tests.support.source_formats import (
     assert_same_images,
-    catalog,
     contents,
     files_in,
     jpeg,
+    list_source,
     make_tree,
     pack_parquet,
     pack_samples,
@@ -60,7 +60,7 @@ def test_archive_members_cannot_refer_to_files_outside(tmp_path: Path, work: Pat
             tar.addfile(info)
     before = sorted(tmp_path.rglob("*.jpg"))
     for name, links in (("p.zip", 1), ("p.tar", 3)):
-        got = catalog(work, tmp_path / name)
+        got = list_source(work, tmp_path / name)
         assert_same_images(got, good)
         assert got.ignored == {"unsafe names": 5, "links and devices": links}
     assert sorted(tmp_path.rglob("*.jpg")) == before
@@ -71,7 +71,7 @@ def test_damaged_archives_are_reported(tmp_path: Path, work: Path) -> None:
 
     def error_of(path: Path) -> str:
         with pytest.raises(ResoluteError) as error:
-            catalog(work, path)
+            list_source(work, path)
         return str(error.value)
 
     whole = pack_tar(tmp_path / "p.tar", files.items()).read_bytes()
@@ -103,7 +103,7 @@ def test_a_tar_with_a_damaged_header_is_an_error_and_read_in_bounded_memory(
     os.truncate(path, 3 << 30)  # 3 GiB of nothing
     tracemalloc.start()
     with pytest.raises(ResoluteError, match=r"a\.tar: (cannot be read|damaged tar), got .*, expected "):
-        catalog(work, path)
+        list_source(work, path)
     assert tracemalloc.get_traced_memory()[1] < 32 << 20
     tracemalloc.stop()
 
@@ -116,7 +116,7 @@ def test_one_tar_per_class_is_read(tmp_path: Path, work: Path) -> None:
             tmp_path / "p" / f"n{c}.tar",
             [(name[3:], data) for name, data in files.items() if name.startswith(f"n{c}/")],
         )
-    assert_same_images(catalog(work, tmp_path / "p"), files)
+    assert_same_images(list_source(work, tmp_path / "p"), files)
 
 
 def test_samples_are_read_with_their_labels(tmp_path: Path, work: Path) -> None:
@@ -137,7 +137,7 @@ def test_samples_are_read_with_their_labels(tmp_path: Path, work: Path) -> None:
         "x-000001.tar/000.webp": 0,
     }
     for src in ("p", "p/*.tar", "p/x-{000000..000001}.tar"):
-        got = catalog(work, tmp_path / src, target=DROP)
+        got = list_source(work, tmp_path / src, target=DROP)
         assert {got.name(i): int(got.labels[i]) for i in range(len(got))} == expected
         assert got.classes == tuple(map(str, range(8)))
         assert got.ignored == {"samples with several images": 1, "unlabelled": 1, "samples without an image": 1}
@@ -149,7 +149,7 @@ def test_compressed_samples_are_unpacked_once(tmp_path: Path, work: Path) -> Non
     for n in range(2):
         members = [("0.jpg", jpeg(n)), ("0.cls", b"%d" % n), ("1.jpg", jpeg(n + 2)), ("1.cls", b"0")]
         pack_tar(tmp_path / "p" / f"x{n}.tar.gz", members, "gz")
-    got = catalog(work, tmp_path / "p")
+    got = list_source(work, tmp_path / "p")
     assert [got.name(i) for i in range(4)] == [f"x{n}.tar.gz/{i}.jpg" for n in range(2) for i in range(2)]
     assert got.labels.tolist() == [0, 0, 1, 0]
     assert contents(got) == [jpeg(0), jpeg(2), jpeg(1), jpeg(3)]
@@ -157,7 +157,7 @@ def test_compressed_samples_are_unpacked_once(tmp_path: Path, work: Path) -> Non
 
 def test_text_labels_become_class_names(tmp_path: Path, work: Path) -> None:
     pack_samples(tmp_path / "x.tar", [("0.jpg", jpeg(0), {"cls": b"1"}), ("1.jpg", jpeg(1), {"txt": b"dog"})])
-    got = catalog(work, tmp_path / "x.tar")
+    got = list_source(work, tmp_path / "x.tar")
     assert got.classes == ("1", "dog")
 
 
@@ -166,7 +166,7 @@ def test_tars_written_by_webdataset_are_read(tmp_path: Path, work: Path) -> None
     with webdataset.TarWriter(str(tmp_path / "w.tar")) as sink:
         for i in range(5):
             sink.write({"__key__": f"s{i:04d}", "jpg": jpeg(i), "cls": i % 2})
-    got = catalog(work, tmp_path / "w.tar")
+    got = list_source(work, tmp_path / "w.tar")
     assert got.labels.tolist() == [0, 1, 0, 1, 0]
     assert contents(got) == [jpeg(i) for i in range(5)]
 
@@ -186,7 +186,7 @@ def test_parquet_from_the_hugging_face_hub_is_read(tmp_path: Path, work: Path) -
     (tmp_path / "hub" / "data").mkdir(parents=True)
     pack_parquet(tmp_path / "hub" / "data" / "train-0.parquet", rows, ["z", "a", "m"])
     for src in ("hub", "hub/data", "hub/data/*.parquet", "hub/data/train-0.parquet"):
-        got = catalog(work, tmp_path / src, target=DROP)
+        got = list_source(work, tmp_path / src, target=DROP)
         kept = [i for i in range(7) if i != 4]
         assert [got.name(i) for i in range(6)] == [f"train-0.parquet/{i:09d}.jpg" for i in kept]
         assert got.classes == ("z", "a", "m")  # numbers are kept, not sorted by name
@@ -197,7 +197,7 @@ def test_parquet_from_the_hugging_face_hub_is_read(tmp_path: Path, work: Path) -
     for label in "amz":
         (tmp_path / "sorted" / label).mkdir()
         (tmp_path / "sorted" / label / "1.jpg").write_bytes(jpeg(1))
-    train = catalog(work, tmp_path / "sorted")
+    train = list_source(work, tmp_path / "sorted")
     val = list_photos(
         open_source(str(tmp_path / "hub"), scan_cache=work, target=DROP), train.database, "val", training=train
     )  # fmt: skip
@@ -210,16 +210,16 @@ def test_other_parquet_files_are_read_or_ambiguities_are_reported(tmp_path: Path
 
     table = pa.table({"n": [1, 2], "photo": [jpeg(1), jpeg(2)], "breed": ["elk", "pug"], "thumb": [b"x", b"y"]})
     pq.write_table(table.drop_columns("thumb"), tmp_path / "a.parquet")
-    assert catalog(work, tmp_path / "a.parquet").classes == ("elk", "pug")
+    assert list_source(work, tmp_path / "a.parquet").classes == ("elk", "pug")
     pq.write_table(table, tmp_path / "b.parquet")
     with pytest.raises(ResoluteError, match=r"ambiguous columns, got n, photo, breed, thumb.*COLUMNS"):
-        catalog(work, tmp_path / "b.parquet")
-    assert catalog(work, tmp_path / "b.parquet", columns="photo,n").classes == ("0", "1", "2")
+        list_source(work, tmp_path / "b.parquet")
+    assert list_source(work, tmp_path / "b.parquet", columns="photo,n").classes == ("0", "1", "2")
     with pytest.raises(ResoluteError, match="column breed has the wrong type, got VARCHAR"):
-        catalog(work, tmp_path / "b.parquet", columns="breed,n")
+        list_source(work, tmp_path / "b.parquet", columns="breed,n")
     (tmp_path / "c.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(ResoluteError, match=r"c\.parquet: cannot be read"):
-        catalog(work, tmp_path / "c.parquet")
+        list_source(work, tmp_path / "c.parquet")
 
 
 def test_the_scan_cache_is_reused_until_the_file_changes_or_the_cache_is_damaged(
@@ -232,21 +232,21 @@ def test_the_scan_cache_is_reused_until_the_file_changes_or_the_cache_is_damaged
 
     real = archive.open_tar
     monkeypatch.setattr(archive, "open_tar", lambda path: opened.append(path) or real(path))
-    assert_same_images(catalog(work, path), files)
-    assert_same_images(catalog(work, path), files)
+    assert_same_images(list_source(work, path), files)
+    assert_same_images(list_source(work, path), files)
     assert len(opened) == 1
     (blob,) = (work / "spool").glob("*.blob")
     blob.write_bytes(blob.read_bytes()[:-1])
-    assert_same_images(catalog(work, path), files)
+    assert_same_images(list_source(work, path), files)
     assert len(opened) == 2
     del files["dog/1.jpg"]
     pack_tar(path, files_in(files, ""), "gz")
     os.utime(path, ns=(1, 1))
-    assert_same_images(catalog(work, path), files)
+    assert_same_images(list_source(work, path), files)
     assert len(opened) == 3
     assert len(list((work / "spool").glob("*.blob"))) == 2  # jobs may still read the older version
-    delete_old_versions(work / "spool", catalog(work, path).containers)
-    assert_same_images(catalog(work, path), files)
+    delete_old_versions(work / "spool", list_source(work, path).containers)
+    assert_same_images(list_source(work, path), files)
     assert len(opened) == 3
     assert len(list((work / "spool").glob("*.blob"))) == 1
 

@@ -15,14 +15,14 @@ from resolute.errors import ResoluteError
 from resolute.prep.listing.splits import make_splits
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.fetch import fetch
-from resolute.prep.sources.label_file import table_covers
+from resolute.prep.sources.label_file import FolderFiles, table_covers
 from resolute.prep.sources.targets import TargetSetting
 from tests.support.s3 import s3_server  # noqa: F401
 from tests.support.source_formats import (
     assert_same_images,
-    catalog,
     contents,
     jpeg,
+    list_source,
     make_tree,
     names,
     pack,
@@ -38,19 +38,19 @@ from tests.support.source_formats import (
 @pytest.mark.parametrize("how", ["folder", "zip", "tar", "tar.gz", "tar.bz2", "tar.xz"])
 def test_a_folder_and_its_archives_give_the_same_catalog(tmp_path: Path, work: Path, how: str, top: str) -> None:
     files = make_tree(tmp_path / "photos")
-    got = catalog(work, pack(tmp_path, how, files, top))
+    got = list_source(work, pack(tmp_path, how, files, top))
     assert_same_images(got, files)
-    assert got.by_class() == catalog(work, tmp_path / "photos").by_class()
+    assert got.by_class() == list_source(work, tmp_path / "photos").by_class()
     assert not got.ignored
 
 
 def test_a_table_a_list_and_class_folders_give_the_same_catalog(tmp_path: Path, work: Path) -> None:
     files = make_tree(tmp_path / "photos")
-    by_folder = catalog(work, tmp_path / "photos").by_class()
+    by_folder = list_source(work, tmp_path / "photos").by_class()
     labels = pack_table(tmp_path / "labels.csv", [(name, name.partition("/")[0]) for name in reversed(files)])
-    assert catalog(work, tmp_path / "photos", labels=str(labels)).by_class() == by_folder
+    assert list_source(work, tmp_path / "photos", labels=str(labels)).by_class() == by_folder
     rows = pack_table(tmp_path / "photos" / "list.csv", [(name, name.partition("/")[0]) for name in files])
-    assert catalog(work, rows).by_class() == by_folder
+    assert list_source(work, rows).by_class() == by_folder
 
 
 def test_names_that_are_not_utf8_are_preserved(tmp_path: Path, work: Path) -> None:
@@ -59,10 +59,10 @@ def test_names_that_are_not_utf8_are_preserved(tmp_path: Path, work: Path) -> No
     for name, data in files.items():
         (tmp_path / "photos" / name).parent.mkdir(parents=True)
         (tmp_path / "photos" / name).write_bytes(data)
-    assert_same_images(catalog(work, tmp_path / "photos"), files)
+    assert_same_images(list_source(work, tmp_path / "photos"), files)
     with tarfile.open(tmp_path / "p.tar", "w", errors="surrogateescape") as archive:
         archive.add(tmp_path / "photos", "photos")
-    assert_same_images(catalog(work, tmp_path / "p.tar"), files)
+    assert_same_images(list_source(work, tmp_path / "p.tar"), files)
 
 
 def test_folders_are_listed_in_byte_order(tmp_path: Path, work: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_table_of_this_machine_may_name_any_file_as_a_list_may_and_a_remote_on
     source = open_source(str(tmp_path / "photos"), labels=str(table), scan_cache=work)
     assert sorted(names(source)) == sorted(below + elsewhere)
     assert source.ignored == {hint: 2}
-    got = catalog(work, tmp_path / "photos", labels=str(table))
+    got = list_source(work, tmp_path / "photos", labels=str(table))
     (at,) = got.find([f"{tmp_path}/secret/x.jpg"])
     places = dict(got.places())
     assert fetch(places[at]) == (tmp_path / "secret" / "x.jpg").read_bytes()
@@ -173,7 +173,7 @@ def test_absolute_paths_of_a_shared_table_go_to_the_folder_that_holds_them(tmp_p
     rows = [(f"{tmp_path}/{name}", "ab"[n % 2]) for n, name in enumerate(("train/1.jpg", "train/2.jpg", "val/3.jpg"))]
     table = str(pack_table(tmp_path / "labels.csv", [*rows, (f"{tmp_path}/other/4.jpg", "b")]))
     train, val = str(tmp_path / "train"), str(tmp_path / "val")
-    assert table_covers(table, None, train, val)
+    assert table_covers(table, None, FolderFiles(train), FolderFiles(val))
     source = open_source(train, labels=table, elsewhere=val, scan_cache=work)
     assert sorted(names(source)) == sorted(["1.jpg", "2.jpg", f"{tmp_path}/other/4.jpg"])
     assert names(open_source(val, labels=table, elsewhere=train, scan_cache=work, setting="VAL")) == ["3.jpg"]
@@ -197,7 +197,7 @@ def test_names_in_a_store_or_a_remote_table_never_open_local_files(tmp_path: Pat
 def test_a_validation_list_can_only_select_images_of_the_source(tmp_path: Path, work: Path) -> None:
     make_tree(tmp_path / "photos")
     (tmp_path / "secret.jpg").write_bytes(jpeg(1))
-    got = catalog(work, tmp_path / "photos")
+    got = list_source(work, tmp_path / "photos")
     for name in ("../secret.jpg", str(tmp_path / "secret.jpg")):
         (tmp_path / "val.txt").write_text(f"{name}\n")
         with pytest.raises(ResoluteError, match="1 of 1 paths are not images of"):
@@ -222,7 +222,7 @@ def test_folders_of_splits_are_refused_with_the_settings_to_use(tmp_path: Path, 
     assert shlex.split(str(error.value).partition("; use ")[2]) == [f"SRC={src / 'train'}", f"VAL={src / 'val'}"]
     pack_zip(tmp_path / "p.zip", [(f"p/{s}/{c}/1.jpg", b"x") for s in ("train", "test") for c in "ab"])
     with pytest.raises(ResoluteError, match="holds splits, got test, train"):
-        catalog(work, tmp_path / "p.zip")
+        list_source(work, tmp_path / "p.zip")
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_common_table_formats_are_read(tmp_path: Path, work: Path, header: str) 
     (tmp_path / "l.csv").write_text(
         f'\ufeff{header}\r\na{mark}"pug{mark} ""old"""\r\n\r\nb c.png{mark}elk\r\ngone{mark}elk\r\n'
     )
-    got = catalog(work, tmp_path / "p", labels=str(tmp_path / "l.csv"), target=TargetSetting("class"))
+    got = list_source(work, tmp_path / "p", labels=str(tmp_path / "l.csv"), target=TargetSetting("class"))
     assert [got.name(i) for i in range(3)] == ["a.jpg", "b c.png", "gone"]
     assert got.classes == ("elk", f'pug{mark} "old"')
     assert got.ignored == {"unlabelled": 1}
@@ -252,7 +252,7 @@ def test_invalid_tables_are_reported(tmp_path: Path, work: Path) -> None:
     def error_of(text: str, columns: str | None = None) -> str:
         (tmp_path / "l.csv").write_text(text)
         with pytest.raises(ResoluteError) as error:
-            catalog(work, tmp_path / "p", labels=str(tmp_path / "l.csv"), columns=columns)
+            list_source(work, tmp_path / "p", labels=str(tmp_path / "l.csv"), columns=columns)
         return str(error.value)
 
     assert "line 2 names several files, got a" in error_of("id,breed\na,pug\n")
@@ -305,8 +305,8 @@ def test_an_empty_label_and_minus_one_are_refused_with_the_row_or_left_out_in_ev
     row = f"line 14: {row}" if form in ("table.csv", "table.tsv", "list.csv") else row
     got = "nothing" if unlabelled is None else "-1"
     with pytest.raises(ResoluteError, match=rf"{row}.* unlabelled, got {got}, expected its target; .*UNLABELLED=drop"):
-        catalog(work, **options)
-    kept = catalog(work, **options, target=TargetSetting(drop_unlabelled=True))
+        list_source(work, **options)
+    kept = list_source(work, **options, target=TargetSetting(drop_unlabelled=True))
     assert kept.ignored["unlabelled"] == 1
     assert [kept.classes[n] for n in kept.labels] == [label for label in labels if label != unlabelled]
     if form != "txt":
@@ -319,13 +319,13 @@ def test_half_a_character_as_a_label_is_refused_with_the_sample(tmp_path: Path, 
     samples = [(f"{i}.jpg", jpeg(i), {"json": content.encode()} if i == 3 else other) for i in range(5)]
     src = pack_samples(tmp_path / "x.tar", samples)
     with pytest.raises(ResoluteError, match=r"x\.tar: 'x\.tar/3\.jpg' has .*, got '\\ud...', expected text"):
-        catalog(work, src)
+        list_source(work, src)
 
 
 def test_minus_one_is_a_number_where_numbers_are_predicted(tmp_path: Path, work: Path) -> None:
     for form in ("table.csv", "list.txt", "parquet", "cls", "json"):
         options = labelled_source(tmp_path / form, form, ["-1", "0", "1", "-1"])
-        got = catalog(work, **options, target=TargetSetting("values"))
+        got = list_source(work, **options, target=TargetSetting("values"))
         assert got.column("target[1]").tolist() == [-1, 0, 1, -1]
 
 
@@ -336,7 +336,7 @@ def test_lists_keep_numeric_labels(tmp_path: Path, work: Path, separator: str) -
     for i, (name, _) in enumerate(rows):
         (tmp_path / name).write_bytes(jpeg(i))
     (tmp_path / "train.txt").write_text("".join(f"{name}{separator}{label}\n" for name, label in rows))
-    got = catalog(work, tmp_path / "train.txt")
+    got = list_source(work, tmp_path / "train.txt")
     assert got.classes == tuple(map(str, range(11)))
     assert {got.name(i): int(got.labels[i]) for i in range(3)} == {
         "p/a b.jpg": 10,

@@ -24,7 +24,7 @@ from resolute.prep.sources.fetch import fetch_many
 from resolute.prep.sources.image_ref import MAX_BYTES, UNSEEN, ZIPPED, ByteRange
 from resolute.prep.sources.targets import TargetSetting
 from tests import ROOT
-from tests.support.source_formats import catalog, contents, jpeg
+from tests.support.source_formats import contents, jpeg, list_source
 
 Prep = Callable[..., Any]
 HUGE = MAX_BYTES + (64 << 20)
@@ -104,7 +104,7 @@ def test_a_huge_member_of_a_compressed_tar_is_skipped_and_rejected(tmp_path: Pat
     ])  # fmt: skip
     listing = listed_within_a_gigabyte(path, work)
     assert f"('cat/huge.jpg', {HUGE})" in listing
-    got = catalog(work, path)
+    got = list_source(work, path)
     datas = contents(got)
     assert [datas[0], str(datas[1]), datas[2]] == [jpeg(1), f"too large: {HUGE} bytes", jpeg(2)]
 
@@ -154,7 +154,7 @@ def test_long_names_and_pax_headers_of_usual_size_are_read(tmp_path: Path, work:
                 info = tarfile.TarInfo(f"p/{label}/{'x' * 200}{i}.jpg")
                 info.size = len(jpeg(i))
                 tar.addfile(info, io.BytesIO(jpeg(i)))
-        got = catalog(work, tmp_path / "a.tar.gz")
+        got = list_source(work, tmp_path / "a.tar.gz")
         assert contents(got) == [jpeg(0), jpeg(1)]
 
 

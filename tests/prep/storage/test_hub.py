@@ -19,9 +19,9 @@ from tests.support.cli import verify
 from tests.support.hub import TOKEN, Hub, running_hub
 from tests.support.source_formats import (
     assert_same_images,
-    catalog,
     contents,
     jpeg,
+    list_source,
     make_tree,
     pack,
     pack_parquet,
@@ -50,11 +50,11 @@ def test_every_source_format_is_read_from_the_hub(tmp_path: Path, work: Path, hu
     pack_table(tmp_path / "repo" / "list.csv", [(f"photos/{name}", name.partition("/")[0]) for name in files])
     for url in (hub.add(tmp_path / "repo", "user/photos"), hub.add(tmp_path / "repo", "user/photos@v1")):
         for src in ("photos", "p.zip", "p.tar", "p.tar.gz"):
-            assert_same_images(catalog(work, f"{url}/{src}"), files)
-        assert len(catalog(work, f"{url}/x-{{0..0}}.tar")) == 2
-        assert len(catalog(work, f"{url}/x-*.tar")) == 2
-        assert len(catalog(work, f"{url}/x.parquet")) == 4
-        got = catalog(work, f"{url}/list.csv")
+            assert_same_images(list_source(work, f"{url}/{src}"), files)
+        assert len(list_source(work, f"{url}/x-{{0..0}}.tar")) == 2
+        assert len(list_source(work, f"{url}/x-*.tar")) == 2
+        assert len(list_source(work, f"{url}/x.parquet")) == 4
+        got = list_source(work, f"{url}/list.csv")
         assert contents(got) == list(files.values())
 
 
