@@ -27,7 +27,7 @@ from resolute.errors import ResoluteError, StorageError
 from resolute.pipeline.storage.scratch import ScratchFolder
 from resolute.prep.run import pool as process_pool
 from resolute.prep.shard_set.cleanup import delete_partial_shards
-from resolute.prep.sources.scan_cache import cached_scan
+from resolute.prep.sources.scan_cache import cached_scan, scan_all
 from resolute.prep.storage import lease
 from resolute.prep.storage.bulk import read_many, remove_many, write_many
 from resolute.prep.storage.output import LOCK, LocalStore, ObjectStore, open_store
@@ -368,15 +368,17 @@ def test_partial_files_of_a_killed_source_scan_are_deleted_by_the_next(tmp_path:
     source = tmp_path / "x.tar.gz"
     source.write_bytes(b"x")
     killed = (
-        "import os, sys; from pathlib import Path; from resolute.prep.sources.scan_cache import cached_scan\n"
+        "import os, sys; from pathlib import Path; from resolute.prep.sources.scan_cache import cached_scan, scan_all\n"
         "def fill(out):\n"
-        "    out.add('a.jpg', 'a', b'half'); os.kill(os.getpid(), 9)\n"
-        "cached_scan(Path(sys.argv[1]), sys.argv[2], 'how', fill, copies=True)"
+        "    out.add('a.jpg', ['a'], b'half'); os.kill(os.getpid(), 9)\n"
+        "folder, path = Path(sys.argv[1]), sys.argv[2]\n"
+        "scan_all(folder, lambda path, stop: cached_scan(folder, path, 'how', fill, copies=True), [path])"
     )
     for _ in range(3):
         subprocess.run([sys.executable, "-c", killed, work, source], check=False)
         assert len(list(work.iterdir())) == 2  # of this attempt alone
-    cached_scan(work, str(source), "how", lambda out: out.add("a.jpg", "a", b"whole"), copies=True)
+    fill = partial(cached_scan, work, how="how", fill=lambda out: out.add("a.jpg", ["a"], b"whole"), copies=True)
+    scan_all(work, lambda path, stop: fill(path), [str(source)])
     assert sorted(path.suffix for path in work.iterdir()) == [".blob", ".json", ".rows"]
 
 
