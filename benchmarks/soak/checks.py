@@ -18,8 +18,8 @@ __all__ = ["check_training", "compare_trees", "planned_samples", "tree"]
 _TOLERANCE = 1e-6  # relative tolerance of losses and weights if the number of ranks changed
 
 
-def tree(folder: Path, *, without: Sequence[str] = ("report.html",)) -> dict[str, str]:
-    """{relative path: SHA-256} of every file except those in `without`, which contain times."""
+def tree(folder: Path, *, without: Sequence[str] = ("report.html", "source.json")) -> dict[str, str]:
+    """{relative path: SHA-256} of every file except those in `without`, which hold times and paths."""
     return {
         name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))

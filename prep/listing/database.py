@@ -32,8 +32,8 @@ class Database:
     def __init__(self, folder: Path) -> None:
         import duckdb  # why here: commands that list no photos start faster
 
-        # why not all errors of DuckDB: a wrong statement is a fault of the program
-        self._failures, self._where = (duckdb.IOException, duckdb.OutOfMemoryException), folder
+        # Not all errors of DuckDB: a wrong statement is a fault of the program.
+        self._failures, self._where = (duckdb.OperationalError, duckdb.FatalException), folder
         self._links: ScratchFolder | None = None
         if not _PLAIN.fullmatch(str(folder)):  # a link is no way out: DuckDB follows it
             self._links = ScratchFolder()

@@ -1,0 +1,33 @@
+"""The tables of a run: a disk that refuses ends in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import resource, sys
+from pathlib import Path
+from resolute.errors import ResoluteError
+from resolute.prep.listing.database import Database
+database = Database(Path(sys.argv[1]))
+database.run("CREATE TABLE t (i INTEGER)")
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    database.run(sys.argv[2])
+except ResoluteError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("statement", [
+    "INSERT INTO t SELECT range FROM range(3_000_000)",  # written to the database
+    "CREATE VIEW v AS SELECT '" + "x" * 100_000 + "'",  # written to its log
+])  # fmt: skip
+def test_a_disk_that_refuses_is_one_line(tmp_path: Path, statement: str) -> None:
+    ran = subprocess.run([sys.executable, "-c", PROGRAM, tmp_path, statement], capture_output=True, text=True)
+    assert ran.stdout.startswith(f"{tmp_path}: the table of photos cannot be written or read, got "), ran.stderr
+    assert ran.stdout.count("\n") == 1
