@@ -34,7 +34,7 @@ __all__ = ["already_there", "source_signature", "unchanged_set"]
 def unchanged_set(settings: Settings) -> dict[str, Any] | None:
     """The manifest of the set at OUT, if it is finished, whole, and what `settings` and the source would give again.
 
-    None says nothing: it may still be so.
+    After None, `build` has to find out; there may still be nothing to do.
     """
     if settings.rebuild or settings.extend:
         return None
@@ -47,7 +47,8 @@ def unchanged_set(settings: Settings) -> dict[str, Any] | None:
             return None
         is_same = json.loads(record_of(settings, signature)) == record and _is_current(settings, signature)
         return manifest if is_same else None
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError, ResoluteError):
+    # No set, a damaged one, or a source that cannot be read: `build` says what it is.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ResoluteError):
         return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from resolute.prep.sources.image_ref import MISSING
 from .database import Database
 from .photos import Photos, objects
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "compare", "reject_columns"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +71,14 @@ class Comparison:
         return counts
 
 
+def reject_columns(rejects: Mapping[tuple[str, int], str]) -> dict[str, NDArray[Any]]:
+    """The columns split, key and reason of {(split, key): reason}, for `Database.run_on`."""
+    return {
+        "split": objects(split for split, _ in rejects), "key": np.array([key for _, key in rejects], np.uint64),
+        "reason": objects(rejects.values()),
+    }  # fmt: skip
+
+
 def compare(
     database: Database, sources: Mapping[str, Photos], splits: Sequence[str],
     rejected: Mapping[tuple[str, int], str],
@@ -79,10 +88,8 @@ def compare(
     `rejected` {(split, key): reason} are those that are not in the set. Photos that have changed stay as they are,
     except for a rejected one, which is to be added.
     """
-    keys = list(rejected)
     database.run_on(
-        {"split": objects(split for split, _ in keys), "key": np.array([key for _, key in keys], np.uint64),
-         "reason": objects(rejected.values())},
+        reject_columns(rejected),
         "CREATE OR REPLACE TABLE rejected AS "
         "SELECT split::VARCHAR AS split, key, reason::VARCHAR AS reason FROM columns",
     )  # fmt: skip

@@ -68,11 +68,12 @@ def stored_plan(store: Store, generation: int) -> dict[str, Any]:
 
     if store.size(photos_name(generation)) is None:
         return {}
-    with ScratchFolder() as scratch, closing(Database(scratch)) as database, suppress(duckdb.Error):
+    with ScratchFolder() as scratch, closing(Database(scratch)) as database:
         path = store.local(photos_name(generation), scratch)
         sql = "SELECT value FROM parquet_kv_metadata(?) WHERE key = 'plan'::BLOB"
-        rows = database.run(sql, database.path(path)).fetchall()
-        return {**json.loads(rows[0][0]), "photos": file_info(path)} if rows else {}
+        with suppress(duckdb.Error, ResoluteError):  # of a file that is damaged
+            rows = database.run(sql, database.path(path)).fetchall()
+            return {**json.loads(rows[0][0]), "photos": file_info(path)} if rows else {}
     return {}
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.target import Target
+from resolute.prep.listing.compare import reject_columns
 from resolute.prep.listing.database import Database
 from resolute.prep.listing.photos import Photos, objects
 from resolute.prep.listing.splits import Split
@@ -79,8 +80,7 @@ def plan_older(
     `rejects` {(split, key): reason} are rejected again, as those are that `compare` knew.
     """
     database.run_on(
-        {"split": objects(split for split, _ in rejects), "key": np.array([key for _, key in rejects], np.uint64),
-         "reason": objects(rejects.values())},
+        reject_columns(rejects),
         "INSERT INTO rejected SELECT c.split::VARCHAR, c.key, c.reason::VARCHAR FROM columns c "
         "ANTI JOIN rejected r ON r.split = c.split::VARCHAR AND r.key = c.key",
     )  # fmt: skip

@@ -22,7 +22,7 @@ from .image_ref import Source
 __all__ = ["ListingHash", "file_stamps", "has_signature", "signature_of_files"]
 
 _BLOCK = 1 << 16  # photos at once
-REQUESTS = 64  # to a store at once
+_REQUESTS = 64  # to a store at once
 
 
 class ListingHash:
@@ -45,7 +45,7 @@ class ListingHash:
 
 def file_stamps(paths: Iterable[str]) -> list[str]:
     """The state of each of the files; "" for one of which a store says nothing."""
-    return list(thread_map(version_stamp, paths, REQUESTS))
+    return list(thread_map(version_stamp, paths, _REQUESTS))
 
 
 def signature_of_files(paths: Sequence[str], stamps: Sequence[str]) -> str | None:

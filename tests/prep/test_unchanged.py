@@ -204,3 +204,14 @@ def test_slow_modules_are_not_imported(tmp_path: Path, prep: Prep) -> None:
     assert ran.returncode == 0, ran.stderr
     assert DONE in ran.stdout
     assert ran.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_list_that_cannot_be_read_is_one_line(tmp_path: Path, prep: Prep) -> None:
+    (tmp_path / "val.txt").write_text("a/0.jpg\nb/1.jpg\n")
+    argv = (*make(tmp_path / "p", "folder"), "--out", tmp_path / "s", "--res", "16", "--val-list", tmp_path / "val.txt")
+    assert prep(*argv).status == 0
+    (tmp_path / "val.txt").unlink()
+    (tmp_path / "val.txt").mkdir()
+    ran = prep(*argv)
+    assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
+    assert "val.txt" in ran.err

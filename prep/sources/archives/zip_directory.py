@@ -41,7 +41,9 @@ def zip_members(file: BinaryIO) -> Iterator[ZipMember]:
     """
     try:
         members = zipfile.ZipFile(file).infolist()
-    except (zipfile.BadZipFile, NotImplementedError, struct.error) as error:  # zipfile's, the second for new versions
+    # What zipfile raises: NotImplementedError for a version of the format that it does not know, struct.error for an
+    # extra field that is cut short.
+    except (zipfile.BadZipFile, NotImplementedError, struct.error) as error:
         raise ValueError(f"a zip archive that cannot be used: {error}") from None
     for member in members:
         yield ZipMember(
