@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, BinaryIO
 
 from .filesystem import open_file, read_errors
 
@@ -41,30 +42,45 @@ class ParquetFile:
             return {}
 
 
+class _File:
+    """The file as DuckDB uses it: from several threads at once, each of which seeks, then reads from there.
+
+    `failed` gets the errors of reading: DuckDB keeps only their words.
+    """
+
+    def __init__(self, file: BinaryIO, failed: list[Exception]) -> None:
+        self._file, self._failed = file, failed
+        self._lock, self._thread = threading.Lock(), threading.local()
+
+    def seek(self, offset: int) -> None:
+        self._thread.at = offset
+
+    def tell(self) -> int:
+        return getattr(self._thread, "at", 0)
+
+    def read(self, nbytes: int = -1) -> bytes:
+        try:
+            with self._lock:
+                self._file.seek(self.tell())
+                data = self._file.read(nbytes)
+        except Exception as error:
+            self._failed.append(error)
+            raise
+        self._thread.at = self.tell() + len(data)
+        return data
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+
 @contextmanager
 def open_parquet(path: str) -> Iterator[ParquetFile]:
     """Open a Parquet file. Raises `ResoluteError` for any error while it is open, as `open_file`."""
     import duckdb
     from fsspec import AbstractFileSystem
 
-    failed: list[Exception] = []  # why: DuckDB keeps only the words of an error while it reads
-
-    class File:
-        """The file as DuckDB uses it."""
-
-        def __init__(self, file: Any) -> None:
-            self._file = file
-
-        def read(self, nbytes: int = -1) -> bytes:
-            try:
-                data: bytes = self._file.read(nbytes)
-            except Exception as error:
-                failed.append(error)
-                raise
-            return data
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._file, name)
+    failed: list[Exception] = []
 
     class Files(AbstractFileSystem):
         """A file system with the one file."""
@@ -72,8 +88,8 @@ def open_parquet(path: str) -> Iterator[ParquetFile]:
         protocol = "source"
         cachable = False
 
-        def open(self, name: str, mode: str = "rb", **options: Any) -> File:
-            return File(stack.enter_context(open_file(path)))
+        def open(self, name: str, mode: str = "rb", **options: Any) -> _File:
+            return _File(stack.enter_context(open_file(path)), failed)
 
         def info(self, name: str, **options: Any) -> dict[str, Any]:
             with open_file(path) as file:

@@ -74,7 +74,8 @@ def test_a_resumed_run_does_not_unpack_parquet_again(
     rows[7] = (b"junk", *rows[7][1:])
     pack_parquet(tmp_path / "train-00000-of-00001.parquet", rows, names)
     argv = ("--src", tmp_path / "train-00000-of-00001.parquet", "--out", tmp_path / "s", "--res", "32")
-    assert prep(*argv).status == 2  # too many rejects
+    ran = prep(*argv)
+    assert (ran.status, "too many unusable" in ran.err) == (2, True), ran.err
     assert list((tmp_path / "s" / ".prep" / "spool").rglob("*.blob"))
 
     def unpack(*args: object) -> None:
