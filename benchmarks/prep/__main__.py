@@ -53,6 +53,7 @@ WORKERS = 2
 QUALITY = 90
 FEW = 32
 OURS = "prep"
+BEFORE = "the commit before"
 _PR_SET_CHILD_SUBREAPER = 36  # Source: prctl(2)
 IMG2DATASET = """
 import sys
@@ -167,18 +168,19 @@ def measure(
 ) -> dict[str, dict[str, list[float]]]:
     """{tool: {"seconds" and "cpu_seconds": a value per round, "few_seconds": the same for `FEW` images}}.
 
-    For prep also "noop_seconds": on the finished set of `FEW` images.
+    For both commits of prep also "noop_seconds": on the finished set of `FEW` images.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # why: the CPU time of orphans counts too
     results: dict[str, dict[str, list[float]]] = {
         name: {what: [] for what in ("seconds", "cpu_seconds", "few_seconds")} for name in tools
     }
-    results[OURS]["noop_seconds"] = []
+    for name in {OURS, BEFORE} & tools.keys():
+        results[name]["noop_seconds"] = []
     out = root / "out"
     for number in range(rounds + 1):
         for name, tool in tools.items():
             times = {"few_seconds": _timed(tool, few, out)[0]}
-            if name == OURS:
+            if "noop_seconds" in results[name]:
                 times["noop_seconds"] = _timed(tool, few, out)[0]
             shutil.rmtree(out)
             times["seconds"], times["cpu_seconds"] = _timed(tool, photos, out)
@@ -220,7 +222,7 @@ def _measure_all(args: argparse.Namespace) -> None:
             "pillow, bicubic": lambda src, out: run_pillow(src, out, sides, Image.Resampling.BICUBIC),
         }
         if args.before:
-            tools["the commit before"] = lambda src, out: run_ours(
+            tools[BEFORE] = lambda src, out: run_ours(
                 src, out, resolutions, args.shard_samples, args.before
             )
         if args.img2dataset:
@@ -252,7 +254,9 @@ def report(result: dict[str, Any]) -> None:
             f"{cpu_ms:5.2f} ms per image; ours {total_s / statistics.median(seconds[OURS]['seconds']):.2f}x, steady "
             f"{steady[OURS] / steady[name]:.2f}x"
         )
-    print(f"  {OURS} with nothing to do {statistics.median(seconds[OURS]['noop_seconds']):.2f} s")
+    for name, values in seconds.items():
+        if "noop_seconds" in values:
+            print(f"  {name} with nothing to do {statistics.median(values['noop_seconds']):.2f} s")
     for part, ms in result["parts"]["ms"].items():
         print(f"  {part:<22} {ms['median']:6.3f} ms CPU per image")
     for side, nbytes in result["parts"]["bytes"].items():
