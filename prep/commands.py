@@ -11,11 +11,10 @@ from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tqdm import tqdm
-
 from resolute.console import counted, say
 from resolute.errors import strip_credentials
 from resolute.machine import available_cpus
+from resolute.pipeline.storage.base import is_url
 
 from .settings import JobsFinishOptions, JobsPlanOptions, JobsRangeOptions, Settings, ShardsOptions, VerifyOptions
 
@@ -36,11 +35,13 @@ def shards(options: ShardsOptions) -> None:
     """Make, complete, repair or extend a shard set. Raises `ResoluteError`."""
     options = _checked(options)
     # Imports are slow: a wrong option should not wait for them, nor a set that is finished.
-    from .unchanged import already_there, unchanged_set
+    manifest_path = os.path.join(options.out, "manifest.json")  # noqa: PTH118 - of a folder
+    if not options.dry and (is_url(options.out) or os.path.exists(manifest_path)):  # noqa: PTH110 - never raises
+        from .unchanged import already_there, unchanged_set
 
-    if not options.dry and (manifest := unchanged_set(options)) is not None:
-        _print(already_there(options.out, manifest))
-        return
+        if (manifest := unchanged_set(options)) is not None:
+            _print(already_there(options.out, manifest))
+            return
     if options.engine == "local":
         from .run.pool import start_fork_server
 
@@ -51,7 +52,9 @@ def shards(options: ShardsOptions) -> None:
         _print(dry_run(options))
         return
     from .build import build
+    from .report.report import load_template
 
+    load_template()  # why now: this process would otherwise wait for the fork server
     with _progress_bar() as (on_start, progress):
         result = build(options, describe=say, on_start=on_start, progress=progress)
     _print(_report(options.out, result, options.worker_count if options.engine == "local" else 0))
@@ -59,6 +62,8 @@ def shards(options: ShardsOptions) -> None:
 
 def verify(options: VerifyOptions) -> int:
     """Check every file of a set. Returns 1 if any is damaged. Raises `ResoluteError`."""
+    from tqdm import tqdm
+
     from resolute.prep.storage.output import open_store
 
     from . import verify as checks
@@ -106,13 +111,14 @@ def jobs_finish(options: JobsFinishOptions) -> None:
 
 def _checked(options: Options) -> Options:
     """The options with the resolutions of the set to extend. Raises `ResoluteError` without SRC."""
-    from resolute.prep.storage.output import open_store
-
     if not options.src:
         from resolute.prep.shard_set.source_record import missing_source_error
+        from resolute.prep.storage.output import open_store
 
         raise missing_source_error(open_store(options.out), options.res, extend=options.extend)
     if options.extend and not options.res:
+        from resolute.prep.storage.output import open_store
+
         # why not `open_existing`: its imports are slow; whether the set can be extended is checked later
         with suppress(FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
             stored = json.loads(open_store(options.out).read("manifest.json"))["resolutions"]
@@ -132,6 +138,8 @@ def _progress_bar() -> Iterator[tuple[Callable[[int, int], None], Callable[[RunS
     started_at = perf_counter()
 
     def on_start(images: int, kept_shards: int) -> None:
+        from tqdm import tqdm
+
         nonlocal bar, started_at
         if kept_shards:
             say(f"already there: {counted(kept_shards, 'shard')}")

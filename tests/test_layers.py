@@ -22,7 +22,7 @@ NAMES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuff
 LIGHT = ("resolute.pipeline.storage", "resolute.pipeline.dataset", "resolute.pipeline.plan")
 # modules of the pipeline that prep may import
 SHARED = ("resolute.pipeline.fork_server", "resolute.pipeline.jit", "resolute.pipeline.storage",
-          "resolute.pipeline.dataset", "resolute.pipeline.plan.order", "resolute.pipeline.plan.rng")  # fmt: skip
+          "resolute.pipeline.dataset", "resolute.pipeline.plan.permutation")  # fmt: skip
 
 
 def is_within(module: str, packages: tuple[str, ...]) -> bool:

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
-from resolute.pipeline.jit import compiled
 from resolute.pipeline.storage.base import OpenFile
 from resolute.pipeline.storage.local import retry_local
 from resolute.pipeline.storage.read_at import read_at
@@ -126,18 +125,16 @@ class Records:
 
     def _gather(self, flat: NDArray[np.int64]) -> NDArray[Any]:
         """Copies of the records `flat` (n,)."""
-        if self._rows is not None:
-            if len(flat) and (flat.min() < 0 or flat.max() >= len(self)):
-                raise self._out_of_range()
-            flat = self._rows[flat].astype(np.int64)
-        unchecked = np.empty(2 * len(flat), np.int64)
-        count = _unchecked_blocks(
-            flat, len(self._file_rows), self._first, self.dtype.itemsize, self._checked, unchecked
-        )
-        if count < 0:
+        if len(flat) and (flat.min() < 0 or flat.max() >= len(self)):
             raise self._out_of_range()
-        if count:
-            self._check(np.unique(unchecked[:count]).tolist())
+        if self._rows is not None:
+            flat = self._rows[flat].astype(np.int64)
+        starts = self._first + flat * self.dtype.itemsize
+        # why two: a record may span two blocks
+        blocks = np.concatenate([starts // BLOCK_BYTES, (starts + self.dtype.itemsize - 1) // BLOCK_BYTES])
+        unchecked = blocks[~self._checked[blocks]]
+        if len(unchecked):
+            self._check(np.unique(unchecked).tolist())
         records: NDArray[Any] = self._file_rows[flat]
         return records
 
@@ -226,27 +223,6 @@ class JoinedRecords(Records):
             column = records[name]
             out[name][(slice(None), *map(slice, column.shape[1:]))] = column
         return out
-
-
-@compiled
-def _unchecked_blocks(rows: Any, length: Any, first: Any, size: Any, checked: Any, out: Any) -> Any:
-    """The number of blocks of `rows` that are not yet `checked`, written to `out`; -1 if a row is out of range.
-
-    why no array is returned: numba runs Python code to make one, and does not notice if Ctrl-C interrupts it.
-    """
-    count = 0
-    for row in rows:
-        if row < 0 or row >= length:
-            return -1
-        low = (first + row * size) // BLOCK_BYTES
-        high = (first + (row + 1) * size - 1) // BLOCK_BYTES  # a record may span two blocks
-        if not checked[low]:
-            out[count] = low
-            count += 1
-        if high != low and not checked[high]:
-            out[count] = high
-            count += 1
-    return count
 
 
 def read_checksums(path: Path, sha256: str, where: str) -> NDArray[np.uint32]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from .format import SAMPLE
 
 if TYPE_CHECKING:
-    from .index_array import Records  # why only here: it imports numba
+    from .index_array import Records
 
 __all__ = ["CLASS", "Target", "TargetKind", "sample_dtype", "widened"]
 

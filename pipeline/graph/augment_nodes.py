@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from nvidia.dali import fn, types
 
-from resolute.pipeline.plan.rng import stream_key, uniforms
+from resolute.pipeline.plan.permutation import stream_key
+from resolute.pipeline.plan.rng import uniforms
 from resolute.pipeline.plan.sampling import CUTMIX, MIXUP, NOISE_PX, UNMIXED, Features
 
 __all__ = ["erase_noise", "graph_inputs", "input_types", "mix", "uses_triton"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .rng import permute, stream_key
+from .permutation import permute, stream_key
 from .stage import BatchShape, Stage
 
 __all__ = ["Run", "epoch_runs", "rank_bounds", "run_epochs"]

@@ -31,7 +31,8 @@ from resolute.pipeline.dataset.index_array import Records
 from resolute.pipeline.dataset.target import Target
 from resolute.pipeline.jit import compiled
 
-from .rng import U64, derive, half_bits, permute_index, stream_key, uniforms
+from .permutation import stream_key
+from .rng import U64, derive, half_bits, permute_index, uniforms
 
 __all__ = ["ClassSampling", "EpochDraws", "Sampling", "quotas"]
 

@@ -27,7 +27,8 @@ from .batching import Run, rank_bounds, run_epochs
 from .class_sampling import ClassSampling, EpochDraws, Sampling
 from .crops import CROP_UNIFORMS, centre_crops, random_crops
 from .order import Order, sample_ids
-from .rng import stream_key, uniforms
+from .permutation import stream_key
+from .rng import uniforms
 from .sampling import alternating_flips, augment_params, mix_params
 from .stage import AUTO, Augment, BatchShape, BatchSize, Count, Fraction, Seed, Stage
 

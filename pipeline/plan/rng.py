@@ -2,10 +2,8 @@
 
 They make order and augmentation independent of the number of workers and ranks and of where a run was interrupted.
 
-* `uniforms`: Philox4x32-10, uniform numbers for a key and a counter;
-* `permute`: a Feistel network with cycle walking, elements of a permutation in O(1) memory.
-
-`philox`, `beta`, `permute_index` and `derive` are these primitives for compiled callers.
+`uniforms` and `betas` are Philox4x32-10 for a key and a counter; `philox`, `beta`, `permute_index` and `derive` are for
+compiled callers.
 """
 
 from __future__ import annotations
@@ -17,7 +15,9 @@ from numpy.typing import NDArray
 
 from resolute.pipeline.jit import compiled
 
-__all__ = ["beta", "betas", "derive", "half_bits", "permute", "permute_index", "philox", "stream_key", "uniforms"]
+from .permutation import FEISTEL_ROUNDS, stream_key
+
+__all__ = ["beta", "betas", "derive", "half_bits", "permute_index", "philox", "uniforms"]
 
 U64 = np.uint64
 _LOW32, _SHIFT32 = U64(0xFFFFFFFF), U64(32)
@@ -25,23 +25,10 @@ _LOW32, _SHIFT32 = U64(0xFFFFFFFF), U64(32)
 _M0, _M1 = U64(0xD2511F53), U64(0xCD9E8D57)
 _W0, _W1 = U64(0x9E3779B9), U64(0xBB67AE85)
 _ROUNDS = 10
-_MASK64 = (1 << 64) - 1
 # Source: SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 _STEP, _MIX_1, _MIX_2 = U64(0x9E3779B97F4A7C15), U64(0xBF58476D1CE4E5B9), U64(0x94D049BB133111EB)
 _S30, _S27, _S31 = U64(30), U64(27), U64(31)
-_FEISTEL_ROUNDS = 6
 _ZERO, _ONE = U64(0), U64(1)
-
-
-def stream_key(*parts: int) -> int:
-    """Hash integers (seed, purpose, epoch, ...) to a 64-bit key. Source: SplitMix64's finalizer."""
-    key = 0
-    for part in parts:
-        key = (key ^ (part & _MASK64)) + 0x9E3779B97F4A7C15 & _MASK64
-        key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
-        key = (key ^ key >> 27) * 0x94D049BB133111EB & _MASK64
-        key ^= key >> 31
-    return key
 
 
 @compiled
@@ -120,26 +107,6 @@ def beta(key: Any, number: Any, power: Any, pairs: Any) -> Any:
         attempt += _ONE
 
 
-def permute(key: int, positions: NDArray[np.int64], n: int) -> NDArray[np.int64]:
-    """Apply the permutation of [0, n) selected by `key` to `positions` (any shape, each in [0, n)): int64.
-
-    A balanced Feistel network over the next power of four, applied again until the value is below n (fewer than
-    four times on average). O(1) memory.
-    Source: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
-    """
-    places = np.ascontiguousarray(positions, np.int64)
-    out = np.empty(places.shape, np.int64)
-    _permute(U64(stream_key(key)), places.reshape(-1), n, out.reshape(-1))
-    return out
-
-
-@compiled
-def _permute(key: Any, positions: Any, n: Any, out: Any) -> None:
-    half = half_bits(n)
-    for i in range(len(positions)):
-        out[i] = permute_index(key, positions[i], n, half)
-
-
 @compiled
 def half_bits(n: Any) -> Any:
     """Half the number of bits of the smallest power of four >= `n`; at least 1."""
@@ -156,7 +123,7 @@ def permute_index(key: Any, position: Any, n: Any, half: Any) -> Any:
     value = U64(position)
     while True:
         left, right = value >> half, value & mask
-        for i in range(_FEISTEL_ROUNDS):
+        for i in range(FEISTEL_ROUNDS):
             left, right = right, left ^ (_mix(right ^ derive(key, U64(i))) & mask)
         value = (left << half) | right
         if value < U64(n):

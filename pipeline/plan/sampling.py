@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from resolute.pipeline.jit import compiled
 
 from . import autoaugment as p
-from .rng import U64, beta, philox, stream_key, uniforms
+from .permutation import stream_key
+from .rng import U64, beta, philox, uniforms
 from .stage import BINS, Augment
 
 __all__ = ["CUTMIX", "MIXUP", "UNMIXED", "Features", "alternating_flips", "augment_params", "features", "mix_params",

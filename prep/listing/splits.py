@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
-from resolute.pipeline.plan.rng import permute, stream_key
+from resolute.pipeline.plan.permutation import permute, stream_key
 
 from .copies import Copies, check_not_across, leaders
 from .photos import Photos

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from resolute.pipeline.dataset.format import duplicates_name, key_name, rejects_name
 from resolute.prep.build import BuildResult
 from resolute.prep.storage.output import Store
-from resolute.report.page import render
+from resolute.report.page import load, render
 
 from .browse import ShardSetReader, tar_sizes, work_seconds
 from .charts import SourceCounts, ValueCounts, class_chart, label_chart, labels_per_sample, source_charts
 
-__all__ = ["REPORT", "write_report"]
+__all__ = ["REPORT", "load_template", "write_report"]
 
 REPORT = "report.html"  # not in the manifest: its times differ from run to run
 _TEMPLATE = Path(__file__).with_name("template.html")
@@ -35,6 +35,11 @@ _GROUPS = 8
 _REASON_CHARS = 200  # characters shown of a reason
 _SHOWN_TARGETS = 4  # labels or values under a photo
 _CHARTED_VALUES = 12
+
+
+def load_template() -> None:
+    """Do the part of `write_report` that needs no set: to be called while other processes work."""
+    load(_TEMPLATE)
 
 
 def write_report(store: Store, result: BuildResult, reader: ShardSetReader) -> str:

@@ -7,10 +7,17 @@ stays shared memory. The fork server ends without the interpreter's teardown, si
 import atexit
 import gc
 import os
+import sys
+from typing import Any
 
 gc.disable()
 
+# why: numba would import SciPy, which takes a tenth of a second, only to see whether it has BLAS; nothing here needs it
+modules: dict[str, Any] = sys.modules
+modules["scipy"] = None
 import resolute.prep.run.worker  # noqa: E402, F401
+
+del modules["scipy"]
 
 gc.freeze()
 atexit.register(os._exit, 0)

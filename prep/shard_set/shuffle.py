@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from resolute.pipeline.plan.rng import permute, stream_key
+from resolute.pipeline.plan.permutation import permute, stream_key
 
 __all__ = ["shuffled"]
 

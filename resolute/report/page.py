@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .charts import Chart
 
-__all__ = ["figures_page", "render"]
+__all__ = ["figures_page", "load", "render"]
 
 
 def render(template: Path, **values: Any) -> bytes:
@@ -51,9 +51,15 @@ def figures_page(
     )  # fmt: skip
 
 
+def load(template: Path) -> None:
+    """Load `template` and what it includes; `render` then takes a tenth of a second less."""
+    for name in (template.name, "base.html", "parts.html"):
+        _environment(template.parent).get_template(name)
+
+
 @cache
 def _environment(folder: Path) -> jinja2.Environment:
-    import jinja2  # why here: no command needs it before its end, or its first epoch
+    import jinja2  # why here: slow, and commands that write no page do not need it
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([folder, Path(__file__).parent]), autoescape=True, finalize=_visible,

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from resolute.errors import ResoluteError
 from resolute.pipeline import cuda
-from resolute.pipeline.plan.rng import stream_key
+from resolute.pipeline.plan.permutation import stream_key
 
 __all__ = ["Ranks", "join"]
 

@@ -20,8 +20,9 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.graph.kernels import augment as pixels
 from resolute.pipeline.plan import autoaugment as p
 from resolute.pipeline.plan.crops import CROP_UNIFORMS, random_crops
+from resolute.pipeline.plan.permutation import stream_key
 from resolute.pipeline.plan.plan import Plan
-from resolute.pipeline.plan.rng import stream_key, uniforms
+from resolute.pipeline.plan.rng import uniforms
 from resolute.pipeline.plan.sampling import Features, alternating_flips, augment_params, features
 from resolute.pipeline.plan.stage import Augment, Stage
 from resolute.train.recipe.schema import Recipe

@@ -11,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from resolute.pipeline.plan.order import BLOCK_SAMPLES, WINDOW_BLOCKS, Order, block_samples, sample_ids
-from resolute.pipeline.plan.rng import stream_key
-from tests.support.reference_rng import permute
+from resolute.pipeline.plan.permutation import permute, stream_key
 
 ORDERS: tuple[Order, ...] = ("full", "block")
 TOTALS = (1, 2, 5, 63, 64, 75, 129, 1000, 4097)

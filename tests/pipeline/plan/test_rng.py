@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from resolute.pipeline.plan.rng import betas, permute, philox, stream_key, uniforms
+from resolute.pipeline.plan.permutation import permute, stream_key
+from resolute.pipeline.plan.rng import betas, half_bits, permute_index, philox, uniforms
 from tests.support import reference_rng
 
 
@@ -30,9 +31,18 @@ def test_compiled_numbers_equal_the_numpy_oracle() -> None:
             got = uniforms(key, ids, count)
             assert got.dtype == np.float64
             np.testing.assert_array_equal(got, reference_rng.uniforms(key, ids, count))
+
+
+def test_one_element_of_a_permutation_equals_that_of_all() -> None:
+    rng = np.random.default_rng(0)
+    for key in (0, 1, 12345678901234567, 2**64 - 1):
         for n in (1, 2, 3, 4, 5, 16, 17, 64, 65, 1000, 4096, 4097, 10**8, 2**40 + 7):
             places = rng.integers(0, n, (20, 3))
-            np.testing.assert_array_equal(permute(key, places, n), reference_rng.permute(key, places, n))
+            got = permute(key, places, n)
+            assert (got.dtype, got.shape) == (np.int64, (20, 3))
+            compiled_key = np.uint64(stream_key(key))
+            alone = [permute_index(compiled_key, place, n, half_bits(n)) for place in places.flat]
+            assert got.ravel().tolist() == alone
 
 
 def test_numbers_of_a_sample_do_not_depend_on_its_batch() -> None:

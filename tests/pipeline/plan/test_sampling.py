@@ -15,7 +15,8 @@ from torchvision.transforms import v2
 
 from resolute.pipeline.plan import autoaugment as p
 from resolute.pipeline.plan.crops import random_crops
-from resolute.pipeline.plan.rng import stream_key, uniforms
+from resolute.pipeline.plan.permutation import stream_key
+from resolute.pipeline.plan.rng import uniforms
 from resolute.pipeline.plan.sampling import (
     CUTMIX,
     MIXUP,

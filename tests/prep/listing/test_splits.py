@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from resolute.errors import ResoluteError
-from resolute.pipeline.plan.rng import permute, stream_key
+from resolute.pipeline.plan.permutation import permute, stream_key
 from resolute.prep.listing import splits as members
 from resolute.prep.listing.inputs import check_no_overlap
 from resolute.prep.listing.photos import Photos
