@@ -4,13 +4,13 @@
                               [--shard-samples 4096] [--img2dataset /path/to/python] [--before /path/to/checkout]
 
 All JPEGs of a folder of class folders, in a few copies, are converted to shards of all sizes with two processes by
-`resolute shards`, by Pillow's Lanczos or bicubic + `webdataset.ShardWriter`, by `resolute shards` of an earlier
-commit, and by img2dataset, run once per size (in a separate environment, as it pins an old webdataset; it reads
-`file://` URLs). Each copy is a file of its own with other bytes: a comment that numbers it, before the first segment
-of the JPEG. Each round times the complete commands one after another; prep also hashes photos and shards and syncs
-them to disk. A tool's start-up time (imports, compilation) is its time for 32 images; `steady` images/s exclude it for
-all tools. "no-op" is prep on the finished set. CPU seconds are those of the command and of all its processes. One
-untimed round fills the page cache.
+`resolute shards`, by Pillow's Lanczos or bicubic + `webdataset.ShardWriter`, by `resolute shards` of an earlier commit,
+and by img2dataset, run once per size (in a separate environment, as it pins an old webdataset; it reads `file://`
+URLs). Each copy is a file of its own with other bytes and of another size, as different photos have: it has a comment,
+before the first segment of the JPEG. Each round times the complete commands one after another; prep also hashes photos
+and shards and syncs them to disk. A tool's start-up time (imports, compilation) is its time for 32 images; `steady`
+images/s exclude it for all tools. "no-op" is prep on the finished set. CPU seconds are those of the command and of all
+its processes. One untimed round fills the page cache.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ download(url_list=urls, input_format="csv", url_col="url", caption_col="label", 
 
 
 def copy_photos(src: Path, copies: int, root: Path) -> list[Path]:
-    """Write all JPEGs of the class folders of `src` to `root`, `copies` times, each with its number as a comment."""
+    """Write all JPEGs of the class folders of `src` to `root`, `copies` times, each with a comment of its own."""
     made = []
     for path in sorted(path for path in src.glob("*/*") if path.is_file()):
         data = path.read_bytes()
@@ -75,8 +75,9 @@ def copy_photos(src: Path, copies: int, root: Path) -> list[Path]:
         for copy in range(copies):
             target = root / path.parent.name / f"{copy}-{path.name}"
             target.parent.mkdir(parents=True, exist_ok=True)
+            comment = b"copy" + b"." * copy  # why of other lengths: prep compares the bytes of photos of one size
             # Source: ITU-T T.81, B.2.4.5, comment segment: its length includes the two bytes of the length
-            target.write_bytes(data[:2] + b"\xff\xfe\x00\x0acopy%04d" % copy + data[2:])
+            target.write_bytes(data[:2] + b"\xff\xfe" + (2 + len(comment)).to_bytes(2) + comment + data[2:])
             made.append(target)
     if not made:
         raise ResoluteError(f"{src}: got no files in class folders, expected JPEGs; point --src at the class folders")
