@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from resolute.pipeline.dataset.shard_set import ShardSet
 
-__all__ = ["CASES", "TARGETS_MS", "main", "measure", "measure_case", "table", "write_photos"]
+__all__ = ["CASES", "TARGETS_MS", "main", "make_shards", "measure", "measure_case", "table"]
 
 _RES = 8  # px: smallest size at which every operation of a policy is defined
 _DISTINCT = 64  # different photos in the set
@@ -55,9 +55,13 @@ CASES = tuple(TARGETS_MS)
 PARTS = ("plan", "submit", "feed", "take", "rest")
 
 
-def write_photos(folder: Path, samples: int) -> Path:
-    """A tar of `samples` JPEGs of 146 to 195 px and 6 to 20 kB in WebDataset's layout; returns its path."""
+def make_shards(folder: Path, samples: int) -> Path:
+    """A shard set of `samples` JPEGs of 146 to 195 px and 6 to 20 kB, a tenth of them for validation; returns its path.
+    """
     from PIL import Image
+
+    from resolute.prep.build import build
+    from resolute.prep.settings import Settings
 
     rng, files = np.random.default_rng(0), []
     for _ in range(_DISTINCT):
@@ -75,7 +79,8 @@ def write_photos(folder: Path, samples: int) -> Path:
                 entry = tarfile.TarInfo(name)
                 entry.size = len(data)
                 tar.addfile(entry, io.BytesIO(data))
-    return path
+    build(Settings(src=str(path), out=str(folder / "shards"), res=(128,)))
+    return folder / "shards"
 
 
 def _tiny_image(jpeg: Any, *, start: Any, shape: Any, **_: Any) -> Any:
@@ -197,9 +202,9 @@ def measure_case(
 
 def measure(folder: Path, *, rounds: int, batches: int, batch_size: int, pause_s: float) -> list[dict[str, Any]]:
     """[{"case", "target_ms", "cpu_ms", "real_ms", "PART_ms"}], times `repeated`; the cases are interleaved."""
-    from resolute.pipeline.dataset.open_dataset import open_dataset
+    from resolute.pipeline.dataset.shard_set import ShardSet
 
-    shards = open_dataset(write_photos(folder, (_BATCHES_PER_EPOCH + 1) * batch_size), val="0.1")
+    shards = ShardSet.open(make_shards(folder, (_BATCHES_PER_EPOCH + 1) * batch_size))
     raw: dict[tuple[str, str], list[dict[str, float]]] = {case: [] for case in CASES}
     for number in range(rounds):
         for case in CASES:

@@ -19,12 +19,8 @@ Device = Literal["auto", "cpu", "cuda"]
 class SetOptions:
     """The shard set to measure."""
 
-    shards: Annotated[str, described("shard set (folder or URL), or plain WebDataset tars", min_length=1)]
-    val: str | None = setting(None, "plain tars: validation tars, or fraction of samples (0.05)")
-    classes: str | None = setting(None, "plain tars: text file with one class name per line")
-    res: tuple[Annotated[int, Field(ge=1)], ...] = setting(
-        (), "resolutions, px (default: all of the set; for plain tars 128,160,224)"
-    )
+    shards: Annotated[str, described("shard set (folder or URL)", min_length=1)]
+    res: tuple[Annotated[int, Field(ge=1)], ...] = setting((), "resolutions, px (default: all of the set)")
     device: Device = setting("auto", "auto: a GPU if there is one")
     threads: Annotated[int, described("our CPU threads = the DataLoader's workers: all cores by default", ge=1)] = (
         Field(default_factory=available_cpus)
@@ -50,9 +46,7 @@ class BenchAllOptions(SetOptions):
 @settings("")
 class GpuCheckOptions:
     device: Device = setting("auto", "auto: a GPU if there is one; on a CPU sizes are tiny and times mean nothing")
-    shards: str | None = setting(
-        None, "shard set, or plain WebDataset tars (default: made from demo photos)", min_length=1
-    )
+    shards: str | None = setting(None, "shard set (default: made from demo photos)", min_length=1)
     only: tuple[str, ...] = setting((), "parts to run (default: all)")
     minutes: float | None = setting(
         None, "parts that could not begin by then are skipped (default: 10, on a CPU 60)", gt=0

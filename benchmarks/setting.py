@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["Setting", "default_file", "set_up"]
 
 _BATCH_SIZE = 64
-_RESOLUTIONS = (128, 160, 224)  # default for plain tars, which can be read at any resolution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +34,8 @@ class Setting:
 
     def job(self, args: SetOptions, **more: Any) -> Job:
         """The job of the loaders that are compared."""
-        return Job(shards=args.shards, val=args.val, classes=args.classes, resolutions=self.shards.resolutions,
-                   batch_size=self.batch_size, workers=args.threads, device=str(self.device), **more)  # fmt: skip
+        return Job(shards=args.shards, resolutions=self.shards.resolutions, batch_size=self.batch_size,
+                   workers=args.threads, device=str(self.device), **more)  # fmt: skip
 
 
 def set_up(args: SetOptions, *, rounds: int, changes: bool) -> Setting:
@@ -47,19 +46,18 @@ def set_up(args: SetOptions, *, rounds: int, changes: bool) -> Setting:
     # why here: --help and command line errors should not wait for slow imports
     import timm
 
-    from resolute.pipeline.dataset.open_dataset import open_dataset
+    from resolute.pipeline.dataset.shard_set import ShardSet
 
     from .loaders.ours import full_batches
 
     if not timm.is_model(args.model):
         raise ResoluteError(f"--model: got {args.model!r}, expected a timm model; see timm.list_models()")
     device = find_device(args.device)
-    shards = open_dataset(args.shards, val=args.val, classes=args.classes)
-    stored = shards.resolutions or _RESOLUTIONS
-    resolutions = tuple(sorted({*args.res})) or stored
-    if not shards.single_resolution and not {*resolutions} <= {*stored}:
-        got = ",".join(map(str, args.res))
-        raise ResoluteError(f"--res: got {got}, expected some of {','.join(map(str, stored))}; correct it")
+    shards = ShardSet.open(args.shards)
+    resolutions = tuple(sorted({*args.res})) or shards.resolutions
+    if not {*resolutions} <= {*shards.resolutions}:
+        got, stored = (",".join(map(str, sizes)) for sizes in (args.res, shards.resolutions))
+        raise ResoluteError(f"--res: got {got}, expected some of {stored}; correct it")
     if changes and len(resolutions) < 2:
         raise ResoluteError(
             f"{shards.root}: got one resolution, expected two or more for a stage change; measure its loader with "

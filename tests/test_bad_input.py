@@ -22,7 +22,6 @@ import torch
 
 from resolute.cli import COMMANDS as COMMANDS_OF_RESOLUTE
 from resolute.cli import main as train
-from resolute.pipeline.__main__ import main as index
 from tests.conftest import make_photos
 from tests.support.cli import prep
 from tests.support.commands import Command, assert_one_line, run, snapshot
@@ -60,18 +59,17 @@ REPORT = ("report", "{run}")
 LR = ("lr", "--recipe", "{recipe}", "--shards", "{shards}", "--out", "{out}.html")
 LR_FIND = ("lr-find", "--recipe", "{recipe}", "--shards", "{shards}", "--out", "{out}.html", *CPU)
 SHOW = ("show", "{shards}", "--recipe", "{recipe}", "--out", "{out}.html")
-INDEX = ("resolute.pipeline", "index", "{foreign}", "--index", "{out}")
 BENCH = ("bench-all", "--shards", "{shards}", "--only", "loader", "--seconds", "0.2", "--rounds", "1", *CPU,
          "--out", "{out}.json")  # fmt: skip
 COMMANDS = {"prep": PREP, "verify": VERIFY, "train": TRAIN, "plan": PLAN, "eval": EVAL, "predict": PREDICT,
-            "export": EXPORT, "report": REPORT, "lr": LR, "lr-find": LR_FIND, "show": SHOW, "index": INDEX,
+            "export": EXPORT, "report": REPORT, "lr": LR, "lr-find": LR_FIND, "show": SHOW,
             "bench": BENCH}  # fmt: skip
 
 TAKE_SHARDS = ("verify", "train", "plan", "eval", "lr", "lr-find", "show", "bench")
 TAKE_RECIPE = ("plan", "lr", "lr-find", "show")
 TAKE_RUN = ("eval", "predict", "export", "report")
 BAD_SHARDS = ("missing", "empty-folder", "text-file", "photos", "manifest-truncated", "manifest-list",
-              "manifest-version", "index-truncated", "index-gone", "forbidden")  # fmt: skip
+              "manifest-version", "index-truncated", "index-gone", "foreign", "forbidden")  # fmt: skip
 BAD_RECIPES = ("missing", "empty-folder", "empty-file", "binary-file", "unknown-key", "unknown-table", "wrong-type",
                "out-of-range", "no-such-res", "no-such-model", "forbidden-file")  # fmt: skip
 BAD_RUNS = ("missing", "empty-folder", "text-file", "run-truncated", "run-foreign", "run-version", "run-forbidden")
@@ -104,14 +102,13 @@ def rows() -> Iterator[tuple[str, tuple[str, ...]]]:
     for bad in ("read-only/x", "text-file/x", "text-file"):
         parent, _, rest = bad.partition("/")
         out = f"{{{parent}}}{'/' + rest if rest else ''}"
-        for name in ("prep", "train", "plan", "index"):
+        for name in ("prep", "train", "plan"):
             yield f"{name}: output {bad}", replaced(COMMANDS[name], "{out}", out)
     for bad in ("missing", "empty-folder", "text-file", "empty-file", "binary-file", "zip-truncated", "tar-truncated",
                 "zip-empty", "tar-empty", "foreign-empty", "forbidden"):  # fmt: skip
         yield f"prep: source {bad}", replaced(PREP, "{photos}", f"{{{bad}}}")
-    for bad in ("missing", "empty-folder", "text-file", "binary-file", "forbidden"):
+    for bad in ("missing", "empty-folder", "text-file", "binary-file", "foreign", "forbidden"):
         yield f"predict: source {bad}", replaced(PREDICT, "{photos}", f"{{{bad}}}")
-        yield f"index: source {bad}", replaced(INDEX, "{foreign}", f"{{{bad}}}")
     for option in ("--labels", "--classes", "--val", "--val-list"):
         for bad in ("missing", "empty-file", "binary-file", "empty-folder"):
             yield f"prep: {option} {bad}", (*PREP, option, f"{{{bad}}}")
@@ -136,8 +133,6 @@ def rows() -> Iterator[tuple[str, tuple[str, ...]]]:
         ("lr", "--samples", "0"), ("lr", "--samples", "10"), ("lr-find", "--steps", "1"),
         ("lr-find", "--min-lr", "nan"), ("lr-find", "--max-lr", "1e-9"), ("show", "--count", "0"),
         ("show", "--count", "1000000000"),
-        ("index", "--threads", "0"), ("index", "--val", "7"), ("index", "--classes", "{missing}"),
-        ("index", "--label", ""),
         ("verify", "--workers", "-1"), ("bench", "--only", "nothing"), ("bench", "--seconds", "0"),
         ("bench", "--rounds", "0"), ("bench", "--batch-size", "0"), ("bench", "--model", "no_such_net"),
         ("bench", "--seconds", "nan"), ("bench", "--batch-size", "1000000"), ("bench", "--device", "tpu"),
@@ -150,8 +145,6 @@ def rows() -> Iterator[tuple[str, tuple[str, ...]]]:
         *replaced(TRAIN, "{out}", "{runs}"), "--run", "good", "--shards", "{shards-other}",
     )  # fmt: skip
     yield "eval: shards with other classes", replaced(EVAL, "{shards}", "{shards-other}")
-    yield "train: foreign tars without validation", replaced(TRAIN, "{shards}", "{foreign}")
-    yield "train: a shard set with --val", (*TRAIN, "--val", "0.1")
     yield "prep: another source into a finished set", replaced(
         replaced(PREP, "{photos}", "{photos-other}"), "{out}", "{shards}"
     )
@@ -187,7 +180,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _make_bad_recipes(root)
     _make_bad_runs(root)
     _make_archives(root)
-    assert index(["index", str(root / "foreign")]) == 0  # why: otherwise commands leave the index of these tars behind
     for path in root.rglob("*"):  # why: some commands run as another user here
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() else 0o644)
@@ -328,8 +320,7 @@ ODD = ["two  spaces [a]{b}*?", "back\\slash", "new\nline", "ünï-Ⅷ o'brien \"
 def test_paths_with_special_characters_work_in_every_command(odd: str, place: Path, tmp_path: Path) -> None:
     root = tmp_path / odd
     root.mkdir()
-    for name in ("photos", "foreign"):
-        shutil.copytree(place / name, root / name)
+    shutil.copytree(place / "photos", root / "photos")
     (root / "recipe").write_text(RECIPE)
 
     def good(command: tuple[str, ...], out: str, *more: object) -> None:
@@ -342,7 +333,7 @@ def test_paths_with_special_characters_work_in_every_command(odd: str, place: Pa
     good(VERIFY, "")
     good(TRAIN, "runs", "--run", "odd")
     (root / "run").symlink_to(root / "runs" / "odd")
-    for name in ("plan", "eval", "predict", "export", "report", "lr", "show", "index", "bench"):
+    for name in ("plan", "eval", "predict", "export", "report", "lr", "show", "bench"):
         good(COMMANDS[name], f"out-{name}")
     assert not any(path.name == "x" for path in tmp_path.rglob("*"))
 

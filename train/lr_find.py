@@ -163,7 +163,6 @@ def main(args: LrFindOptions) -> None:
     with tempfile.TemporaryDirectory() as folder:  # stays empty: no run is read or written
         options = Options(
             folder=Path(folder), shards=args.shards, recipe=args.recipe, device=args.device, threads=args.threads,
-            val=args.val, classes=args.classes, target=args.target,
         )  # fmt: skip
         recipe, shards, plan, learner = set_up(options, Ranks())
     fewest = plan.first_pass("train", 0).samples // max(shape.batch_size for shape in plan.stages[0].shapes)

@@ -16,7 +16,7 @@ from resolute.train.recipe import RECIPES
 __all__ = ["CompareOptions", "EvalOptions", "ExportOptions", "KeysOptions", "LaunchOptions", "LrFindOptions",
            "LrOptions", "PlanOptions", "PredictOptions", "ReportOptions", "ShowOptions", "TrainOptions"]  # fmt: skip
 
-_SHARDS = "shard set: folder written by `resolute shards` or URL (s3://, gs://, http://); or plain WebDataset tars"
+_SHARDS = "shard set: folder written by `resolute shards` or URL (s3://, gs://, http://)"
 _RUN = "name or folder of a run (its best checkpoint is used), or one of its .pt files"
 
 def _recipe_file(path: Path) -> Path:
@@ -31,20 +31,6 @@ Recipe = Annotated[Path, AfterValidator(_recipe_file), described("TOML file, or 
 
 def _threads() -> int:
     return max(1, available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
-@settings("")
-class _Tars:
-    """Options of sets that are plain WebDataset tars."""
-
-    val: str | None = setting(
-        None, "plain tars only: pattern of the validation tars, or fraction of samples to hold out (0.05)"
-    )
-    classes: str | None = setting(None, "plain tars only: text file with one class name per line")
-    target: Literal["class", "labels", "values"] | None = setting(
-        None, "plain tars only: one class per sample (the default), several labels (`labels` in .json) or numbers "
-        "(`target` in .json)"
-    )  # fmt: skip
 
 
 @settings("")
@@ -80,7 +66,7 @@ class LaunchOptions:
 
 
 @settings("")
-class _RunOptions(LaunchOptions, _Tars, _Device):
+class _RunOptions(LaunchOptions, _Device):
     shards: Shards
     recipe: Recipe
     run: str | None = setting(None, "name of the run, or the path of its folder (default: recipe and set)")
@@ -136,7 +122,7 @@ class TrainOptions(_RunOptions):
 
 
 @settings("")
-class _Inference(_Tars, _Device):
+class _Inference(_Device):
     split: str = setting("val", "split of a shard set")
     fold: int | None = setting(
         None, "for a run with folds and its own set: fold to use (default: the run's)", ge=0
@@ -158,7 +144,7 @@ class EvalOptions(_Inference):
 class PredictOptions(_Inference):
     run: str = setting("", _RUN + ", or the parent folder of its folds")
     src: str | None = setting(
-        None, "folder of images, single image, shard set (folder or URL), or plain tars (default: the run's own set)"
+        None, "folder of images, single image, or shard set (folder or URL) (default: the run's own set)"
     )
     out: Path = setting(Path("pred.csv"), "CSV file to write")
     topk: int | None = setting(None, "classes per row, most likely first (default: 5)", ge=1, le=10**9)
@@ -197,7 +183,7 @@ class KeysOptions:
 
 
 @settings("")
-class LrOptions(_Tars):
+class LrOptions:
     recipe: Recipe
     shards: str | None = setting(None, _SHARDS, min_length=1)
     samples: int | None = setting(None, "number of training samples, instead of --shards", ge=1)
@@ -210,7 +196,7 @@ class LrOptions(_Tars):
 
 
 @settings("")
-class LrFindOptions(_Tars, _Device):
+class LrFindOptions(_Device):
     shards: Shards
     recipe: Recipe
     min_lr: float | None = setting(
@@ -224,7 +210,7 @@ class LrFindOptions(_Tars, _Device):
 
 
 @settings("")
-class ShowOptions(_Tars):
+class ShowOptions:
     shards: Shards
     recipe: Recipe
     out: Path = setting(Path("seen.html"), "HTML file to write")

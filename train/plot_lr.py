@@ -11,7 +11,7 @@ from pathlib import Path
 
 from resolute.errors import ResoluteError
 from resolute.files import check_output, output_file
-from resolute.pipeline.dataset.open_dataset import open_dataset
+from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.batching import run_epochs
 from resolute.pipeline.plan.stage import AUTO
 from resolute.report.charts import Chart
@@ -132,10 +132,9 @@ def main(args: LrOptions) -> None:
 
 def _samples(args: LrOptions, recipe: Recipe) -> int:
     if args.shards is not None:
-        shards = open_dataset(
-            args.shards, resolutions=recipe.resolutions, val=args.val, classes=args.classes, target=args.target,
-            fold=recipe.data.fold, folds=recipe.data.folds,
-        )  # fmt: skip
+        shards = ShardSet.open(
+            args.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, folds=recipe.data.folds
+        )
         return len(shards.splits["train"])
     assert args.samples is not None
     return args.samples

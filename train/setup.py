@@ -11,9 +11,7 @@ from typing import Any, Literal
 import torch
 
 from resolute.errors import ResoluteError, strip_credentials
-from resolute.pipeline.dataset.open_dataset import open_dataset
 from resolute.pipeline.dataset.shard_set import ShardSet, stored_resolutions
-from resolute.pipeline.dataset.target import TargetKind
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.storage.base import is_url
 from resolute.train.devices.device import pick_device
@@ -39,7 +37,7 @@ __all__ = ["Options", "set_up"]
 class Options:
     """Settings that do not change results: paths, device, threads, how often to save."""
 
-    shards: str | Path  # a folder, a URL (read through a cache), or plain WebDataset tars
+    shards: str | Path  # a folder, or a URL (read through a cache)
     recipe: Path
     folder: Path
     device: str = "auto"
@@ -49,9 +47,6 @@ class Options:
     save_every_steps: int = 0  # 0 = by time only
     keep: int = 2  # newest checkpoints to keep, besides the best
     from_: str = checkpoint.LAST  # file name of the checkpoint to resume from, in `folder`
-    val: str | None = None  # plain tars: pattern of the validation tars, or the fraction of samples to hold out
-    classes: str | None = None  # plain tars: text file with one class name per line
-    target: TargetKind | None = None  # plain tars: what their labels are
     fold: tuple[int, int] | None = None  # (fold, number of folds), instead of the recipe's `data.fold`
     gpu_memory_gib: float = 0.0  # limit for tensors; 0 = none
     loggers: tuple[str, ...] = ()  # see `train.logs.loggers.background.LOGGERS`
@@ -78,13 +73,10 @@ class Options:
         return cls(folder=folder, **values)
 
     @property
-    def data(self) -> dict[str, str | None]:
-        """The arguments of `open_dataset` that open the set from any working directory; without credentials."""
-        here, classes = str(self.shards), self.classes
-        return {
-            "source": strip_credentials(here if is_url(here) else str(Path(here).absolute())), "val": self.val,
-            "classes": classes and str(Path(classes).absolute()), "target": self.target,
-        }  # fmt: skip
+    def set_path(self) -> str:
+        """The path or URL of the set from any working directory; without credentials."""
+        here = str(self.shards)
+        return strip_credentials(here if is_url(here) else str(Path(here).absolute()))
 
     @property
     def newest(self) -> Path:
@@ -112,9 +104,8 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
         )  # fmt: skip
     # why from the checkpoint: a run reads the same stored resolutions to its end, even if others were added to the set
     read = stored_resolutions(ranks.broadcast(_saved(options, "data")) or {})
-    shards = open_dataset(
+    shards = ShardSet.open(
         options.shards, resolutions=read if max(read, default=0) >= max(recipe.resolutions) else recipe.resolutions,
-        val=options.val, classes=options.classes, target=options.target,
         fold=recipe.data.fold, folds=recipe.data.folds, generation=ranks.broadcast(_saved(options, "generation")),
     )  # fmt: skip
     if shards.generation + 1 < shards.generations and ranks.is_main:

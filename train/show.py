@@ -22,7 +22,6 @@ from PIL import Image, ImageDraw
 
 from resolute.console import counted
 from resolute.files import check_output, output_file
-from resolute.pipeline.dataset.open_dataset import open_dataset
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Batch, Loader
 from resolute.pipeline.loader.reader import Reader
@@ -148,10 +147,9 @@ def main(args: ShowOptions) -> None:
     """Run the command."""
     check_output(args.out, setting="--out", suffixes=(".html",))
     recipe = Recipe.load(args.recipe)
-    shards = open_dataset(
-        args.shards, resolutions=recipe.resolutions, val=args.val, classes=args.classes, target=args.target,
-        fold=recipe.data.fold, folds=recipe.data.folds,
-    )  # fmt: skip
+    shards = ShardSet.open(
+        args.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, folds=recipe.data.folds
+    )
     rows = model_inputs(shards, recipe, count=args.count)
     schedule = charts(Curve(recipe, len(shards.splits["train"]))) if changes(recipe) else ()
     draw(rows, args.out, title=f"Model input of {recipe.name}", charts=schedule)

@@ -160,8 +160,7 @@ class _Session:
         self.decode: Decode | None = None  # on a GPU: where images are decoded; decided once per run
         # stored in checkpoints for inference, in addition to the recipe
         self.about = {"name": recipe.name, "head": learner.head.to_json(), "margin": shards.margin,
-                      "single_resolution": shards.single_resolution, "generation": shards.generation,
-                      "set": options.data}  # fmt: skip
+                      "generation": shards.generation, "set": {"source": options.set_path}}  # fmt: skip
         if state:
             learner.load_state_dict(state)
             self.meter.load_state_dict(state["meter"])

@@ -88,10 +88,9 @@ def main(args: GpuCheckOptions) -> int:
     if args.shards is None:
         _make_shards(settings)
     else:
-        from resolute.pipeline.dataset.open_dataset import open_dataset
+        from resolute.pipeline.dataset.shard_set import ShardSet
 
-        stored = open_dataset(args.shards).resolutions  # plain tars: none, as they can be read at any
-        settings = dataclasses.replace(settings, resolutions=tuple(stored) or settings.resolutions)
+        settings = dataclasses.replace(settings, resolutions=ShardSet.open(args.shards).resolutions)
     settings.save(folder / "settings.json")
     results: list[tuple[Part, Result, float]] = []
     for part in (part for part in PARTS if part.name in only):

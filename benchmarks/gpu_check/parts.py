@@ -411,9 +411,9 @@ def _decodes(settings: Settings) -> tuple[Any, ...]:
 
 
 def _shards(settings: Settings) -> ShardSet:
-    from resolute.pipeline.dataset.open_dataset import open_dataset
+    from resolute.pipeline.dataset.shard_set import ShardSet
 
-    return dataclasses.replace(open_dataset(settings.shards), resolutions=settings.resolutions)
+    return dataclasses.replace(ShardSet.open(settings.shards), resolutions=settings.resolutions)
 
 
 def _stage(settings: Settings, shards: ShardSet, res: int, *, batches: int, **augment: Any) -> Stage:

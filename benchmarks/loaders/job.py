@@ -22,8 +22,6 @@ class Job:
     module: str = ""  # of benchmarks.loaders
     variant: str = ""
     shards: str
-    val: str | None = None  # of plain tars, as open_dataset takes it
-    classes: str | None = None
     scratch: str = ""  # folder for files of this run
     resolutions: tuple[int, ...]  # px: what the model sees; each is read from its own shards
     batches: int = 1  # at each resolution

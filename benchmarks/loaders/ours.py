@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
-from resolute.pipeline.dataset.open_dataset import open_dataset
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
@@ -23,8 +22,8 @@ __all__ = ["centre_crops", "full_batches", "open_shards", "stream", "training_pl
 
 
 def open_shards(job: Job) -> ShardSet:
-    """The job's shard set, or tars in WebDataset's layout, at the job's resolutions."""
-    return dataclasses.replace(open_dataset(job.shards, val=job.val, classes=job.classes), resolutions=job.resolutions)
+    """The job's shard set, at the job's resolutions."""
+    return dataclasses.replace(ShardSet.open(job.shards), resolutions=job.resolutions)
 
 
 def full_batches(shards: ShardSet, res: int, *, batches: int, batch_size: int) -> Stage:

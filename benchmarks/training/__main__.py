@@ -46,7 +46,6 @@ from resolute.benchmarks.record import check_writable, find_device, header, read
 from resolute.errors import ResoluteError
 from resolute.files import check_output
 from resolute.machine import available_cpus
-from resolute.pipeline.dataset.open_dataset import open_dataset
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.train.recipe.schema import Recipe
 
@@ -155,14 +154,14 @@ def _opened(args: argparse.Namespace, parts: Parts | None, part: str) -> tuple[l
         recipe = Recipe.load(side.recipe)
         fold, folds = recipe.data.fold, recipe.data.folds
         folds_before = folds_before or (fold, folds)
-        open_dataset(side.shards, resolutions=recipe.resolutions, fold=fold, folds=folds)
+        ShardSet.open(side.shards, resolutions=recipe.resolutions, fold=fold, folds=folds)
         if (fold, folds) != folds_before:
             raise ResoluteError(f"{side.recipe}: got data.fold = {fold} of {folds}, expected {folds_before[0]} of "
                                 f"{folds_before[1]} as in the first recipe; use the same")  # fmt: skip
         if parts and folds:
             raise ResoluteError(f"{side.recipe}: got data.folds = {folds} with --split, expected none; leave one out")
         if side.shards not in sets:
-            sets[side.shards] = opened = open_dataset(side.shards, fold=fold, folds=folds)
+            sets[side.shards] = opened = ShardSet.open(side.shards, fold=fold, folds=folds)
             if opened.target.kind != "class":
                 raise ResoluteError(f"{side.shards}: got samples with {opened.target.kind}, expected one class each; "
                                     "name another set")  # fmt: skip

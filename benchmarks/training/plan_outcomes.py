@@ -29,7 +29,7 @@ from resolute.benchmarks.record import check_writable, find_device, header, writ
 from resolute.benchmarks.training.runs import Runner, figures, train
 from resolute.errors import ResoluteError
 from resolute.machine import available_cpus
-from resolute.pipeline.dataset.open_dataset import open_dataset
+from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.train.planner.estimate import parse_duration
 from resolute.train.recipe.schema import Recipe
 
@@ -105,7 +105,7 @@ def _cases(text: str) -> list[tuple[Path, Path]]:
     if not all(len(case) == 2 for case in cases):
         raise ResoluteError(f"--cases: got {text}, expected recipe.toml=shards, separated by commas; correct it")
     for recipe, shards in cases:
-        open_dataset(shards, resolutions=Recipe.load(recipe).resolutions)
+        ShardSet.open(shards, resolutions=Recipe.load(recipe).resolutions)
     return [(recipe, shards) for recipe, shards in cases]
 
 

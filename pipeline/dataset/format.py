@@ -20,6 +20,7 @@ are those of all generations, one after another. The manifest lists the generati
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 from collections.abc import Mapping
@@ -29,13 +30,13 @@ from typing import Any
 import numpy as np
 
 from resolute.errors import ResoluteError
-from resolute.pipeline.storage.base import Files, open_files
+from resolute.pipeline.storage.base import Files, is_url
 from resolute.pipeline.storage.local import retry_local
 
 from .source_record import missing_set_hint, read_record, repair_hint, shards_command
 
 __all__ = ["FORMAT", "READ_VERSIONS", "SAMPLE", "SOURCE", "STORED", "VERSION", "duplicates_name", "generation_mark",
-           "index_name", "is_sealed", "is_shard_set", "key_name", "label_digits", "manifest_bytes", "names_name",
+           "index_name", "is_sealed", "key_name", "label_digits", "manifest_bytes", "names_name",
            "read_manifest", "rejects_name", "shard_name", "source_name", "tar_name"]  # fmt: skip
 
 FORMAT, VERSION = "resolute-shards", 6
@@ -101,24 +102,6 @@ def duplicates_name(generation: int = 0) -> str:
     return f"duplicates{generation_mark(generation)}.jsonl"
 
 
-def is_shard_set(folder: str | Path) -> bool:
-    """Whether a local folder is a shard set of prep, including unfinished ones and ones with a damaged manifest.
-
-    Raises `StorageError` if the disk does not answer.
-    """
-    files = open_files(folder)
-    if any(files.identity(name) is not None for name in _PREP_FILES):
-        return True
-    if files.identity("manifest.json") is None:
-        return False
-    text = retry_local(files.local("manifest.json").read_bytes, files.where("manifest.json"))
-    try:
-        manifest = json.loads(text)
-    except ValueError:
-        return True
-    return isinstance(manifest, dict) and manifest.get("format") == FORMAT
-
-
 def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
     """Read and check the manifest; returns its tables and its hash (12 hex digits).
 
@@ -130,6 +113,12 @@ def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
         manifest = json.loads(text)
         got = (manifest["format"], manifest["version"])
     except FileNotFoundError:
+        is_unfinished = any(files.identity(name) is not None for name in _PREP_FILES)
+        if not is_unfinished and _are_tars(files.root):
+            raise ResoluteError(
+                f"{files.root}: got WebDataset tars, expected a finished shard set; make one of them: run `make shards "
+                f"SRC={files.root} OUT=shards`"
+            ) from None
         record = read_record(files)
         hint = missing_set_hint(shards_command(files.root, (), record), record)
         raise ResoluteError(f"{where}: not found, expected a finished shard set; {hint}") from None
@@ -154,6 +143,13 @@ def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
             f"{shards_command(files.root, _stored(manifest), read_record(files), rebuild=True)}"
         )
     return manifest, hashlib.sha256(text).hexdigest()[:12]
+
+
+def _are_tars(root: str) -> bool:
+    """Whether a path or URL without a manifest is one of tars, a pattern or a folder of some."""
+    if root.endswith((".tar", ".tar.gz", ".tgz")) or "{" in root or glob.has_magic(root):
+        return ".tar" in root or ".tgz" in root
+    return not is_url(root) and any(Path(root).rglob("*.tar"))
 
 
 def _stored(manifest: Mapping[str, Any]) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,28 +26,9 @@ from .index_array import REPAIR, JoinedRecords, Records, checksums_name, read_ch
 from .source_record import read_record, repair_hint, shards_command
 from .target import Target
 
-__all__ = ["EveryRes", "ShardSet", "Split", "fold_numbers", "stored_resolutions"]
+__all__ = ["ShardSet", "Split", "fold_numbers", "stored_resolutions"]
 
 _SIZES_S = 0.3  # time limit for checking tar sizes when a set is opened; the reader detects the rest
-
-
-class EveryRes(Mapping[int, Records]):
-    """The same records for any resolution."""
-
-    def __init__(self, records: Records) -> None:
-        self.records = records
-
-    def __getitem__(self, res: int) -> Records:
-        return self.records
-
-    def __contains__(self, res: object) -> bool:
-        return True
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +49,7 @@ class Split:
     def subset(self, name: str, chosen: NDArray[np.bool_]) -> Split:
         """The split `name` of the `chosen` (N,) samples, in the same order; shares the mapped files."""
         rows = np.flatnonzero(chosen).astype(np.uint32)
-        stored: Mapping[int, Records] = {res: records.subset(rows) for res, records in self.stored.items()}
-        if isinstance(self.stored, EveryRes):
-            stored = EveryRes(self.stored.records.subset(rows))
+        stored = {res: records.subset(rows) for res, records in self.stored.items()}
         return replace(self, name=name, samples=self.samples.subset(rows), stored=stored)
 
 
@@ -89,9 +68,6 @@ class ShardSet:
     hash: str  # of the manifest, 12 hex digits
     splits: Mapping[str, Split]
     digests: Mapping[str, str] = field(default_factory=dict)  # see `contents`; keys about pixels end in "at RES px"
-    # third-party tars: `Files.identity` of each when it was indexed
-    states: Mapping[str, tuple[int, str]] = field(default_factory=dict, repr=False)
-    single_resolution: bool = False  # third-party tars (`open_webdataset`): one stored size serves every `res`
     generation: int = 0
     generations: int = 1
     repair: str = REPAIR  # remedy for damage, in messages
@@ -100,8 +76,8 @@ class ShardSet:
     def __repr__(self) -> str:
         splits = ", ".join(f"{len(split)} {name}" for name, split in self.splits.items())
         names = {"class": "classes", "labels": "labels", "values": "values"}[self.target.kind]
-        sizes = f", {'/'.join(map(str, self.resolutions))} px" if self.resolutions else ""
-        return f"ShardSet {Path(self.root).name}: {splits}, {len(self.target)} {names}{sizes}"
+        sizes = "/".join(map(str, self.resolutions))
+        return f"ShardSet {Path(self.root).name}: {splits}, {len(self.target)} {names}, {sizes} px"
 
     def short_side(self, res: int) -> int:
         """Nominal stored short side in px: round(res * margin). Smaller images are not enlarged."""
@@ -124,38 +100,32 @@ class ShardSet:
         """12 hex digits over `contents`: identifies the data of a run on `resolutions` in its checkpoints."""
         return hashlib.sha256(json.dumps(self.contents(resolutions), sort_keys=True).encode()).hexdigest()[:12]
 
-    def check_unchanged(self, tar: str) -> None:
-        """Raise `StorageError` if the set (third-party tars: `tar`) is gone or was replaced since it was opened.
+    def check_unchanged(self) -> None:
+        """Raise `StorageError` if the set is gone or was replaced since it was opened.
 
         Adding a resolution or a generation is not a change. Call this before reporting a sample as damaged: if the set
         was replaced, there is nothing to skip or repair.
         """
-        name = tar if self.single_resolution else "manifest.json"
-        what = f"{self.files.where(tar)}: the tar" if self.single_resolution else f"{self.root}: the shard set"
-        state = self.files.identity(name)
+        what = f"{self.root}: the shard set"
+        state = self.files.identity("manifest.json")
         if state is None:
             raise StorageError(
                 f"{what} is gone, expected it as it was opened; put it back or mount its volume, then run the same "
                 "command again: it continues"
             )
-        if self.single_resolution:
-            names = ("bytes", "time of change or ETag")
-            expected = self.states.get(tar, state)
-            changes = differences(dict(zip(names, state, strict=True)), dict(zip(names, expected, strict=True)))
-        elif state == self._known_state.get("unchanged"):
+        if state == self._known_state.get("unchanged"):
             return
-        else:
-            try:
-                is_open = sorted({res for split in self.splits.values() for res in split.stored})
-                digests = _digests(read_manifest(self.files)[0], is_open, self.generation)
-            except StorageError:
-                raise
-            except (ResoluteError, KeyError, IndexError, TypeError) as error:
-                raise StorageError(
-                    f"{what} was replaced while it was read, got a manifest that cannot be used ({error}), expected "
-                    "the one that was opened; put the old set back, or start a new run"
-                ) from None
-            changes = differences(digests, {name: digest for name, digest in self.digests.items() if name != "fold"})
+        try:
+            is_open = sorted({res for split in self.splits.values() for res in split.stored})
+            digests = _digests(read_manifest(self.files)[0], is_open, self.generation)
+        except StorageError:
+            raise
+        except (ResoluteError, KeyError, IndexError, TypeError) as error:
+            raise StorageError(
+                f"{what} was replaced while it was read, got a manifest that cannot be used ({error}), expected "
+                "the one that was opened; put the old set back, or start a new run"
+            ) from None
+        changes = differences(digests, {name: digest for name, digest in self.digests.items() if name != "fold"})
         if changes:
             raise StorageError(
                 f"{what} was replaced while it was read: {'; '.join(changes[:3])}; put the old one back and run the "
@@ -175,19 +145,14 @@ class ShardSet:
 
     def path(self, res: int, shard: str) -> Path:
         """Local path of a complete shard; a remote one is downloaded first."""
-        return self.files.local(self.tar(res, shard))
-
-    def tar(self, res: int, shard: str) -> str:
-        """Name, relative to the root, of the tar that holds `shard` at `res` px."""
-        return shard if self.single_resolution else tar_name(res, shard)
+        return self.files.local(tar_name(res, shard))
 
     def photo_names(self, split: str) -> list[str]:
-        """The name of the input file of each sample of `split`, relative to its source; its key for third-party tars.
-        """
+        """The name of the input file of each sample of `split`, relative to its source."""
         keys: list[int] = self.splits[split].samples[:]["key"].tolist()
         known: dict[int, bytes] = {}
         whole = self.stored_split(split)
-        for generation in range(0 if self.single_resolution else self.generation + 1):
+        for generation in range(self.generation + 1):
             name = names_name(whole, generation)
             if self.files.size(name) is not None:  # else this generation has no samples in the split
                 lines = retry_local(self.files.local(name).read_bytes, self.files.where(name)).splitlines()
@@ -210,23 +175,26 @@ class ShardSet:
     @classmethod
     def open(
         cls, root: str | Path, *, resolutions: tuple[int, ...] | None = None, generation: int | None = None,
-        files: Files | None = None,
+        fold: int | None = None, folds: int | None = None, files: Files | None = None,
     ) -> ShardSet:  # fmt: skip
         """Open the set at `root`, a folder or URL.
 
         resolutions   those that will be used, in px: each is read from the smallest stored one that is at least as
                       large; None: all stored ones
         generation    the state of the set to open, see `ShardSet`; None: the newest
+        fold, folds   one run of a cross-validation, see `with_fold`; None: the splits as they are
         files         source of the files; None: `open_files(root)`
 
         O(1) in the number of samples. Shard sizes are checked up to a time limit and only locally; the reader detects
         the rest.
         Raises `ResoluteError` if the manifest is missing, damaged or of another version, a resolution is above all
-        stored ones, a generation is missing, or the size of a shard or index or the hash of a checksum file is wrong;
-        `StorageError` if the storage fails.
+        stored ones, a generation or fold is missing, or the size of a shard or index or the hash of a checksum file is
+        wrong; `StorageError` if the storage fails.
         """
         files = files or open_files(root)
         root = files.root  # without credentials
+        if (fold is None) != (folds is None):
+            raise ResoluteError(f"{root}: got fold={fold} and folds={folds}, expected both or none; correct them")
         manifest, digest = read_manifest(files)
         stored = tuple(sorted(int(res) for res in manifest["resolutions"]))
         needed = stored if resolutions is None else resolutions
@@ -246,7 +214,7 @@ class ShardSet:
         splits = {name: _split(files, manifest, name, requested, generation) for name in manifest["splits"]}
         if not files.remote:
             _check_tars(files, manifest["files"], requested, splits)
-        return cls(
+        shards = cls(
             files=files,
             target=_target(manifest, generation),
             resolutions=stored,
@@ -258,6 +226,7 @@ class ShardSet:
             generation=generation,
             generations=len(generations),
         )
+        return shards if fold is None or folds is None else shards.with_fold(fold, folds)
 
     def with_fold(self, fold: int, folds: int) -> ShardSet:
         """This set for one run of a cross-validation: `val` is fold `fold` of the training split, `train` the others.
@@ -356,7 +325,7 @@ def _split(
 
 
 def stored_resolutions(contents: Iterable[str]) -> tuple[int, ...]:
-    """The stored resolutions, in px, that the names of `ShardSet.contents` are about; none for third-party tars."""
+    """The stored resolutions, in px, that the names of `ShardSet.contents` are about."""
     return tuple(sorted({int(name.split()[-2]) for name in contents if " at " in name}))
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 import numpy as np
 
 from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.format import tar_name
 from resolute.pipeline.plan.plan import Plan
 
 __all__ = ["Prefetcher"]
@@ -64,13 +65,12 @@ class Prefetcher:
     def _chunks(self, index: int) -> list[tuple[str, int]]:
         """The (name, chunk number) that contain this rank's samples of a batch."""
         pass_ = self._plan.pass_at(index)
-        shards = self._plan.shards
-        split = shards.splits[pass_.split]
+        split = self._plan.shards.splits[pass_.split]
         _, stored_res = self._plan.res_at(index)
         records = split.stored[stored_res][self._plan.ids(index, rank=self._rank, world_size=self._world_size)]
         first = records["offset"].astype(np.int64)
         last = first + records["nbytes"] - 1
         shard = records["shard"].astype(np.int64) << 32
         codes = np.unique(np.concatenate([shard | first // self._step, shard | last // self._step]))
-        names = [shards.tar(stored_res, shard) for shard in split.shards]
+        names = [tar_name(stored_res, shard) for shard in split.shards]
         return [(names[code >> 32], code & 0xFFFFFFFF) for code in codes.tolist()]

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resolute.errors import DamagedSample, FileEndsEarly, Interrupted, Missing
-from resolute.pipeline.dataset.format import key_name
+from resolute.pipeline.dataset.format import key_name, tar_name
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.graph.buffers import BufferPool
 from resolute.pipeline.graph.kernels.pread import TAG_BYTES, EncodedImages, fetch
@@ -141,7 +141,7 @@ class Reader:
         """Read the samples of a task; returns the errors of damaged ones by position in the batch."""
         split, records, files = self._shards.splits[task.split], task.records, self._shards.files
         shards = records["shard"].astype(np.int64)
-        names = {n: self._shards.tar(task.res, split.shards[n]) for n in set(shards.tolist())}
+        names = {n: tar_name(task.res, split.shards[n]) for n in set(shards.tolist())}
         sizes, offsets = records["nbytes"].astype(np.int64), records["offset"].astype(np.int64)
         errors, opened = Errors(), list[OpenFile]()  # `opened` keeps the files open until the reads are done
         # samples of one chunk of a remote file, or of one local file, are in the same file at the same distance
@@ -184,7 +184,7 @@ class Reader:
             try:
                 data = self._shards.files.read(name, int(record["offset"]), nbytes, fresh=fresh)
             except Missing:
-                self._shards.check_unchanged(name)
+                self._shards.check_unchanged()
                 raise
             except FileEndsEarly as error:
                 reason = f"got {error.got_bytes} bytes, expected {nbytes}"
@@ -193,7 +193,7 @@ class Reader:
                 task.buffer[start : start + nbytes] = np.frombuffer(data, np.uint8)
                 return
             reason = f"got CRC-32 {crc:08x}, expected {expected:08x}"
-        self._shards.check_unchanged(name)
+        self._shards.check_unchanged()
         key = key_name(int(self._shards.splits[task.split].samples[int(task.ids[i])]["key"]))
         raise DamagedSample(
             f"{self._shards.files.where(name)}: sample {key} at offset {record['offset']} is damaged, {reason}; "

@@ -201,7 +201,7 @@ class Plan:
         self._eval_every_epochs, self._eval_crop_frac = eval_every_epochs, eval_crop_frac
         for split in ("train",) * train + ("val",) * (eval_batch_size is not None):
             if split not in shards.splits or not len(shards.splits[split]):
-                how = "val (--val 0.1, make: VAL=0.1)" if shards.single_resolution else "VAL_FRAC=0.1 (make shards)"
+                how = "VAL_FRAC=0.1 (make shards)"
                 remedy = f"hold out a part with {how}, or a fold (FOLDS=5)" if split == "val" else "rebuild it"
                 raise ResoluteError(f"{shards.root}: split {split} has no samples, expected some; {remedy}")
         self.passes: list[Pass] = []

@@ -56,13 +56,3 @@ def test_a_run_from_an_object_store_is_bit_identical_to_a_local_one(
         (skipped,) = (r for r in log if r["kind"] == "skipped")
         assert "is damaged, got CRC-32" in skipped["reason"]
     assert any((tmp_path / "cache").rglob("*"))
-
-
-@pytest.mark.slow
-def test_third_party_tars_can_be_trained_on(shard_root: Path, tmp_path: Path) -> None:
-    """Without a manifest there is a single size, from which every resolution is cropped."""
-    shutil.copytree(shard_root / "64", tmp_path / "wds", ignore=shutil.ignore_patterns("*.idx"))
-    log = train(str(tmp_path / "wds"), tmp_path)
-    assert [(r["train_samples"], r["val_samples"], r["classes"]) for r in log if r["kind"] == "start"] == [(75, 15, 3)]
-    assert [r["res"] for r in log if r["kind"] == "epoch"] == [32, 48]
-    assert {r["top1"] * 15 % 1 for r in log if r["kind"] == "epoch"} == {0.0}  # of all 15

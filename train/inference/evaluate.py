@@ -35,8 +35,7 @@ def evaluate(
     `Validation.finish`. Every sample of the split counts once. Raises `ResoluteError` if the targets differ from the
     run's or the shards are stored at too low a resolution.
     """
-    advice = "name them with --classes" if shards.single_resolution else "use a set with these"
-    saved.head.check_fits(shards.target, shards.root, str(saved.path), advice=advice)
+    saved.head.check_fits(shards.target, shards.root, str(saved.path), advice="use a set with these")
     networks = {which: saved.network(which, device, resolutions=resolutions) for which in saved.weights}
     validations = [Validation(saved.head) for _ in resolutions]
     with validation_loader(saved, shards, resolutions, split=split, device=device, threads=threads) as loader:
@@ -64,8 +63,7 @@ def main(args: EvalOptions) -> None:
     path = args.json or saved.path.parent / "eval.json"
     check_output(path, setting="--json", suffixes=(".json",))
     res = args.res or (saved.res,)
-    shards = open_eval_set(args.shards, saved, fold=args.fold, val=args.val, classes=args.classes,
-                           target=args.target)  # fmt: skip
+    shards = open_eval_set(args.shards, saved, fold=args.fold)
     device, flip = pick_device(args.device, threads=args.threads), args.flip or saved.recipe.eval.flip
     rows = evaluate(saved, shards, list(res), device=device, threads=args.threads, flip=flip,
                     split=args.split)  # fmt: skip

@@ -204,7 +204,7 @@ def preprocessing(saved: SavedRun) -> dict[str, Any]:
     overlay: dict[str, Any] = {
         "input_size": (3, res, res), "mean": tuple(recipe.data.mean), "std": tuple(recipe.data.std),
         "crop_pct": recipe.eval.crop_pct or _crop_pct(res, round(res * saved.margin)), "crop_mode": "center",
-        "interpolation": "bilinear" if saved.single_resolution else "bicubic",
+        "interpolation": "bicubic",
     }  # fmt: skip
     # why: timm's validation script prefers these two keys, whose defaults belong to timm's weights
     default = _default_cfg(saved)

@@ -25,7 +25,6 @@ from tqdm import tqdm
 from resolute.console import counted
 from resolute.errors import ResoluteError
 from resolute.files import check_output, output_file
-from resolute.pipeline.dataset.open_dataset import is_foreign
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.crops import centre_crops
 from resolute.pipeline.storage.base import is_url
@@ -109,19 +108,17 @@ class Ensemble:
         return torch.stack(predictions).mean(0).cpu()
 
 
-def preprocess(
-    path: Path, *, res: int, margin: float, crop_pct: float | None, single_resolution: bool = False
-) -> NDArray[np.uint8]:
+def preprocess(path: Path, *, res: int, margin: float, crop_pct: float | None) -> NDArray[np.uint8]:
     """(res, res, 3) RGB of an image file: decoded and shrunk as by prep, then cropped and resized as in validation.
 
-    `margin`: stored short side / res. `single_resolution`: do not shrink before the crop, for runs trained on plain
-    tars. Raises `Reject` for images that prep would reject, `StorageError` if the file cannot be read.
+    `margin`: stored short side / res. Raises `Reject` for images that prep would reject, `StorageError` if the file
+    cannot be read.
     """
     is_broken_link = path.is_symlink() and not path.exists()
     image = Image.fromarray(decode(fetch(ByteRange(str(path), packed=MISSING if is_broken_link else PLAIN))))
     short = round(res * margin)
     scale = short / min(image.size)
-    if scale < 1 and not single_resolution:
+    if scale < 1:
         image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
     x, y, width, height = centre_crops(np.array([image.size]), crop_pct or res / short)[0].tolist()
     crop = image.crop((x, y, x + width, y + height))
@@ -136,8 +133,7 @@ def predict_folder(ensemble: Ensemble, paths: list[Path], root: Path, *, threads
 
     def load(path: Path) -> NDArray[np.uint8] | str:
         try:
-            return preprocess(path, res=res, margin=saved.margin, crop_pct=saved.recipe.eval.crop_pct,
-                            single_resolution=saved.single_resolution)  # fmt: skip
+            return preprocess(path, res=res, margin=saved.margin, crop_pct=saved.recipe.eval.crop_pct)
         except Reject as reason:
             return str(reason)
 
@@ -348,15 +344,8 @@ def _ensemble(members: list[SavedRun], args: PredictOptions, device: torch.devic
 
 
 def _is_set(source: str | None) -> bool:
-    """Whether `source` is a shard set or plain tars; a folder that contains image files counts as neither.
-
-    None: the run's own set.
-    """
-    if source is None or is_url(source) or (Path(source) / "manifest.json").exists():
-        return True
-    if not is_foreign(source):
-        return False
-    return not Path(source).is_dir() or not any(is_image(name) for name, _ in walk(source, Counter()))
+    """Whether `source` is a shard set, which a URL always is; None: the run's own set."""
+    return source is None or is_url(source) or (Path(source) / "manifest.json").exists()
 
 
 def _predicted(sets: Sequence[ShardSet], split: str, total: int) -> str:
@@ -378,7 +367,7 @@ def _sources(
     """
 
     def opened(member: SavedRun, fold: int | None) -> ShardSet:
-        return open_eval_set(args.src, member, fold=fold, val=args.val, classes=args.classes, target=args.target)
+        return open_eval_set(args.src, member, fold=fold)
 
     folds = {member.recipe.data.fold: member for member in members if member.recipe.data.fold is not None}
     are_of_one_split = len({member.recipe.data.folds for member in members}) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,7 @@ import torch
 from torch import nn
 
 from resolute.errors import ResoluteError
-from resolute.pipeline.dataset.open_dataset import is_foreign, open_dataset
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.dataset.target import TargetKind
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.train.checkpoint import load
@@ -37,12 +34,11 @@ class SavedRun:
     path: Path
     recipe: Recipe
     shards_hash: str
-    own_set: dict[str, Any] | None  # arguments of `open_dataset` for the run's set; None: of an earlier version
+    own_set: str | None  # path or URL of the run's set; None: of an earlier version
     data: dict[str, str]  # digests of the data that the run read, as `ShardSet.contents`
     head: Head  # what the outputs mean
     margin: float  # stored short side / res of the training shards
     generation: int  # of the shard set
-    single_resolution: bool  # trained on plain tars: images are resized once, bilinearly, by the loader
     step: int
     res: int  # resolution of the validations of these weights, px
     decode: Literal["cpu", "gpu"] | None  # device on which a GPU run decoded; None for a CPU run
@@ -98,6 +94,11 @@ def open_saved_run(run: Path) -> SavedRun:
         advice = f"name one of its folds, {run.name}/fold-K" if any(run.glob("fold-*")) else "name another RUN"
         raise ResoluteError(f"{run}: no checkpoint, expected a run's folder or one of its .pt files; {advice}")
     state = load(path, expect={})
+    if state.get("single_resolution"):
+        raise ResoluteError(
+            f"{path}: trained on plain WebDataset tars by an earlier version, expected a run on a shard set; use that "
+            "version, or make a set of the tars (make shards SRC=TARS) and train on it"
+        )
     progress = state["progress"]
     weights: dict[Weights, Any] = {"raw": state["model"], "ema": state["ema"]}
     try:
@@ -108,8 +109,8 @@ def open_saved_run(run: Path) -> SavedRun:
     except KeyError as error:
         raise ResoluteError(f"{path}: made by another version, got no {error}, expected it; train again") from None
     return SavedRun(
-        path=path, recipe=recipe, shards_hash=state["shards"], own_set=state.get("set"), data=state["data"], head=head,
-        margin=state["margin"], generation=state["generation"], single_resolution=state["single_resolution"],
+        path=path, recipe=recipe, shards_hash=state["shards"], own_set=state.get("set", {}).get("source"),
+        data=state["data"], head=head, margin=state["margin"], generation=state["generation"],
         step=state["step"], res=state["res"] if "res" in state else _earlier_res(path, state, recipe),
         decode=state["decode"], best_weights=progress["best_weights"], best_score=progress["best_score"],
         weights={which: tensors for which, tensors in weights.items() if tensors},
@@ -126,48 +127,35 @@ def _earlier_res(path: Path, state: dict[str, Any], recipe: Recipe) -> int:
     return res
 
 
-def open_eval_set(
-    source: str | None, saved: SavedRun, *, fold: int | None = None, val: str | None = None, classes: str | None = None,
-    target: TargetKind | None = None,
-) -> ShardSet:  # fmt: skip
-    """The shard set at `source` with all its resolutions, or plain tars, to evaluate `saved` on; None: the run's own.
+def open_eval_set(source: str | None, saved: SavedRun, *, fold: int | None = None) -> ShardSet:
+    """The shard set at `source` with all its resolutions, to evaluate `saved` on; None: the run's own.
 
     If the set is that of a run with folds, `val` is the fold that the run held out, or `fold`. If photos were added to
     the run's own set, they are part of it, unless that would change the run's folds, or they are of classes that the
-    run does not know. `val`, `classes`, `target`: as for `open_dataset`; plain tars have the run's kind of target by
-    default. If their classes are numbers, those of the run are too and `classes` is None, the run's classes are used,
-    so that tars without samples of the last classes fit. Raises `ResoluteError` for a `fold` that is none of the run's
-    or of another set, and as `open_dataset`.
+    run does not know. Raises `ResoluteError` for a `fold` that is none of the run's or of another set, and as
+    `ShardSet.open`.
     """
     hint = ""
     if source is None:
         if saved.own_set is None:
             raise ResoluteError(f"{saved.path}: made by an earlier version, which did not store where its set is; name "
                                 "the set with SHARDS (of predict: SRC)")  # fmt: skip
-        own = saved.own_set
-        source, val = own["source"], val or own["val"]
-        classes, target = classes or own["classes"], target or own["target"]
+        source = saved.own_set
         hint = f" (the set of {saved.path}; if it is elsewhere now, name it with SHARDS, of predict SRC)"
-    if target is None and is_foreign(source):
-        target = saved.head.target.kind
     data = saved.recipe.data
     try:
-        shards = open_dataset(source, val=val, classes=classes, target=target)
+        shards = ShardSet.open(source)
     except ResoluteError as error:
         raise type(error)(f"{error}{hint}") from None
     is_extended = shards.generation > saved.generation and _is_own(saved, shards, extended=True)
     if is_extended and (data.folds is not None or shards.target != saved.head.target):
         shards.close()
-        shards = open_dataset(source, val=val, classes=classes, generation=saved.generation)
+        shards = ShardSet.open(source, generation=saved.generation)
     if data.fold is not None and data.folds is not None and _is_own(saved, shards):
         shards = shards.with_fold(data.fold if fold is None else fold, data.folds)
     elif fold is not None:
         what = f"{source}, which the run was not trained on" if data.folds else "a run without folds"
         raise ResoluteError(f"--fold: got {fold} for {what}, expected none; omit it")
-    names = [str(number) for number in range(len(saved.classes))]
-    are_numbers = shards.target.kind == saved.head.target.kind != "values" and saved.classes == names
-    if shards.single_resolution and classes is None and are_numbers and len(shards.classes) <= len(names):
-        shards = dataclasses.replace(shards, target=dataclasses.replace(shards.target, names=tuple(names)))
     return shards
 
 

@@ -21,7 +21,7 @@ from types import FrameType
 
 from resolute.errors import ResoluteError
 from resolute.files import check_output, output_file, used_folder
-from resolute.pipeline.dataset.open_dataset import is_foreign, open_dataset
+from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.train.cross_validation import chosen_folds
 from resolute.train.devices.distributed import Ranks, join
@@ -77,7 +77,7 @@ def plan(
         options, base = dataclasses.replace(options, folder=Path(folder)), options.recipe
         candidates, reading = None, time.perf_counter()
         if suggest:
-            candidates = Candidates.load(base, _stored(options))
+            candidates = Candidates.load(base, ShardSet.open(options.shards).resolutions)
             options = dataclasses.replace(options, recipe=options.folder / base.name)
             if ranks.is_main:
                 options.recipe.write_text(candidates.text, encoding="utf-8")
@@ -106,11 +106,6 @@ def plan(
         with output_file(file) as opened:
             opened.write((json.dumps(to_json(result, budget_s, lines), indent=1) + "\n").encode())
     return 0
-
-
-def _stored(options: Options) -> tuple[int, ...]:
-    """The resolutions of the shard set, px; none for plain tars."""
-    return () if is_foreign(str(options.shards)) else open_dataset(options.shards).resolutions
 
 
 def _origin(base: Recipe, plan: Plan, learner: Learner, threads: int) -> str:

@@ -40,6 +40,27 @@ def test_a_folder_without_manifest_is_refused(tmp_path: Path) -> None:
         ShardSet.open(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["", "/32", "/32/train-000000.tar", "/32/train-{000000..000002}.tar", "/32/*.tar"])
+def test_tars_of_others_are_told_from_a_shard_set(shard_root: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(shard_root / "32", tmp_path / "wds" / "32")
+    with pytest.raises(ResoluteError, match=r"wds.*: got WebDataset tars, expected .*: run `make shards SRC=.*wds"):
+        ShardSet.open(f"{tmp_path}/wds{name}")
+
+
+def test_an_unfinished_set_is_not_taken_for_tars_of_others(copy: Path) -> None:
+    (copy / "manifest.json").unlink()
+    with pytest.raises(ResoluteError, match=r"manifest\.json: not found, expected a finished shard set; "):
+        ShardSet.open(copy)
+
+
+@pytest.mark.parametrize("name", ["set[1]", "what?", "a*b", "{x,y}", "left{", "shards.tar"])
+def test_a_shard_set_is_opened_whatever_characters_its_path_contains(
+    shard_root: Path, tmp_path: Path, name: str
+) -> None:
+    shards = ShardSet.open(shutil.copytree(shard_root, tmp_path / name))
+    assert {split: len(part) for split, part in shards.splits.items()} == {"train": 75, "val": 15}
+
+
 def test_a_missing_resolution_is_named(shard_root: Path) -> None:
     with pytest.raises(ResoluteError, match=r"no shards at 96 px, got 32,48,64.*--res=32,48,64,96"):
         ShardSet.open(shard_root, resolutions=(32, 96))

@@ -1,1 +1,0 @@
-"""Third-party WebDataset tars, indexed once and read in place. No torch, no DALI."""
