@@ -33,7 +33,6 @@ from resolute.benchmarks.cli import Parser, command, text_table
 from resolute.benchmarks.proc import evict_files, in_new_process, read_files
 from resolute.benchmarks.record import check_writable, header, write
 from resolute.pipeline.dataset.format import FORMAT, SAMPLE, STORED, VERSION, manifest_bytes, shard_name, tar_name
-from resolute.pipeline.dataset.index_array import checksums, checksums_name
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.order import Order
 from resolute.pipeline.plan.plan import Plan
@@ -73,7 +72,7 @@ def make_set(root: Path, samples: int) -> None:
 
 
 def _write(root: Path, name: str, dtype: np.dtype[Any], samples: int) -> dict[str, dict[str, Any]]:
-    """Write an index array and its checksums in chunks; returns their manifest entries."""
+    """Write an index array in chunks; returns its manifest entry."""
 
     def chunks() -> Iterator[bytes]:
         head = io.BytesIO()
@@ -92,19 +91,12 @@ def _write(root: Path, name: str, dtype: np.dtype[Any], samples: int) -> dict[st
                 rows["nbytes"], rows["crc32"] = random.integers(5000, 9000, count), random.integers(0, 2**32, count)
             yield rows.tobytes()
 
-    def written() -> Iterator[bytes]:
+    with (root / name).open("wb") as file:
         for chunk in chunks():
             file.write(chunk)
-            yield chunk
-
-    with (root / name).open("wb") as file:
-        np.save(root / checksums_name(name), checksums(written()))
-    entries = {}
-    for path in (root / name, root / checksums_name(name)):
-        with path.open("rb") as finished:
-            sha256 = hashlib.file_digest(finished, "sha256").hexdigest()
-        entries[str(path.relative_to(root))] = {"bytes": path.stat().st_size, "sha256": sha256}
-    return entries
+    with (root / name).open("rb") as finished:
+        sha256 = hashlib.file_digest(finished, "sha256").hexdigest()
+    return {name: {"bytes": (root / name).stat().st_size, "sha256": sha256}}
 
 
 def memory_mib() -> dict[str, float]:

@@ -6,7 +6,6 @@
     SHARDS/RES/SPLIT-NNNNNN.idx      DALI index of that tar
     SHARDS/index/SPLIT.npy           SAMPLE records (of `Target.sample_dtype`), one per sample, in shard order
     SHARDS/index/SPLIT-RES.npy       STORED records: where the sample's JPEG is stored at that resolution
-    SHARDS/index/SPLIT.crc.npy       block checksums of SPLIT.npy; SPLIT-RES.crc.npy those of SPLIT-RES.npy
     SHARDS/index/SPLIT.source.npy    SOURCE records: the input file of each sample
     SHARDS/records/                  prep's own: its plan, and what it needs to resume, repair or extend the set
 

@@ -1,7 +1,7 @@
 """`ShardSet`: an open shard set, with the records of its samples by split and resolution, and its division into folds.
 
-Opening takes O(1) time in the number of samples: it checks the manifest, and that index files and local shards have the
-sizes listed there. Index blocks and images are checked when they are read.
+Opening checks the manifest, that index files and local shards have the sizes listed there, and the hashes of index
+files up to 1 GiB, which takes about 0.1 s per million samples. Images are checked when they are read.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,13 @@ from resolute.pipeline.storage.base import Files, open_files
 from resolute.pipeline.storage.local import retry_local
 
 from .format import STORED, index_name, key_name, names_name, read_manifest, tar_name
-from .index_array import REPAIR, JoinedRecords, Records, checksums_name, read_checksums
 from .source_record import read_record, repair_hint, shards_command
 from .target import Target
 
 __all__ = ["ShardSet", "Split", "fold_numbers", "stored_resolutions"]
 
+REPAIR = "run `resolute verify` on this set: it finds all damage and prints the command that repairs it"
+_HASHED_BYTES = 1 << 30  # larger index files are checked by `resolute verify` alone
 _SIZES_S = 0.3  # time limit for checking tar sizes when a set is opened; the reader detects the rest
 
 
@@ -35,22 +36,21 @@ _SIZES_S = 0.3  # time limit for checking tar sizes when a set is opened; the re
 class Split:
     """One split: `samples` (N,) of `Target.sample_dtype`, `stored[res]` (N,) STORED, and the names of its `shards`.
 
-    Records stay on disk and are verified on first use, see `Records`.
+    The arrays are read-only maps of the index files; those of a fold or of several generations are in memory.
     """
 
     name: str
-    samples: Records
-    stored: Mapping[int, Records]
+    samples: NDArray[np.void]
+    stored: Mapping[int, NDArray[np.void]]
     shards: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def subset(self, name: str, chosen: NDArray[np.bool_]) -> Split:
-        """The split `name` of the `chosen` (N,) samples, in the same order; shares the mapped files."""
-        rows = np.flatnonzero(chosen).astype(np.uint32)
-        stored = {res: records.subset(rows) for res, records in self.stored.items()}
-        return replace(self, name=name, samples=self.samples.subset(rows), stored=stored)
+        """The split `name` of the `chosen` (N,) samples, in the same order."""
+        stored = {res: records[chosen] for res, records in self.stored.items()}
+        return replace(self, name=name, samples=self.samples[chosen], stored=stored)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,10 +185,9 @@ class ShardSet:
         fold, folds   one run of a cross-validation, see `with_fold`; None: the splits as they are
         files         source of the files; None: `open_files(root)`
 
-        O(1) in the number of samples. Shard sizes are checked up to a time limit and only locally; the reader detects
-        the rest.
+        Shard sizes are checked up to a time limit and only locally; the reader detects the rest.
         Raises `ResoluteError` if the manifest is missing, damaged or of another version, a resolution is above all
-        stored ones, a generation or fold is missing, or the size of a shard or index or the hash of a checksum file is
+        stored ones, a generation or fold is missing, or the size of a shard or the size or hash of an index file is
         wrong; `StorageError` if the storage fails.
         """
         files = files or open_files(root)
@@ -309,13 +308,12 @@ def _split(
     # why of each generation: a set of classes takes more bytes when classes were added
     dtypes = [_target(manifest, number).sample_dtype for number in numbers]
 
-    def joined(res: int | None = None) -> Records:
+    def joined(res: int | None = None) -> NDArray[np.void]:
         parts = [
-            _records(files, listed, index_name(name, number, res=res), dtype if res is None else STORED)
+            _index_array(files, listed, index_name(name, number, res=res), dtype if res is None else STORED)
             for number, dtype in zip(numbers, dtypes, strict=True)
         ]
-        dtype = _target(manifest, generation).sample_dtype if res is None else STORED
-        return parts[0] if len(parts) == 1 and parts[0].dtype == dtype else JoinedRecords(parts, dtype)
+        return _joined(parts, _target(manifest, generation).sample_dtype if res is None else STORED)
 
     shards = sum(added["shards"][name] for added in generations)
     return Split(
@@ -353,16 +351,44 @@ def _check_size(files: Files, name: str, got: int | None, expected: int) -> None
         )
 
 
-def _records(files: Files, listed: Mapping[str, Any], name: str, dtype: np.dtype[Any]) -> Records:
-    """Open an index array; checks its size, and the size and SHA-256 of its checksums."""
-    path, crc_path = (_local(files, listed, file) for file in (name, checksums_name(name)))
-    crcs = read_checksums(crc_path, listed[checksums_name(name)]["sha256"], files.where(checksums_name(name)))
-    return Records(path, crcs, dtype, where=files.where(name))
+def _index_array(files: Files, listed: Mapping[str, Any], name: str, dtype: np.dtype[Any]) -> NDArray[np.void]:
+    """Map an index file, (N,) of `dtype`, whose size and, up to `_HASHED_BYTES`, hash are as in the manifest."""
+    path, where = _local(files, listed, name), files.where(name)
+    if listed[name]["bytes"] <= _HASHED_BYTES:
+        expected, got = listed[name]["sha256"], retry_local(lambda: _sha256(path), where)
+        if got != expected:
+            raise ResoluteError(
+                f"{where}: changed since prep, got SHA-256 {got[:12]}…, expected {expected[:12]}…; {REPAIR}"
+            )
+    try:
+        # why not `memmap` itself: indexing its subclass of an array takes ten times as long
+        array = np.asarray(retry_local(lambda: np.load(path, mmap_mode="r", allow_pickle=False), where))
+    except ValueError as error:
+        raise ResoluteError(f"{where}: damaged, got '{error}', expected a .npy file; {REPAIR}") from None
+    if array.dtype != dtype or array.ndim != 1:
+        raise ResoluteError(f"{where}: damaged, got {array.shape} records of {array.dtype}, expected {dtype}; {REPAIR}")
+    return array
 
 
-def _checked_array(files: Files, listed: Mapping[str, Any], name: str) -> NDArray[Any]:
-    """A small array, compared with its SHA-256 in the manifest."""
-    return read_checksums(_local(files, listed, name), listed[name]["sha256"], files.where(name))
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _joined(parts: Sequence[NDArray[np.void]], dtype: np.dtype[Any]) -> NDArray[np.void]:
+    """The records of several arrays, one array after another, as one of `dtype`.
+
+    The fields of the arrays have the names of `dtype`; one that is a shorter vector there is followed by zeros.
+    """
+    if len(parts) == 1 and parts[0].dtype == dtype:
+        return parts[0]
+    out, start = np.zeros(sum(map(len, parts)), dtype), 0
+    for part in parts:
+        own, start = out[start : start + len(part)], start + len(part)
+        for name in dtype.names or ():
+            column = part[name]
+            own[name][(slice(None), *map(slice, column.shape[1:]))] = column
+    return out
 
 
 def _local(files: Files, listed: Mapping[str, Any], name: str) -> Path:

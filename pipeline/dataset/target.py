@@ -12,15 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .format import SAMPLE
-
-if TYPE_CHECKING:
-    from .index_array import Records
 
 __all__ = ["CLASS", "Target", "TargetKind", "sample_dtype", "widened"]
 
@@ -93,7 +90,7 @@ class Target:
                 np.bitwise_or.at(bits, numbers >> 3, (1 << (numbers & 7)).astype(np.uint8))
         return records
 
-    def counts(self, samples: NDArray[np.void] | Records) -> NDArray[np.int64]:
+    def counts(self, samples: NDArray[np.void]) -> NDArray[np.int64]:
         """(C,) int64: how many of `samples` have each class; (0,) for values."""
         counts = np.zeros(len(self.classes), np.int64)
         for chunk in self._chunks(samples) if self.kind != "values" else ():
@@ -103,7 +100,7 @@ class Target:
                 counts += self.decode(chunk).sum(0).astype(np.int64)
         return counts
 
-    def strata(self, samples: NDArray[np.void] | Records) -> NDArray[np.int64]:
+    def strata(self, samples: NDArray[np.void]) -> NDArray[np.int64]:
         """(N,) int64: the group of each of the samples of a split, by which folds and sampling are balanced.
 
         That is the class; of several classes the rarest in the split (C for a sample without any); 0 for values.
@@ -119,7 +116,7 @@ class Target:
             parts.append(np.where(has_class.any(1), order[has_class.argmax(1)], len(self)))
         return np.concatenate(parts).astype(np.int64)
 
-    def _chunks(self, samples: NDArray[np.void] | Records) -> Iterator[NDArray[np.void]]:
+    def _chunks(self, samples: NDArray[np.void]) -> Iterator[NDArray[np.void]]:
         step = max(1, _CHUNK // (len(self) if self.kind == "labels" else 1))
         for at in range(0, max(1, len(samples)), step):
             yield samples[at : at + step]

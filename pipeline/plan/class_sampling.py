@@ -27,7 +27,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from resolute.pipeline.dataset.index_array import Records
 from resolute.pipeline.dataset.target import Target
 from resolute.pipeline.jit import compiled
 
@@ -46,7 +45,7 @@ _CHUNK = 1 << 22  # numbers per step when targets are read
 class ClassSampling:
     """The draws of a run from one split. Pure functions of the split's targets and the seed; thread-safe."""
 
-    def __init__(self, samples: Records, target: Target, sampling: Sampling, *, seed: int) -> None:
+    def __init__(self, samples: NDArray[np.void], target: Target, sampling: Sampling, *, seed: int) -> None:
         """Read the targets of a split once, `samples` being its records: O(N)."""
         self._samples, self._target, self._key = samples, target, U64(stream_key(seed, _GROUP))
         per_class = target.counts(samples)

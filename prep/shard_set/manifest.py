@@ -27,11 +27,10 @@ from resolute.pipeline.dataset.format import (
     shard_name,
     source_name,
 )
-from resolute.pipeline.dataset.index_array import checksums, checksums_name
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.shard_set.set_photos import SetPhotos, photos_name
 from resolute.prep.shard_set.set_plan import SetPlan, ShardLayout
-from resolute.prep.storage.hashed_file import AtomicFile, FileInfo
+from resolute.prep.storage.hashed_file import FileInfo
 from resolute.prep.storage.output import Store
 
 from .cards import CROISSANT, croissant, is_own_croissant, write_card
@@ -239,15 +238,15 @@ def _index_files(
     """Write the index of a generation's samples, at least one; the shards before its own are `first_shard`."""
     total, of = rows.samples(split, generation), partial(rows.records, split, generation)
     dtype = Target.from_manifest(plan.plans[generation]).sample_dtype
-    files = _array_files(store, index_name(split, generation), dtype, total, (record.samples for record in of()))
-    sources = (record.sources for record in of())
-    files |= _array_files(store, source_name(split, generation), SOURCE, total, sources)
+    contents = {
+        index_name(split, generation): _npy(dtype, total, (record.samples for record in of())),
+        source_name(split, generation): _npy(SOURCE, total, (record.sources for record in of())),
+    }
     for res in sorted(plan.short_sides):
-        name = index_name(split, generation, res=res)
-        files |= _array_files(store, name, STORED, total, _numbered(of(res), first_shard))
-    lines = _names(photos, split, generation, (record.samples["key"] for record in of()))
-    files[names_name(split, generation)] = _stream(store, names_name(split, generation), lines)
-    return files
+        contents[index_name(split, generation, res=res)] = _npy(STORED, total, _numbered(of(res), first_shard))
+    keys = (record.samples["key"] for record in of())
+    contents[names_name(split, generation)] = _names(photos, split, generation, keys)
+    return {name: _stream(store, name, pieces) for name, pieces in contents.items()}
 
 
 def _names(photos: SetPhotos, split: str, generation: int, parts: Iterable[NDArray[Any]]) -> Iterator[bytes]:
@@ -290,24 +289,6 @@ def _numbered(records: Iterable[ShardRecord], place: int) -> Iterator[NDArray[An
             rows["shard"] = place
             place += 1
             yield rows
-
-
-def _array_files(
-    store: Store, file: str, dtype: np.dtype[Any], total: int, parts: Iterable[NDArray[Any]]
-) -> dict[str, FileInfo]:
-    """Write an index array and, if loaders read it, the checksums of its blocks; returns {name: info}."""
-    if dtype == SOURCE:
-        return {file: _stream(store, file, _npy(dtype, total, parts))}
-    with store.create(file) as part:
-        crcs = checksums(_write_through(part, _npy(dtype, total, parts)))
-    checksum_file = checksums_name(file)
-    return {file: part.info(), checksum_file: _stream(store, checksum_file, _npy(crcs.dtype, len(crcs), [crcs]))}
-
-
-def _write_through(part: AtomicFile, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    for piece in pieces:
-        part.write(piece)
-        yield piece
 
 
 def _npy(dtype: np.dtype[Any], total: int, parts: Iterable[NDArray[Any]]) -> Iterator[bytes]:

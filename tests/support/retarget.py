@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from resolute.pipeline.dataset.format import manifest_bytes
-from resolute.pipeline.dataset.index_array import checksums, checksums_name
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import Target
 
@@ -25,12 +24,11 @@ def retarget(root: Path, target: Target, targets: Mapping[str, Sequence[Any]]) -
     keys = {name: split.samples["key"].tolist() for name, split in ShardSet.open(root).splits.items()}
     for split, values in targets.items():
         name = f"index/{split}.npy"
-        rows, crcs = io.BytesIO(), io.BytesIO()
+        rows = io.BytesIO()
         np.save(rows, target.encode(keys[split], values))
-        np.save(crcs, checksums([rows.getvalue()]))
-        for file, data in ((name, rows.getvalue()), (checksums_name(name), crcs.getvalue())):
-            (root / file).write_bytes(data)
-            manifest["files"][file] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        data = rows.getvalue()
+        (root / name).write_bytes(data)
+        manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     manifest |= {"classes": list(target.classes), "target": target.to_json()}
     (root / "manifest.json").write_bytes(manifest_bytes(manifest))
     return ShardSet.open(root)

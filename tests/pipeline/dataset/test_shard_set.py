@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from resolute.errors import ResoluteError, differences
+from resolute.pipeline.dataset import shard_set as shard_set_module
 from resolute.pipeline.dataset.format import FORMAT, VERSION, manifest_bytes, read_manifest
-from resolute.pipeline.dataset.index_array import checksums, checksums_name
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.storage.base import open_files
 from tests.conftest import make_photos
@@ -108,27 +108,47 @@ def test_a_truncated_shard_is_refused_by_name_and_size(copy: Path) -> None:
 
 
 def test_a_changed_index_is_refused(copy: Path) -> None:
-    for name, words in (("train-32.npy", "got CRC-32 .* at byte 0"), ("train-32.crc.npy", "got SHA-256")):
-        index = copy / "index" / name
-        data = index.read_bytes()
-        index.write_bytes(data[:-5] + bytes([data[-5] ^ 1]) + data[-4:])
-        with pytest.raises(ResoluteError, match=rf"{name}: changed since prep, {words}"):
-            ShardSet.open(copy)
-        assert 48 in ShardSet.open(copy, resolutions=(48,)).splits["train"].stored
-        index.write_bytes(data)
+    index = copy / "index" / "train-32.npy"
+    data = index.read_bytes()
+    index.write_bytes(data[:-5] + bytes([data[-5] ^ 1]) + data[-4:])
+    with pytest.raises(ResoluteError, match=r"train-32\.npy: changed since prep, got SHA-256 .*run `resolute verify`"):
+        ShardSet.open(copy)
+    assert 48 in ShardSet.open(copy, resolutions=(48,)).splits["train"].stored
+    index.write_bytes(data)
+    assert 32 in ShardSet.open(copy).splits["train"].stored
     index.unlink()
-    with pytest.raises(ResoluteError, match=r"train-32\.crc\.npy: not found, expected \d+ bytes"):
+    with pytest.raises(ResoluteError, match=r"train-32\.npy: not found, expected \d+ bytes"):
         ShardSet.open(copy)
 
 
-def test_the_manifest_holds_the_hash_of_every_checksum_file(shard_root: Path) -> None:
-    files = json.loads((shard_root / "manifest.json").read_text())["files"]
-    for split in ("train", "val"):
-        for name in (f"index/{split}.npy", *(f"index/{split}-{res}.npy" for res in (32, 48, 64))):
-            data = (shard_root / checksums_name(name)).read_bytes()
-            assert hashlib.sha256(data).hexdigest() == files[checksums_name(name)]["sha256"]
-            np.testing.assert_array_equal(np.load(shard_root / checksums_name(name)),
-                                          checksums([(shard_root / name).read_bytes()]))  # fmt: skip
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [(b"no array", "got '.*', expected a .npy file"), (np.zeros(3, "<u4"), r"got \(3,\) records of uint32, expected")],
+)  # fmt: skip
+def test_a_large_index_that_is_not_hashed_is_still_an_array_of_its_records(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, data: Any, words: str
+) -> None:
+    monkeypatch.setattr(shard_set_module, "_HASHED_BYTES", 0)
+    assert len(ShardSet.open(copy).splits["train"].samples) == 75
+    index = copy / "index" / "train-32.npy"
+    if isinstance(data, bytes):
+        index.write_bytes(data)
+    else:
+        np.save(index, data)
+    manifest = json.loads((copy / "manifest.json").read_bytes())
+    manifest["files"]["index/train-32.npy"]["bytes"] = index.stat().st_size
+    (copy / "manifest.json").write_bytes(manifest_bytes(manifest))
+    with pytest.raises(ResoluteError, match=rf"train-32\.npy: damaged, {words}"):
+        ShardSet.open(copy)
+
+
+def test_index_arrays_are_read_only_maps_of_their_files(shard_set: ShardSet) -> None:
+    train = shard_set.splits["train"]
+    for array in (train.samples, *train.stored.values()):
+        assert type(array) is np.ndarray
+        assert isinstance(array.base, np.memmap)
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = array[1]
 
 
 def test_a_manifest_of_60_000_files_is_checked_in_milliseconds(tmp_path: Path) -> None:

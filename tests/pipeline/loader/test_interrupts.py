@@ -11,10 +11,10 @@ import pytest
 import torch
 from nvidia.dali.pipeline import Pipeline
 
-from resolute.pipeline.dataset import index_array
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Batch, Loader
 from resolute.pipeline.loader.reader import PendingBatch, Reader
+from resolute.pipeline.plan import crops
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
 from tests import ROOT
@@ -239,7 +239,7 @@ def test_an_interrupt_that_numba_hides_in_a_system_error_stays_an_interrupt(
     hidden.__cause__ = KeyboardInterrupt()
     with Loader(plan) as loader:
         next(loader)
-        raise_once(monkeypatch, index_array, "_unchecked_blocks", hidden, call=1, after=False)
+        raise_once(monkeypatch, crops, "_random_crops", hidden, call=1, after=False)
         with pytest.raises(KeyboardInterrupt):
             next(loader)
         assert_rest(loader, batches[1:])

@@ -17,7 +17,6 @@ from torch.nn.functional import cross_entropy
 
 from resolute.errors import DamagedSample, ResoluteError, StorageError
 from resolute.pipeline.cuda import usable
-from resolute.pipeline.dataset.index_array import Records
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Batch, Loader, pack_labels, unpack_labels
 from resolute.pipeline.loader.reader import Reader
@@ -230,34 +229,6 @@ def test_a_damaged_sample_is_reported_when_its_batch_is_due(
         assert torch.equal(next(loader).images, expected[bad + 1])
     with Loader(plan, check_crc=False, start=bad) as loader:
         assert len(next(loader).spec) == 5
-
-
-class DamagedAt:
-    """Index records of which one is damaged."""
-
-    def __init__(self, records: Records, bad: int) -> None:
-        self._records, self._bad = records, bad
-
-    def __getitem__(self, key: Any) -> Any:
-        if self._bad in np.asarray(key):
-            raise ResoluteError("train-64.npy: changed since prep")
-        return self._records[key]
-
-
-@pytest.mark.parametrize("batch_size", [5, 75])
-def test_a_damaged_index_is_reported_when_its_batch_is_due(shard_set: ShardSet, batch_size: int) -> None:
-    split = shard_set.splits["train"]
-    stored: dict[int, Any] = {32: split.stored[32], 64: DamagedAt(split.stored[64], 7)}
-    shards = dataclasses.replace(shard_set, splits={"train": dataclasses.replace(split, stored=stored)})
-    stages = [Stage(res=res, epochs=1, batch_size=batch_size) for res in (32, 64)]
-    plan = Plan(shards, stages, eval_batch_size=None)
-    due = next(i for i in range(plan.passes[1].first, plan.total_batches) if 7 in plan.ids(i))
-    with Loader(plan) as loader:
-        for i in range(due):
-            assert next(loader).spec.index == i
-        with pytest.raises(ResoluteError, match=r"train-64\.npy: changed since prep"):
-            next(loader)
-        assert loader.state_dict()["next_batch"] == due
 
 
 @pytest.mark.parametrize("on_bad_sample", ["error", "skip"])

@@ -56,11 +56,11 @@ def _made_up(shards: ShardSet, recipe: Recipe, samples: tuple[int, int]) -> Shar
     """A set of that many training and validation samples, with the records of the few in `shards` over and over."""
 
     def split(real: Split, count: int) -> Split:
-        rows = np.resize(np.arange(len(real), dtype=np.uint32), count)
+        rows = np.resize(np.arange(len(real)), count)
         stored = max(real.stored)
         return dataclasses.replace(
-            real, samples=real.samples.subset(rows),
-            stored=dict.fromkeys(recipe.resolutions, real.stored[stored].subset(rows)),
+            real, samples=real.samples[rows],
+            stored=dict.fromkeys(recipe.resolutions, real.stored[stored][rows]),
         )  # fmt: skip
 
     splits = {name: split(shards.splits[name], count)
