@@ -163,6 +163,7 @@ class Trainer:
         return [*times.values()]
 
     def _batch(self, images: torch.Tensor) -> Batch:
+        import numpy as np
         import torch
 
         from resolute.pipeline.loader.loader import Batch
@@ -170,7 +171,7 @@ class Trainer:
         labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
         spec = dataclasses.replace(self._specs[images.shape[-1]], global_size=len(images))
         return Batch(images=images, targets=labels, partner_labels=labels, lam=torch.ones_like(labels).float(),
-                     spec=spec)  # fmt: skip
+                     keys=np.zeros(len(images), np.int64), spec=spec)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

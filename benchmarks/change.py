@@ -221,7 +221,7 @@ def _waits_s(plan: Plan, threads: int, steps_s: Sequence[float]) -> list[list[fl
 
     from .loaders.child import clock
 
-    with Loader(plan, threads=threads) as loader:
+    with Loader(plan, num_threads=threads) as loader:
         waits_s = clock(loader, lambda batch: (batch.spec.epoch, batch.spec.split), steps_s, torch.device("cpu"))
     assert [len(waits) for waits in waits_s] == [each.batches for each in plan.passes]
     return waits_s

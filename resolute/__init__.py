@@ -1,7 +1,8 @@
 """Resolute: progressive-resizing training of image classifiers, with stage changes that cost less than a step.
 
-`from resolute import …` has what a training loop needs: `Loader`, `Plan`, `Stage`, `Augment`, `ShardSet`, `Batch` and
-`ResoluteError`. Each name is imported when it is first used, so that `import resolute` costs nothing.
+`from resolute import …` has what a training loop needs: `Loader`, `Plan`, `Stage`, `Augment`, `ShardSet`, `Target`,
+`Batch`, and the errors `ResoluteError`, `DamagedSample` and `StorageError`. Each name is imported when it is first
+used, so that `import resolute` costs nothing.
 
 `pipeline`, `prep`, `train` and `benchmarks` are links to the folders beside this one; code imports them from here
 (`from resolute.pipeline.loader.loader import Loader`), as their bare names may be those of a user's own modules.
@@ -17,19 +18,22 @@ if sys.platform != "linux":
     raise ImportError(f"resolute: runs on Linux only, as NVIDIA DALI does, got {sys.platform}; on Windows, use WSL 2")
 
 if TYPE_CHECKING:
-    from .errors import ResoluteError
+    from .errors import DamagedSample, ResoluteError, StorageError
     from .pipeline.dataset.shard_set import ShardSet
+    from .pipeline.dataset.target import Target
     from .pipeline.loader.loader import Batch, Loader
     from .pipeline.plan.plan import Plan
     from .pipeline.plan.stage import Augment, Stage
 
-__all__ = ["Augment", "Batch", "Loader", "Plan", "ResoluteError", "ShardSet", "Stage", "__version__"]
+__all__ = ["Augment", "Batch", "DamagedSample", "Loader", "Plan", "ResoluteError", "ShardSet", "Stage", "StorageError",
+           "Target", "__version__"]  # fmt: skip
 
 __version__ = "0.2.0"
 _MODULES = {
-    "Augment": "pipeline.plan.stage", "Batch": "pipeline.loader.loader", "Loader": "pipeline.loader.loader",
-    "Plan": "pipeline.plan.plan", "ResoluteError": "errors", "ShardSet": "pipeline.dataset.shard_set",
-    "Stage": "pipeline.plan.stage",
+    "Augment": "pipeline.plan.stage", "Batch": "pipeline.loader.loader", "DamagedSample": "errors",
+    "Loader": "pipeline.loader.loader", "Plan": "pipeline.plan.plan", "ResoluteError": "errors",
+    "ShardSet": "pipeline.dataset.shard_set", "Stage": "pipeline.plan.stage", "StorageError": "errors",
+    "Target": "pipeline.dataset.target",
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import math
 import os
 from pathlib import Path
 
-__all__ = ["available_cpus", "use_cpus"]
+__all__ = ["available_cpus", "cpus_per_process", "use_cpus"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -20,6 +20,11 @@ def available_cpus(*, cgroup: Path = _CGROUP, membership: Path = Path("/proc/sel
     for quota in _quotas(cgroup, membership):
         cores = min(cores, max(1, math.ceil(quota)))
     return max(1, cores)
+
+
+def cpus_per_process() -> int:
+    """CPU cores for each of the processes that torchrun has started on this machine; all of them for a single one."""
+    return max(1, available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def use_cpus(count: int) -> None:

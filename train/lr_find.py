@@ -179,7 +179,7 @@ def main(args: LrFindOptions) -> None:
             f"{recipe.optim.name}, seed {recipe.seed}")  # fmt: skip
     print(f"{recipe.name}: {text}", flush=True)
     try:
-        with Loader(plan, device=learner.device, threads=args.threads, mean=recipe.data.mean, std=recipe.data.std,
+        with Loader(plan, device=learner.device, num_threads=args.threads, mean=recipe.data.mean, std=recipe.data.std,
                     on_bad_sample=recipe.data.on_bad_sample, dtype=learner.image_dtype) as loader:  # fmt: skip
             test = range_test(plan, loader, learner, low=low, high=high, steps=args.steps)
     except RuntimeError as error:

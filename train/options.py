@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 from resolute.errors import ResoluteError
-from resolute.machine import available_cpus
+from resolute.machine import cpus_per_process
 from resolute.settings import described, setting, settings
 from resolute.train.recipe import RECIPES
 
@@ -29,15 +28,11 @@ Shards = Annotated[str, described(_SHARDS, min_length=1)]
 Recipe = Annotated[Path, AfterValidator(_recipe_file), described("TOML file, or the name of an included recipe: demo")]
 
 
-def _threads() -> int:
-    return max(1, available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
 @settings("")
 class _Device:
     device: str = setting("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1")
     threads: Annotated[int, described("CPU threads per process: all cores by default", ge=1, le=1024)] = Field(
-        default_factory=_threads
+        default_factory=cpus_per_process
     )
 
 

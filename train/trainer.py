@@ -260,7 +260,7 @@ class _Session:
 
     def _loader(self, decode: Decode | None, *, start: int = 0) -> Loader:
         return Loader(
-            self.plan, device=self.learner.device, decode=decode, threads=self.options.threads, start=start,
+            self.plan, device=self.learner.device, decode=decode, num_threads=self.options.threads, start=start,
             rank=self.ranks.rank, world_size=self.ranks.world_size,
             mean=self.recipe.data.mean, std=self.recipe.data.std, on_bad_sample=self.recipe.data.on_bad_sample,
             dtype=self.learner.image_dtype,

@@ -50,7 +50,7 @@ def training_plan(shards: ShardSet, stages: list[Stage]) -> Plan:
 def stream(job: Job) -> Generator[torch.Tensor, None, None]:
     shards = open_shards(job)
     stages = [full_batches(shards, res, batches=job.batches, batch_size=job.batch_size) for res in job.resolutions]
-    with Loader(training_plan(shards, stages), device=job.device, threads=job.workers) as loader:
+    with Loader(training_plan(shards, stages), device=job.device, num_threads=job.workers) as loader:
         for batch in loader:
             yield batch.images
 
@@ -60,7 +60,7 @@ def centre_crops(job: Job, jpegs: list[bytes]) -> tuple[NDArray[np.float32], NDA
     shards, (res,) = open_shards(job), job.resolutions
     stage = Stage(res=res, epochs=1, batch_size=2, fraction=min(1.0, 2 / len(shards.splits["train"])))
     plan = Plan(shards, [stage], eval_batch_size=len(jpegs), eval_crop_frac=job.crop_frac)
-    with Loader(plan, device="cpu", threads=job.workers) as loader:
+    with Loader(plan, device="cpu", num_threads=job.workers) as loader:
         batch = next(batch for batch in loader if batch.spec.split == "val")
     order = np.argsort(batch.spec.ids)
     assert np.array_equal(batch.spec.ids[order], np.arange(len(jpegs))), "validation is not in the order of the tars"

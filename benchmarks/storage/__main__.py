@@ -107,7 +107,7 @@ def measure_one(
         plan = Plan(shards, [stage], order=order, fraction_mode="fixed", eval_batch_size=None)
 
         def batches() -> Iterator[tuple[int, int]]:
-            with Loader(plan, threads=args.threads) as loader:
+            with Loader(plan, num_threads=args.threads) as loader:
                 for batch in loader:
                     yield batch.spec.epoch, len(batch.labels)
 

@@ -71,7 +71,7 @@ def measure(
         learner = Learner(recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device)
         warm_up(learner, [("train", res, batch_size)])
         measured: dict[str, list[dict[str, float]]] = {"live": [], "cached": [], "synthetic": []}
-        with Loader(plan, device=device, threads=threads, dtype=learner.image_dtype) as loader:
+        with Loader(plan, device=device, num_threads=threads, dtype=learner.image_dtype) as loader:
             first = list(itertools.islice(loader, _CACHED))
             sources: dict[str, Iterator[Batch]] = {
                 "live": loader,
@@ -99,7 +99,7 @@ def synthetic(like: Batch, *, classes: int) -> Batch:
     labels = torch.randint(classes, (n,), device=device)
     return Batch(
         images=torch.randn_like(like.images), targets=labels, partner_labels=labels, lam=torch.ones_like(like.lam),
-        spec=like.spec,
+        keys=like.keys, spec=like.spec,
     )  # fmt: skip
 
 

@@ -115,8 +115,8 @@ def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
         is_unfinished = any(files.identity(name) is not None for name in _PREP_FILES)
         if not is_unfinished and _are_tars(files.root):
             raise ResoluteError(
-                f"{files.root}: got WebDataset tars, expected a finished shard set; make one of them: run `make shards "
-                f"SRC={files.root} OUT=shards`"
+                f"{files.root}: got WebDataset tars, expected a finished shard set; make one of them: run `resolute "
+                f"shards --src {files.root} --out shards`"
             ) from None
         record = read_record(files)
         hint = missing_set_hint(shards_command(files.root, (), record), record)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,14 @@ class ShardSet:
     def close(self) -> None:
         """Close the files. Records and batches already returned stay valid."""
         self.files.close()
+
+    def __enter__(self) -> ShardSet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @classmethod
     def open(

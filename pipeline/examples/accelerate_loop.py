@@ -42,30 +42,27 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
         accelerator.register_for_checkpointing(loader, schedule)
         if checkpoints := sorted(args.checkpoint.glob("epoch-*")):
             accelerator.load_state(str(checkpoints[-1]))
-        correct = torch.zeros((), dtype=torch.int64, device=accelerator.device)
-        for batch in loader:
-            spec = batch.spec
-            if spec.split == "train":
-                model.train()
+        for epoch in loader.epochs():
+            model.train()
+            for batch in epoch.train:
                 with accelerator.autocast():
                     targets = batch.soft_targets(classes, smoothing=0.1)
                     losses = cross_entropy(model(batch.images), targets, reduction="sum")
                 # why: gradients are averaged over processes, whose local batch sizes may differ by a sample or two
-                accelerator.backward(losses * world_size / spec.global_size)
+                accelerator.backward(losses * world_size / batch.spec.global_size)
                 optimizer.step()
                 optimizer.zero_grad()
                 schedule.step()
-                continue
             model.eval()
+            correct = torch.zeros((), dtype=torch.int64, device=accelerator.device)
             with torch.inference_mode():
-                correct += (model(batch.images).argmax(1) == batch.labels).sum()
-            if spec.last:
-                total = int(accelerator.reduce(correct))
-                accelerator.print(f"epoch {spec.epoch} {spec.res} px: top-1 {total / samples:.2%}")
-                correct.zero_()
-                save(accelerator, args.checkpoint, spec.epoch)
-                if spec.epoch + 1 == args.stop:
-                    break
+                for batch in epoch.val:
+                    correct += (model(batch.images).argmax(1) == batch.labels).sum()
+            total = int(accelerator.reduce(correct))
+            accelerator.print(f"epoch {epoch.number} {epoch.res} px: top-1 {total / samples:.2%}")
+            save(accelerator, args.checkpoint, epoch.number)
+            if epoch.number + 1 == args.stop:
+                break
     accelerator.end_training()
     return dict(accelerator.unwrap_model(model).state_dict())
 

@@ -20,21 +20,21 @@ from torchvision.models import resnet18
 from resolute import Loader
 
 from .start import flags, open_plan, run
-from .timm_loop import PassLoader
+from .timm_loop import PairLoader
 
 
 class Classifier(LightningModule):
     def __init__(self, loader: Loader) -> None:
         super().__init__()
         self.loader, self.plan, self.classes, self.correct = loader, loader.plan, len(loader.plan.shards.classes), 0
+        self.epochs = {epoch.number: epoch for epoch in loader.epochs()}
         self.network = resnet18(num_classes=self.classes).to(memory_format=torch.channels_last)
 
-    def train_dataloader(self, split: str = "train") -> PassLoader:
-        pass_ = next(each for each in self.plan.passes if (each.split, each.epoch) == (split, self.current_epoch))
-        return PassLoader(self.loader, pass_, self.classes)
+    def train_dataloader(self) -> PairLoader:
+        return PairLoader(self.epochs[self.current_epoch].train, self.classes)
 
-    def val_dataloader(self) -> PassLoader:
-        return self.train_dataloader("val")
+    def val_dataloader(self) -> PairLoader:
+        return PairLoader(self.epochs[self.current_epoch].val, self.classes)
 
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return cross_entropy(self.network(batch[0]), batch[1])

@@ -37,27 +37,22 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
         if args.checkpoint.exists():
             for name, state in torch.load(args.checkpoint, map_location=device).items():
                 checkpointed[name].load_state_dict(state)
-        correct = 0
-        for batch in loader:
-            spec = batch.spec
-            if spec.split == "train":
-                model.train()
+        for epoch in loader.epochs():
+            model.train()
+            for batch in epoch.train:
                 loss = cross_entropy(model(batch.images), batch.soft_targets(classes, smoothing=0.1))
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 schedule.step()
-                continue
             model.eval()
-            with torch.inference_mode():
-                correct += int((model(batch.images).argmax(1) == batch.labels).sum())
-            if spec.last:  # every validation sample has been seen exactly once
-                print(f"epoch {spec.epoch} {spec.res} px: top-1 {correct / samples:.2%}")
-                correct = 0
-                with output_file(args.checkpoint) as file:  # why: a run that is killed here keeps the last checkpoint
-                    torch.save({name: value.state_dict() for name, value in checkpointed.items()}, file)
-                if spec.epoch + 1 == args.stop:
-                    break
+            with torch.inference_mode():  # every validation sample is seen exactly once
+                correct = sum(int((model(batch.images).argmax(1) == batch.labels).sum()) for batch in epoch.val)
+            print(f"epoch {epoch.number} {epoch.res} px: top-1 {correct / samples:.2%}")
+            with output_file(args.checkpoint) as file:  # why: a run that is killed here keeps the last checkpoint
+                torch.save({name: value.state_dict() for name, value in checkpointed.items()}, file)
+            if epoch.number + 1 == args.stop:
+                break
     return dict(model.state_dict())
 
 

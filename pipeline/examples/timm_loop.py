@@ -2,7 +2,7 @@
 
     python -m resolute.pipeline.examples.timm_loop SHARDS --res 128,160
 
-`PassLoader` provides the loader interface of timm's `train_one_epoch` and `validate`. Training batches are already
+`PairLoader` provides the loader interface of timm's `train_one_epoch` and `validate`. Training batches are already
 mixed, so the loss takes soft targets and timm's own mixup stays off.
 """
 
@@ -19,26 +19,24 @@ from timm.scheduler import CosineLRScheduler
 from timm.utils import AverageMeter, ModelEmaV3, accuracy
 
 from resolute import Loader
-from resolute.pipeline.plan.plan import Pass
+from resolute.pipeline.loader.epochs import EpochBatches
 
 from .start import flags, open_plan, run
 
 
 @dataclass
-class PassLoader:
-    """A training epoch or a validation as a loader of (images, targets) on the device; iterate once, in plan order."""
+class PairLoader:
+    """A training epoch or a validation as a loader of (images, targets) on the device; iterate once."""
 
-    loader: Loader
-    pass_: Pass
+    batches: EpochBatches
     classes: int
     mixup_enabled: bool = False  # read by timm's train.py
 
     def __len__(self) -> int:
-        return self.pass_.batches
+        return len(self.batches)
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for _ in range(len(self)):
-            batch = next(self.loader)
+        for batch in self.batches:
             is_train = batch.spec.split == "train"
             yield batch.images, batch.soft_targets(self.classes, smoothing=0.1) if is_train else batch.labels
 
@@ -55,21 +53,21 @@ def main(argv: Sequence[str] | None = None) -> AverageMeter:
     schedule = CosineLRScheduler(optimizer, t_initial=plan.total_steps, t_in_epochs=False)
     loss_fn = SoftTargetCrossEntropy()
     with Loader(plan, device=device) as loader:
-        for pass_ in plan.passes:
-            pass_loader, top1 = PassLoader(loader, pass_, classes), AverageMeter()
-            if pass_.split == "train":
-                for step, (images, target) in enumerate(pass_loader, pass_.first_step + 1):
-                    loss = loss_fn(model(images), target)
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-                    ema.update(model, step=step)
-                    schedule.step_update(step)
-                continue
-            for images, target in pass_loader:
+        step = 0
+        for epoch in loader.epochs():
+            for images, target in PairLoader(epoch.train, classes):
+                loss = loss_fn(model(images), target)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                step += 1
+                ema.update(model, step=step)
+                schedule.step_update(step)
+            top1 = AverageMeter()
+            for images, target in PairLoader(epoch.val, classes):
                 with torch.inference_mode():
                     top1.update(accuracy(ema.module(images), target)[0].item(), len(target))
-            print(f"epoch {pass_.epoch} {pass_.res} px: top-1 {top1.avg:.2f} % of {top1.count}")
+            print(f"epoch {epoch.number} {epoch.res} px: top-1 {top1.avg:.2f} % of {top1.count}")
     return top1
 
 

@@ -29,8 +29,10 @@ class StagedTrainer(Trainer):
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         first = {p.first_step: p.first for p in self.plan.passes if p.split == "train"}
         self.loader.load_state_dict({"next_batch": first[self.state.global_step]})  # that of the checkpoint, or 0
-        for batch in self.loader:
-            yield {"pixel_values": batch.images, "targets": batch.soft_targets(self.model.num_labels, smoothing=0.1)}
+        for epoch in self.loader.epochs():
+            self.epoch = epoch  # for `evaluate`
+            for batch in epoch.train:
+                yield {"pixel_values": batch.images, "targets": batch.soft_targets(self.model.num_labels, 0.1)}
 
     def compute_loss(self, model: Any, inputs: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
         return cross_entropy(model(pixel_values=inputs["pixel_values"]).logits, inputs["targets"])
@@ -39,10 +41,8 @@ class StagedTrainer(Trainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         self.model.eval()
         correct = 0
-        for batch in self.loader:
+        for batch in self.epoch.val:
             correct += int((self.model(pixel_values=batch.images).logits.argmax(1) == batch.labels).sum())
-            if batch.spec.last:
-                break
         metrics = {"eval_top1": correct / len(self.plan.shards.splits["val"])}
         self.log(metrics)
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

@@ -3,8 +3,13 @@
     shards = ShardSet.open("shards")
     plan = Plan(shards, recipe.stages)
     with Loader(plan, device="cpu") as loader:
-        for batch in loader:                      # training and validation batches, as planned
-            ...                                   # batch.images, batch.targets, batch.spec.split
+        for epoch in loader.epochs():
+            for batch in epoch.train:
+                ...                               # batch.images, batch.targets
+            for batch in epoch.val:
+                ...
+
+or `for batch in loader`: training and validation batches as planned, told apart by `batch.spec.split`.
 
 One object serves the complete run: its threads and its DALI graph are started once. Its state is the index of the next
 batch. If a batch fails, the `next()` that would return it raises; all batches before it are delivered. After any
@@ -26,6 +31,7 @@ import torch
 from numpy.typing import NDArray
 
 from resolute.errors import DamagedSample, ResoluteError, StorageError, differences
+from resolute.machine import cpus_per_process
 from resolute.pipeline import cuda
 from resolute.pipeline.graph.graph import Graph
 from resolute.pipeline.graph.kernels.pread import EncodedImages
@@ -35,6 +41,7 @@ from resolute.pipeline.plan.sampling import features
 from resolute.pipeline.plan.stage import Count, Index, Positive, Probability
 from resolute.settings import checked
 
+from .epochs import Epoch, epochs
 from .prefetch import Prefetcher
 from .reader import EncodedBatch, PendingBatch, Reader
 
@@ -55,6 +62,7 @@ class Batch:
     targets: torch.Tensor
     partner_labels: torch.Tensor  # class: (N,) int64, label of the image mixed in, or the own one; else: (0,) int64
     lam: torch.Tensor  # (N,) float32: weight of the sample's own image and target; that of the partner is 1 - lam
+    keys: NDArray[np.int64]  # (N,): key of each sample in its set, which names its files in the tars
     spec: BatchSpec
 
     def __repr__(self) -> str:
@@ -76,10 +84,12 @@ class Batch:
             loss = cross_entropy(model(batch.images), batch.soft_targets(classes, smoothing=0.1))
 
         `lam` for the own label plus 1 - `lam` for the partner's; `smoothing`, from 0 to 1, is the part that is spread
-        over all classes, as torch's `label_smoothing`. Raises `ResoluteError` as `labels` does: other targets are mixed
-        already.
+        over all classes, as torch's `label_smoothing`. Labels and values, which are mixed already, are returned as they
+        are, for losses such as binary cross-entropy and the squared error; `smoothing` of them raises `ResoluteError`.
         """
         _check_range("smoothing", smoothing, 0, 1)
+        if self.targets.dim() > 1 and not smoothing:
+            return self.targets
         labels = self.labels
         soft = torch.full((len(labels), classes), smoothing / classes, dtype=torch.float32, device=labels.device)
         for label, share in ((labels, self.lam), (self.partner_labels, 1 - self.lam)):
@@ -93,6 +103,7 @@ class _PlannedBatch:
 
     index: int
     spec: BatchSpec | None = None
+    keys: NDArray[np.int64] | None = None
     targets: NDArray[Any] | None = None
     pending: PendingBatch | None = None
     error: ResoluteError | None = None
@@ -112,8 +123,8 @@ class Loader(Iterator[Batch]):
         dtype: torch.dtype = torch.float32,
         mean: tuple[float, float, float] = (0.485, 0.456, 0.406),
         std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225),
-        threads: Count = 2,
-        depth: Count = 3,
+        num_threads: Count | None = None,
+        prefetch_batches: Count = 3,
         check_crc: bool = True,
         on_bad_sample: Literal["error", "skip"] = "error",
         rank: Index = 0,
@@ -129,8 +140,9 @@ class Loader(Iterator[Batch]):
                        (A100, H100, ...); its cores decode the rest. None: DALI's default, 0.65
         dtype          of the images: torch.float32, or, on a GPU, torch.float16
         mean, std      of values in 0..1
-        threads        CPU threads of DALI (one more on a CPU)
-        depth          batches that DALI processes ahead of the consumer; depth + 1 more are being read
+        num_threads    CPU threads of DALI (one more on a CPU); None: the CPUs that this process may use,
+                       divided by the processes that torchrun has started on this machine
+        prefetch_batches  batches that DALI processes ahead of the consumer; one more than that are being read
         check_crc      verify the CRC-32 of every image
         on_bad_sample  "error": a damaged sample raises `DamagedSample`; `load_state_dict` can move past its batch.
                        "skip": the next intact sample of the split replaces it, the same one in every run and on every
@@ -158,10 +170,11 @@ class Loader(Iterator[Batch]):
         self._skip = on_bad_sample == "skip"
         self.skipped: dict[tuple[str, int, int], str] = {}  # (split, stored res, sample): reason
         self._replacements: dict[tuple[str, int], dict[int, int]] = {}  # damaged sample: its replacement
-        self._depth, self._next = depth, start
+        self._depth, self._next = prefetch_batches, start
         self._settled = True  # False after an exception in `next()`: what is in flight is discarded, see `_settle`
         self._reading: deque[_PlannedBatch] = deque()
-        self._running: deque[tuple[BatchSpec, NDArray[Any]]] = deque()  # with targets
+        # with keys and targets
+        self._running: deque[tuple[BatchSpec, NDArray[np.int64], NDArray[Any]]] = deque()
         self._read_next = start
         self._reader = Reader(plan.shards, check_crc=check_crc)
         self._prefetcher = Prefetcher(plan, rank=rank, world_size=world_size)
@@ -169,9 +182,9 @@ class Loader(Iterator[Batch]):
                   for (res, _), size in pass_.local_shapes(rank=rank, world_size=world_size).items()}  # fmt: skip
         try:
             self._graph = Graph(
-                batch_size=max((size for _, size in shapes), default=1), threads=threads,
-                device_id=self.device.index if on_gpu else None, decode=decode, depth=depth, mean=mean, std=std,
-                half=dtype == torch.float16, features=self._features,
+                batch_size=max((size for _, size in shapes), default=1), threads=num_threads or cpus_per_process(),
+                device_id=self.device.index if on_gpu else None, decode=decode, depth=prefetch_batches, mean=mean,
+                std=std, half=dtype == torch.float16, features=self._features,
                 largest_bytes=max((12 * res**2 * size for res, size in shapes), default=0),
                 hw_decoder_load=0.65 if hw_decoder_load is None else hw_decoder_load,
             )  # fmt: skip
@@ -189,6 +202,19 @@ class Loader(Iterator[Batch]):
     def __len__(self) -> int:
         """Number of remaining batches."""
         return self.plan.total_batches - self._next
+
+    @property
+    def position(self) -> int:
+        """The index of the batch that `next()` returns next."""
+        return self._next
+
+    def epochs(self) -> Iterator[Epoch]:
+        """The epochs that have batches left, each with its training batches, `train`, and its validation, `val`.
+
+        Where a loop leaves batches out, by `break` for example, they are skipped. After `load_state_dict` within an
+        epoch, the first one has what is left of it.
+        """
+        return epochs(self)
 
     def state_dict(self) -> dict[str, Any]:
         """The index of the batch that `next()` returns next, and the identity of its plan."""
@@ -250,11 +276,12 @@ class Loader(Iterator[Batch]):
         """Wait for the oldest batch in flight, and put others in its place."""
         self._fill_graph(wait=True)
         stream = cuda.current_stream(self.device) if self.device.type == "cuda" else None
-        spec, targets = self._running.popleft()
+        spec, keys, targets = self._running.popleft()
         images = self._graph.take(spec, stream)  # blocks until the batch is ready
         self._fill_graph(wait=False)
         own, partners, lam = self._targets_on_device(spec, targets)
-        return Batch(images=images.permute(0, 3, 1, 2), targets=own, partner_labels=partners, lam=lam, spec=spec)
+        return Batch(images=images.permute(0, 3, 1, 2), targets=own, partner_labels=partners, lam=lam, keys=keys,
+                     spec=spec)  # fmt: skip
 
     def _targets_on_device(
         self, spec: BatchSpec, targets: NDArray[Any]
@@ -290,7 +317,8 @@ class Loader(Iterator[Batch]):
             replacements = self._replacements.get((pass_.split, self.plan.res_at(batch.index)[1]))
             spec = self.plan.batch(batch.index, rank=self.rank, world_size=self.world_size, replacements=replacements)
             samples = self.plan.shards.splits[spec.split].samples[spec.ids]
-            batch.spec, batch.targets = spec, self.plan.shards.target.decode(samples)
+            batch.spec, batch.keys = spec, samples["key"].astype(np.int64)
+            batch.targets = self.plan.shards.target.decode(samples)
             batch.pending = self._reader.submit(spec.split, spec.stored_res, spec.ids, tag=spec.index)
         except ResoluteError as error:  # e.g. a damaged index; raised when the batch is due
             batch.error = error
@@ -311,12 +339,13 @@ class Loader(Iterator[Batch]):
                     return
                 raise batch.error
             assert batch.spec is not None
+            assert batch.keys is not None
             assert batch.targets is not None
             assert read is not None
             self._reading.popleft()
             self._read_ahead()
             self._graph.start(batch.spec, read.images, read.nbytes)
-            self._running.append((batch.spec, batch.targets))
+            self._running.append((batch.spec, batch.keys, batch.targets))
 
     def _read_result(self, batch: _PlannedBatch) -> EncodedBatch | None:
         """Wait for the encoded images of `batch.spec`; None if `batch.error` is set.

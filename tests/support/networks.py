@@ -40,7 +40,8 @@ def make_batch(
         boxes=np.zeros((n, 4), np.int32),
     )  # fmt: skip
     images = torch.randn(n, 3, 32, 32, generator=generator).to(memory_format=torch.channels_last)
-    return Batch(images=images, targets=labels, partner_labels=labels.flip(0), lam=torch.full((n,), 0.7), spec=spec)
+    return Batch(images=images, targets=labels, partner_labels=labels.flip(0), lam=torch.full((n,), 0.7),
+                 keys=np.arange(n), spec=spec)  # fmt: skip
 
 
 def save_weights(network: nn.Module, path: Path) -> Path:

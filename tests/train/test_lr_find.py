@@ -125,7 +125,7 @@ def test_the_sweep_equals_a_plain_training_loop(name: str, shard_set: ShardSet) 
     }, name="x")  # fmt: skip
     plan = recipe.plan(shard_set)
     learner = Learner(recipe, classes=3, total_steps=plan.total_steps, device=CPU)
-    with Loader(plan, threads=1) as loader:
+    with Loader(plan, num_threads=1) as loader:
         test = range_test(plan, loader, learner, low=low, high=high, steps=steps)
     assert test.lrs == pytest.approx(np.geomspace(low, high, steps))
 
@@ -145,7 +145,7 @@ def test_the_sweep_equals_a_plain_training_loop(name: str, shard_set: ShardSet) 
         optimizer, lambda step: factor * low * (high / low) ** (step / (steps - 1)) / optimizer.defaults["lr"]
     )
     losses = []
-    with Loader(plan, threads=1) as loader:
+    with Loader(plan, num_threads=1) as loader:
         for batch in [next(loader) for _ in range(steps)]:
             optimizer.zero_grad()
             network.train()

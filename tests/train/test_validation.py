@@ -210,7 +210,7 @@ eval = {{ crop_pct = 0.4 }}
     means = []
     for crop_frac in (0.4, None):
         plan = Plan.evaluation(shard_set, [48], crop_frac=crop_frac)
-        with Loader(plan, threads=1, mean=(0, 0, 0), std=(1, 1, 1)) as loader:
+        with Loader(plan, num_threads=1, mean=(0, 0, 0), std=(1, 1, 1)) as loader:
             pixels = next(loader).images.permute(0, 2, 3, 1).numpy() * 255
         drawn = {int(sample): Image.open(io.BytesIO(base64.b64decode(data))) for sample, data in photos.items()}
         means.append(np.mean([np.abs(pixels[sample] - np.asarray(image)).mean() for sample, image in drawn.items()]))

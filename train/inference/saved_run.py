@@ -210,5 +210,5 @@ def validation_loader(
     plan = Plan.evaluation(
         shards, resolutions, split=split, batch_size=recipe.eval.batch_size, crop_frac=recipe.eval.crop_pct
     )
-    return Loader(plan, device=device, decode=saved.decode if on_gpu else None, threads=threads, mean=recipe.data.mean,
-                  std=recipe.data.std, dtype=image_dtype(recipe.precision, device))  # fmt: skip
+    return Loader(plan, device=device, decode=saved.decode if on_gpu else None, num_threads=threads,
+                  mean=recipe.data.mean, std=recipe.data.std, dtype=image_dtype(recipe.precision, device))  # fmt: skip

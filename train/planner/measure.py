@@ -174,7 +174,7 @@ def synthetic(
     return Batch(
         images=images.to(memory_format=torch.channels_last), targets=targets,
         partner_labels=labels[:0] if dense else labels,
-        lam=torch.ones(count, device=device),
+        lam=torch.ones(count, device=device), keys=np.zeros(count, np.int64),
         spec=dataclasses.replace(spec, ids=np.resize(spec.ids, count), global_size=round(times * spec.global_size)),
     )  # fmt: skip
 

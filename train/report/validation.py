@@ -92,7 +92,7 @@ def confused_photos(
     photos: dict[int, str] = {}
     try:
         plan = Plan.evaluation(subset, [table["res"]], batch_size=len(wanted), crop_frac=crop_pct)
-        with Loader(plan, threads=1, mean=mean, std=std) as loader:
+        with Loader(plan, num_threads=1, mean=mean, std=std) as loader:
             images = torch.cat([batch.images for batch in loader]).permute(0, 2, 3, 1).numpy()
     except ResoluteError:
         return

@@ -43,7 +43,7 @@ def test_a_folder_without_manifest_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", "/32", "/32/train-000000.tar", "/32/train-{000000..000002}.tar", "/32/*.tar"])
 def test_tars_of_others_are_told_from_a_shard_set(shard_root: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(shard_root / "32", tmp_path / "wds" / "32")
-    with pytest.raises(ResoluteError, match=r"wds.*: got WebDataset tars, expected .*: run `make shards SRC=.*wds"):
+    with pytest.raises(ResoluteError, match=r"wds.*: got WebDataset tars, expected .*`resolute shards --src .*wds"):
         ShardSet.open(f"{tmp_path}/wds{name}")
 
 

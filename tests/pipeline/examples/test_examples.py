@@ -44,9 +44,11 @@ def test_the_timm_loop_sees_every_sample_once_in_passes_of_the_announced_length(
     assert capsys.readouterr().out.count(f"% of {top1.count}") == 2
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=20)], eval_batch_size=4)
     with Loader(plan) as loader:
-        parts = [timm_loop.PassLoader(loader, segment, 3) for segment in plan.passes]
+        (epoch,) = loader.epochs()
+        parts = [timm_loop.PairLoader(part, 3) for part in (epoch.train, epoch.val)]
+        lengths = [len(part) for part in parts]
         train, val = (list(part) for part in parts)
-    assert [len(train), len(val)] == [len(part) for part in parts]
+    assert [len(train), len(val)] == lengths
     assert sum(len(images) for images, _ in train) == len(shard_set.splits["train"])
     assert all(target.shape == (len(images), 3) for images, target in train)
     labels = torch.cat([target for _, target in val]).numpy()
@@ -56,16 +58,16 @@ def test_the_timm_loop_sees_every_sample_once_in_passes_of_the_announced_length(
 def test_the_training_loop_in_the_readme_runs(shard_root: Path, shard_set: ShardSet) -> None:
     text = (ROOT / "README.md").read_text().split("## In your own loop")[1]
     code = text.split("```python\n")[1].split("```")[0]
-    for old, new in (('"shards"', repr(str(shard_root))), ("128", "32"), ("160", "48"), ("epochs=10", "epochs=1"),
-                     ("epochs=5", "epochs=1"), ("256", "25"), ('"cuda"', '"cpu"')):  # fmt: skip
+    for old, new in (('"shards"', repr(str(shard_root))), ("128", "32"), ("160", "48"), ("epochs=5", "epochs=1"),
+                     ("256", "25"), ('"cuda"', '"cpu"')):  # fmt: skip
         assert old in code
         code = code.replace(old, new)
     losses: list[torch.Tensor] = []
     counts: list[torch.Tensor] = []
     states: list[dict[str, Any]] = []
     names: dict[str, Any] = {
-        "resuming": True, "state": {"loader": {"next_batch": 0}}, "step": losses.append, "count": counts.append,
-        "save": lambda loader: states.append(loader), "model": lambda images: images.mean((2, 3)),
+        "step": losses.append, "count": counts.append, "save": lambda loader: states.append(loader),
+        "model": lambda images: images.mean((2, 3)),
     }  # fmt: skip
     exec(code, names)
     assert len(losses) == names["plan"].total_steps

@@ -29,7 +29,7 @@ def test_memory_files_and_threads_stay_constant_over_stage_changes(shard_set: Sh
     ]  # fmt: skip
     plan = Plan(shard_set, stages, eval_batch_size=8, eval_every_epochs=10)
     curve: list[tuple[float, int, int]] = []
-    with Loader(plan, threads=2) as loader:
+    with Loader(plan, num_threads=2) as loader:
         for batch in loader:
             if batch.spec.index % 10 == 0:
                 curve.append((resident_mib(), len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))

@@ -55,7 +55,7 @@ def borders(plan: Plan) -> list[int]:
 def test_batches_are_identical_after_a_resume_at_any_step(plan: Plan, batches: list[Batch]) -> None:
     assert len(borders(plan)) >= 20
     for start in borders(plan):
-        with Loader(plan, start=start, threads=1 + start % 3) as loader:
+        with Loader(plan, start=start, num_threads=1 + start % 3) as loader:
             assert len(loader) == plan.total_batches - start
             for expected in batches[start : start + 2]:
                 assert_same(next(loader), expected)
@@ -80,7 +80,7 @@ def union(parts: list[Batch], whole: Batch) -> None:
 def test_the_local_batches_of_all_ranks_are_the_global_batch(plan: Plan, batches: list[Batch], world: int) -> None:
     """In training and in validation, whose counts summed over the ranks are therefore those of one process."""
     with ExitStack() as stack:
-        loaders = (Loader(plan, rank=r, world_size=world, threads=1) for r in range(world))
+        loaders = (Loader(plan, rank=r, world_size=world, num_threads=1) for r in range(world))
         ranks = [stack.enter_context(loader) for loader in loaders]
         for whole in batches:
             union([next(rank) for rank in ranks], whole)
@@ -90,7 +90,7 @@ def test_a_run_on_four_ranks_is_resumed_on_two_and_then_one(plan: Plan, batches:
     at = 0
     for world, steps in ((4, 7), (2, 9), (1, plan.total_batches)):
         with ExitStack() as stack:
-            ranks = [stack.enter_context(Loader(plan, rank=r, world_size=world, threads=1)) for r in range(world)]
+            ranks = [stack.enter_context(Loader(plan, rank=r, world_size=world, num_threads=1)) for r in range(world)]
             for rank in ranks:
                 rank.load_state_dict({"next_batch": at})
             for whole in batches[at : at + steps]:

@@ -299,7 +299,7 @@ def test_a_loader_resumes_bit_exactly_at_any_batch(shard_set: ShardSet, order: O
         batches = list(loader)
     assert any(len(set(batch.spec.ids.tolist())) < len(batch.spec) for batch in batches)
     for start in (1, plan.passes[1].first, plan.total_batches - 2):
-        with Loader(plan, start=start, threads=1) as loader:
+        with Loader(plan, start=start, num_threads=1) as loader:
             for expected in batches[start : start + 2]:
                 got = next(loader)
                 assert got.spec.ids.tolist() == expected.spec.ids.tolist()

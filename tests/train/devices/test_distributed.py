@@ -196,7 +196,7 @@ def test_all_ranks_validate_with_the_batch_statistics_of_rank_0(
     learner = Learner(recipe, classes=3, total_steps=plan.total_steps, device=CPU)
     folder = made.folder / "three" / "statistics"
     learner.load_state_dict(torch.load(folder / "last.pt", weights_only=True))
-    with Loader(plan, start=plan.passes[-1].first, threads=1) as loader:
+    with Loader(plan, start=plan.passes[-1].first, num_threads=1) as loader:
         sums = [learner.eval_step(batch).sums for batch in loader]
     counts = torch.stack([torch.cat([batch["raw"], batch["ema"]]) for batch in sums]).sum(0) / 15
     record = [r for r in without_clocks(folder / "run.jsonl") if r["kind"] == "epoch"][-1]

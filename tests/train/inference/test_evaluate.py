@@ -51,7 +51,7 @@ def test_every_resolution_and_split_equals_a_count_by_hand(trained: Path, shard_
         right = 0
         # the training images as validation sees them: the splits swapped
         swapped = dataclasses.replace(shard_set, splits={"train": val, "val": shard_set.splits["train"]})
-        with Loader(Plan(swapped, [stage], eval_batch_size=8), threads=1) as loader:
+        with Loader(Plan(swapped, [stage], eval_batch_size=8), num_threads=1) as loader:
             for batch in loader:
                 if batch.spec.split == "val":
                     assert batch.spec.res == res

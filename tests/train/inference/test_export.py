@@ -124,7 +124,7 @@ def test_timms_transform_reproduces_the_validation_pixels(trained: Path, shard_s
     paths = (Path(shard_set.root).parent / "photos").rglob("*.jpg")
     images = torch.stack([transform(Image.open(path)) for path in paths]).numpy() * 255
     plan = Plan(shard_set, [Stage(res=48, epochs=1, batch_size=75)], eval_batch_size=15)
-    with Loader(plan, threads=1, mean=(0, 0, 0), std=(1, 1, 1), start=1) as loader:
+    with Loader(plan, num_threads=1, mean=(0, 0, 0), std=(1, 1, 1), start=1) as loader:
         validation = next(loader).images.numpy() * 255
     nearest = [images[np.abs(images - pixels).mean((1, 2, 3)).argmin()] for pixels in validation]
     assert len({photo.tobytes() for photo in nearest}) == 15

@@ -51,7 +51,7 @@ def photos(shard_root: Path) -> dict[str, Path]:
 
 def test_images_of_a_folder_are_preprocessed_as_those_of_shards(shard_set: ShardSet, photos: dict[str, Path]) -> None:
     plan = Plan(shard_set, [Stage(res=48, epochs=1, batch_size=75)], eval_batch_size=15)
-    with Loader(plan, threads=1, mean=(0, 0, 0), std=(1, 1, 1), start=1) as loader:
+    with Loader(plan, num_threads=1, mean=(0, 0, 0), std=(1, 1, 1), start=1) as loader:
         theirs = (next(loader).images.permute(0, 2, 3, 1) * 255).numpy()
     for pixels, path in zip(theirs, photos.values(), strict=True):
         ours = preprocess(path, res=48, margin=shard_set.margin, crop_pct=None)
@@ -71,7 +71,7 @@ def test_probabilities_of_shards_equal_the_networks_and_those_of_the_folder_are_
     network = saved.network(saved.best_weights, torch.device("cpu"))
     plan = Plan(shards, [Stage(res=48, epochs=1, batch_size=75)], eval_batch_size=8)
     expected = []
-    with Loader(plan, threads=1, start=1) as loader, torch.no_grad():
+    with Loader(plan, num_threads=1, start=1) as loader, torch.no_grad():
         for batch in loader:
             images = batch.images
             expected.append(((network(images) + network(images.flip(3))) / 2).softmax(1))  # the recipe flips

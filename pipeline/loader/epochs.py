@@ -1,0 +1,64 @@
+"""A loader's batches by epoch: the training batches of each, then its validation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from resolute.pipeline.plan.plan import Pass
+
+if TYPE_CHECKING:
+    from .loader import Batch, Loader
+
+__all__ = ["Epoch", "EpochBatches", "epochs"]
+
+
+class EpochBatches:
+    """The training or the validation batches of an epoch. Iterating yields those that are left.
+
+    It first moves the loader to them, past batches that the loader has not returned.
+    """
+
+    def __init__(self, loader: Loader, pass_: Pass | None) -> None:
+        self._loader = loader
+        self._first = 0 if pass_ is None else pass_.first
+        self._end = self._first + (0 if pass_ is None else pass_.batches)
+
+    def __len__(self) -> int:
+        """Number of its batches, those that the loader has returned included."""
+        return self._end - self._first
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no batch is left."""
+        return self._loader.position >= self._end
+
+    def __iter__(self) -> Iterator[Batch]:
+        if len(self) and self._loader.position < self._first:
+            self._loader.load_state_dict({"next_batch": self._first})
+        while self._loader.position < self._end:
+            yield next(self._loader)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """An epoch of the run; `val` has no batches in an epoch without validation."""
+
+    number: int  # 0-based, counted over the run
+    stage: int
+    res: int  # px, the largest of its training batches
+    train: EpochBatches
+    val: EpochBatches
+
+
+def epochs(loader: Loader) -> Iterator[Epoch]:
+    """Yield the epochs that have batches left, from the loader's position on."""
+    passes: dict[int, dict[str, Pass]] = {}
+    for pass_ in loader.plan.passes:
+        passes.setdefault(pass_.epoch, {})[pass_.split] = pass_
+    for number, splits in passes.items():
+        train, val = (EpochBatches(loader, splits.get(split)) for split in ("train", "val"))
+        if not (train.is_over and val.is_over):
+            about = splits.get("train") or splits["val"]
+            yield Epoch(number=number, stage=about.stage, res=about.res, train=train, val=val)

@@ -1,0 +1,84 @@
+"""`Loader.epochs`: the batches of the flat stream, by epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from resolute import Loader, Plan, ShardSet, Stage
+
+STAGES = [Stage(res=32, epochs=2, batch_size=25), Stage(res=48, epochs=1, batch_size=30)]
+
+
+def numbers(batches: Any) -> list[int]:
+    return [batch.spec.index for batch in batches]
+
+
+@pytest.fixture
+def plan(shard_set: ShardSet) -> Plan:
+    return Plan(shard_set, STAGES, eval_batch_size=10)
+
+
+def test_epochs_have_the_batches_of_the_flat_stream(plan: Plan) -> None:
+    seen: list[int] = []
+    about = []
+    with Loader(plan) as loader:
+        for epoch in loader.epochs():
+            train, val = list(epoch.train), list(epoch.val)
+            assert (len(train), len(val)) == (len(epoch.train), len(epoch.val))
+            assert {batch.spec.split for batch in train} == {"train"}
+            assert {batch.spec.split for batch in val} == {"val"}
+            assert {batch.spec.epoch for batch in train + val} == {epoch.number}
+            assert epoch.train.is_over
+            assert epoch.val.is_over
+            about.append((epoch.number, epoch.stage, epoch.res))
+            seen += numbers(train + val)
+        assert loader.position == plan.total_batches
+        assert list(loader.epochs()) == []
+    assert seen == list(range(plan.total_batches))
+    assert about == [(0, 0, 32), (1, 0, 32), (2, 1, 48)]
+
+
+def test_batches_that_a_loop_leaves_out_are_skipped(plan: Plan) -> None:
+    passes = plan.passes
+    with Loader(plan) as loader:
+        epochs = loader.epochs()
+        first = next(epochs)
+        assert next(iter(first.train)).spec.index == 0
+        assert numbers(first.val) == [passes[1].first, passes[1].first + 1]
+        second = next(epochs)
+        assert numbers(second.val) == [passes[3].first, passes[3].first + 1]
+        assert numbers(second.train) == []  # they are over
+        third = next(epochs)
+        assert next(iter(third.train)).spec.index == passes[4].first
+
+
+def test_after_a_resume_within_an_epoch_the_first_one_has_what_is_left(plan: Plan) -> None:
+    validation = plan.passes[1]
+    with Loader(plan) as loader:
+        loader.load_state_dict({"next_batch": 1})
+        assert [len(list(epoch.train)) for epoch in loader.epochs()] == [2, 3, 3]
+        loader.load_state_dict({"next_batch": validation.first + 1})
+        epoch = next(loader.epochs())
+        assert (epoch.number, epoch.train.is_over, numbers(epoch.val)) == (0, True, [validation.first + 1])
+        assert (len(epoch.train), len(epoch.val)) == (3, 2)
+
+
+def test_an_epoch_without_validation_has_no_validation_batches(shard_set: ShardSet) -> None:
+    plan = Plan(shard_set, [Stage(res=32, epochs=3, batch_size=25)], eval_batch_size=15, eval_every_epochs=2)
+    with Loader(plan) as loader:
+        assert [(len(list(epoch.train)), len(list(epoch.val))) for epoch in loader.epochs()] == [
+            (part, sum(p.batches for p in plan.passes if (p.split, p.epoch) == ("val", number)))
+            for number, part in enumerate([3, 3, 3])
+        ]
+
+
+def test_the_keys_of_a_batch_are_those_of_its_samples(plan: Plan, shard_set: ShardSet) -> None:
+    with Loader(plan) as loader:
+        for batch in loader:
+            samples = shard_set.splits[batch.spec.split].samples[batch.spec.ids]
+            assert batch.keys.dtype == np.int64
+            assert batch.keys.tolist() == samples["key"].tolist()
+            assert batch.labels.tolist() == samples["label"].tolist()
