@@ -56,7 +56,7 @@ class Comparison:
             "SELECT DISTINCT name FROM columns JOIN set_photos USING (name) "
             "JOIN compared USING (generation, split, key) WHERE position IS NULL",
         )
-        return {os.fsdecode(name) for (name,) in found.fetchall()}
+        return {os.fsdecode(name) for (name,) in found}
 
     def class_counts(self, split: str, classes: int) -> NDArray[np.int64]:
         """(classes,) the photos of the set by class, in a split; (1,) all of them if targets are not classes."""
@@ -65,7 +65,7 @@ class Comparison:
         rows = self.database.run(
             f"SELECT {of} AS class, count(*) FROM set_photos ANTI JOIN rejected USING (split, key) WHERE split = ? "
             "GROUP BY class", split
-        ).fetchall()  # fmt: skip
+        )  # fmt: skip
         for number, count in rows:
             counts[number] = count
         return counts
@@ -117,9 +117,9 @@ def compare(
         )  # fmt: skip
         known[name][found["position"][found["known"]]] = True
         split_of[name][found["position"]] = found["split"]
-    removed, changed = database.run(
+    ((removed, changed),) = database.run(
         "SELECT count(*) FILTER (position IS NULL), count(*) FILTER (NOT same) FROM compared WHERE NOT rejected"
-    ).fetchone()
+    )
     return Comparison(
         database=database, splits=tuple(splits), known=known, split_of=split_of, removed=removed, changed=changed
     )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from resolute.errors import ResoluteError
 from resolute.machine import available_cpus
 from resolute.pipeline.storage.scratch import ScratchFolder
+from resolute.prep.storage.query_interrupts import deferred_interrupts, query_interrupts
 
 __all__ = ["Database"]
 
@@ -63,16 +64,15 @@ class Database:
         link.symlink_to(path.parent.absolute())
         return str(link / path.name)
 
-    def run(self, sql: str, *values: object) -> Any:
-        """Run a statement with `values` for its question marks; returns DuckDB's result, of which `fetchall` and
-        `fetchone` give rows.
-        """
+    def run(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """Run a statement with `values` for its question marks; returns its rows."""
         with self._errors():
-            return self._connection.execute(sql, list(values))
+            rows: list[tuple[Any, ...]] = self._connection.execute(sql, list(values)).fetchall()
+            return rows
 
     def one(self, sql: str, *values: object) -> Any:
         """The only value of a query's only row."""
-        (value,) = self.run(sql, *values).fetchone()
+        ((value,),) = self.run(sql, *values)
         return value
 
     def rows(self, sql: str, *values: object, at_once: int = 1 << 14) -> Iterator[tuple[Any, ...]]:
@@ -89,11 +89,15 @@ class Database:
             found: dict[str, Any] = self._connection.execute(sql, list(values)).fetchnumpy()
             return found
 
-    def run_on(self, columns: Mapping[str, NDArray[Any]], sql: str, *values: object) -> Any:
+    def run_on(
+        self, columns: Mapping[str, NDArray[Any]], sql: str, *values: object
+    ) -> list[tuple[Any, ...]]:
         """As `run`, for a statement that reads from the table `columns`: {column: (n,) array of objects or numbers}."""
         columns = dict(columns)  # why a local variable: DuckDB finds it by its name
-        with self._errors():
-            return self._connection.execute(sql, list(values))
+        # why deferred: DuckDB looks for it in Python, drops a Ctrl-C there, and then says that it does not exist
+        with self._errors(), deferred_interrupts():
+            rows: list[tuple[Any, ...]] = self._connection.execute(sql, list(values)).fetchall()
+            return rows
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -105,7 +109,8 @@ class Database:
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
-            yield
+            with query_interrupts():
+                yield
         except self._failures as error:
             first = str(error).partition("\n")[0]
             raise ResoluteError(

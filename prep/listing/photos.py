@@ -89,7 +89,7 @@ class Photos:
         asked = {"i": np.arange(len(names)), "name": objects(map(os.fsencode, names))}
         for i, position in self.database.run_on(
             asked, f"SELECT i, position FROM {self.table} JOIN columns USING (name)"
-        ).fetchall():
+        ):
             found[i] = position
         return found
 
@@ -111,21 +111,19 @@ class Photos:
     def containers(self) -> list[str]:
         """The archives that hold photos, sorted."""
         rows = self.database.run(f'SELECT DISTINCT path FROM {self.table} WHERE "offset" >= 0 ORDER BY path')
-        return [os.fsdecode(path) for (path,) in rows.fetchall() if path is not None]
+        return [os.fsdecode(path) for (path,) in rows if path is not None]
 
     @property
     def is_remote(self) -> bool:
         """Whether the bytes of a photo are behind a URL."""
         return is_url(self.root) or any(map(is_url, self.containers)) or bool(self.database.run(
             f"SELECT 1 FROM {self.table} WHERE absolute AND contains(hex(name), hex('://'::BLOB)) LIMIT 1"
-        ).fetchone())  # fmt: skip
+        ))  # fmt: skip
 
     def path_with_credentials(self) -> str | None:
         """A path or name in the table that is a URL with credentials; None if there is none."""
-        row = self.database.run(
-            f'SELECT path FROM {self.table} WHERE absolute AND path IS NOT NULL LIMIT 1'
-        ).fetchone()
-        paths = [self.root, *self.containers, *([os.fsdecode(row[0])] if row else [])]
+        rows = self.database.run(f"SELECT path FROM {self.table} WHERE absolute AND path IS NOT NULL LIMIT 1")
+        paths = [self.root, *self.containers, *(os.fsdecode(path) for (path,) in rows)]
         return next((path for path in paths if "://" in path and strip_credentials(path) != path), None)
 
     def class_counts(self, chosen: NDArray[np.uint32] | None = None) -> NDArray[np.int64]:
@@ -139,7 +137,7 @@ class Photos:
         columns = {"position": np.empty(0, np.uint32) if chosen is None else chosen}
         for number, count in self.database.run_on(
             columns, f"SELECT number, count(*) FROM (SELECT unnest(target) AS number FROM {table}) GROUP BY number"
-        ).fetchall():
+        ):
             counts[number] = count
         return counts
 
@@ -149,7 +147,7 @@ class Photos:
         Of labels, also those without any; of values there is one entry, over these too. The digits change with the
         source's content, but not with the way it is packed or its URLs are signed.
         """
-        of, names, rows = "target", self.classes, self.table
+        of, names = "target", self.classes
         if self.target.kind == "labels":
             of, names = f"unnest(if(len(target) = 0, [{len(self.classes)}], target))", (*self.classes, "(no label)")
         elif self.target.kind == "values":
@@ -161,7 +159,7 @@ class Photos:
                        md5_number(name || '\\x00'::BLOB || encode(size_bytes::VARCHAR) || {values}) AS digest
                 FROM {self.table}
             ) GROUP BY class ORDER BY class
-        """).fetchall()
+        """)
         return {names[number]: (count, f"{digest % (1 << 64):016x}") for number, count, digest in rows}
 
 
@@ -321,11 +319,11 @@ def _sort(source: Source, database: Database, table: str, kind: str, numbers: ND
         f"{rest}, {target} AS target FROM listed_{table} {join} ORDER BY {_WRITTEN}, place)", *values
     )  # fmt: skip
     database.run(f"DROP TABLE listed_{table}")
-    repeated, conflicting = database.run(
+    ((repeated, conflicting),) = database.run(
         "SELECT count(*), any_value(written) FILTER (target IS DISTINCT FROM other) FROM ("
         f"SELECT {_WRITTEN} AS written, target, lead({_WRITTEN}) OVER () AS following, lead(target) OVER () AS other "
         f"FROM {table}) WHERE written = following"
-    ).fetchone()
+    )
     if conflicting is not None:
         raise _two_targets(source, os.fsdecode(conflicting))
     if repeated:

@@ -48,11 +48,11 @@ class Duplicates:
             "ORDER BY digest, split, key"
         )
         names = ("groups", "extra", "two_labels", "across_splits")
-        counts = self._database.run(
+        (counts,) = self._database.run(
             "SELECT count(*), coalesce(sum(samples) - count(*), 0)::BIGINT, count(*) FILTER (targets > 1), "
             "count(*) FILTER (splits > 1) FROM (SELECT count(*) AS samples, count(DISTINCT target) AS targets, "
             "count(DISTINCT split) AS splits FROM duplicates GROUP BY digest)"
-        ).fetchone()
+        )
         return dict(zip(names, counts, strict=True))
 
     def lines(self, target: Target) -> Iterator[bytes]:

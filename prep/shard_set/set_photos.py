@@ -72,7 +72,7 @@ def stored_plan(store: Store, generation: int) -> dict[str, Any]:
         path = store.local(photos_name(generation), scratch)
         sql = "SELECT value FROM parquet_kv_metadata(?) WHERE key = 'plan'::BLOB"
         with suppress(duckdb.Error, ResoluteError):  # of a file that is damaged
-            rows = database.run(sql, database.path(path)).fetchall()
+            rows = database.run(sql, database.path(path))
             return {**json.loads(rows[0][0]), "photos": file_info(path)} if rows else {}
     return {}
 
@@ -125,7 +125,7 @@ class SetPhotos:
         found = self.database.run_on(
             asked, "SELECT i, name FROM set_photos p JOIN columns c ON p.split = c.split::VARCHAR AND p.key = c.key"
         )
-        names = {i: os.fsdecode(name) for i, name in found.fetchall()}
+        names = {i: os.fsdecode(name) for i, name in found}
         return [names[i] for i in range(len(keys))]
 
     def of_split(self, split: str, generation: int) -> Iterator[tuple[int, str]]:

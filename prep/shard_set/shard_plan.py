@@ -124,7 +124,7 @@ class ShardPlan:
         rows = self.database.run(
             f'SELECT key, path, "offset", nbytes, packed, size_bytes, target, skip FROM {self.rows} '
             "WHERE split = ? AND key BETWEEN ? AND ? ORDER BY key", split, keys.start, keys.stop - 1
-        ).fetchall()  # fmt: skip
+        )  # fmt: skip
         if [row[0] for row in rows] != list(keys):
             raise ResoluteError(
                 f"{self.where}: the plan lacks photos of shard {number} of {split}, got {len(rows)}, expected "
@@ -149,7 +149,7 @@ class ShardPlan:
         lost = self.database.run(
             f"SELECT split, key, name FROM {self.rows} WHERE path IS NULL AND skip IS NULL "
             "ORDER BY generation, split, key"
-        ).fetchall()
+        )
         if lost:
             shards = len({(split, self.plan.layout.shard_of(split, key)) for split, key, _ in lost})
             raise ResoluteError(
@@ -163,14 +163,14 @@ class ShardPlan:
         wanted, shard_of = set(shards), self.plan.layout.shard_of
         rows = self.database.run(
             f"SELECT split, key FROM {self.rows} WHERE packed = {MISSING} AND skip IS NULL"
-        ).fetchall()
+        )
         return {(split, key): NOT_THERE for split, key in rows if (split, shard_of(split, key)) in wanted}
 
     @property
     def containers(self) -> list[str]:
         """The archives that hold photos, sorted."""
         rows = self.database.run(f'SELECT DISTINCT path FROM {self.rows} WHERE "offset" >= 0 ORDER BY path')
-        return [os.fsdecode(path) for (path,) in rows.fetchall()]
+        return [os.fsdecode(path) for (path,) in rows]
 
     def copy_to(self, path: Path) -> None:
         """Write the rows to a Parquet file."""

@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
+from resolute.prep.storage.query_interrupts import query_interrupts
+
 from .filesystem import open_file, read_errors
 
 __all__ = ["ParquetFile", "open_parquet"]
@@ -48,7 +50,7 @@ class _File:
     `failed` gets the errors of reading: DuckDB keeps only their words.
     """
 
-    def __init__(self, file: BinaryIO, failed: list[Exception]) -> None:
+    def __init__(self, file: BinaryIO, failed: list[BaseException]) -> None:
         self._file, self._failed = file, failed
         self._lock, self._thread = threading.Lock(), threading.local()
 
@@ -63,7 +65,7 @@ class _File:
             with self._lock:
                 self._file.seek(self.tell())
                 data = self._file.read(nbytes)
-        except Exception as error:
+        except BaseException as error:
             self._failed.append(error)
             raise
         self._thread.at = self.tell() + len(data)
@@ -80,7 +82,7 @@ def open_parquet(path: str) -> Iterator[ParquetFile]:
     import duckdb
     from fsspec import AbstractFileSystem
 
-    failed: list[Exception] = []
+    failed: list[BaseException] = []
 
     class Files(AbstractFileSystem):
         """A file system with the one file."""
@@ -106,7 +108,8 @@ def open_parquet(path: str) -> Iterator[ParquetFile]:
         connection = stack.enter_context(duckdb.connect(config={"threads": 1, "autoinstall_known_extensions": False}))
         connection.register_filesystem(Files())
         try:
-            yield ParquetFile(connection, "source://file.parquet")
+            with query_interrupts():
+                yield ParquetFile(connection, "source://file.parquet")
         except duckdb.Error:
             if failed:
                 raise failed[0] from None

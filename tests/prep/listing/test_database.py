@@ -1,12 +1,18 @@
-"""The tables of a run: a disk that refuses ends in one line."""
+"""The tables of a run: a disk that refuses ends in one line, and Ctrl-C is an interrupt."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from resolute.prep.listing.database import Database
 
 PROGRAM = """
 import resource, sys
@@ -31,3 +37,46 @@ def test_a_disk_that_refuses_is_one_line(tmp_path: Path, statement: str) -> None
     ran = subprocess.run([sys.executable, "-c", PROGRAM, tmp_path, statement], capture_output=True, text=True)
     assert ran.stdout.startswith(f"{tmp_path}: the table of photos cannot be written or read, got "), ran.stderr
     assert ran.stdout.count("\n") == 1
+
+
+STATEMENTS: dict[str, Callable[[Database], object]] = {
+    "run": lambda database: database.run("SELECT max(hash(a)) FROM range(300_000_000) r(a)"),
+    "one": lambda database: database.one("SELECT max(hash(a)) FROM range(300_000_000) r(a)"),
+    "arrays": lambda database: database.arrays("SELECT max(hash(a)) FROM range(300_000_000) r(a)"),
+    "rows": lambda database: list(database.rows("SELECT max(hash(a)) FROM range(300_000_000) r(a)")),
+}
+
+
+@pytest.mark.parametrize("how", STATEMENTS)
+def test_ctrl_c_ends_a_long_query_as_an_interrupt(tmp_path: Path, how: str) -> None:
+    database = Database(tmp_path)
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        STATEMENTS[how](database)
+    timer.join()
+    assert database.one("SELECT 1") == 1
+    database.close()
+
+
+def test_ctrl_c_in_a_statement_on_columns_is_raised_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DuckDB itself drops one that comes while it looks for the columns."""
+    database = Database(tmp_path)
+    database.run("CREATE TABLE t (a UBIGINT)")
+    real = database._connection
+
+    class Interrupted:
+        def execute(self, sql: str, values: list[object]) -> object:
+            signal.raise_signal(signal.SIGINT)
+            columns = {"a": np.arange(3, dtype=np.uint64)}  # noqa: F841
+            return real.execute(sql, values)
+
+    monkeypatch.setattr(database, "_connection", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        database.run_on({"a": np.arange(3, dtype=np.uint64)}, "INSERT INTO t SELECT a FROM columns")
+    monkeypatch.undo()
+    assert database.one("SELECT count(*) FROM t") == 3
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    database.close()

@@ -231,7 +231,7 @@ def split_classes(tmp_path: Path, **options: Any) -> dict[str, dict[str, list[st
     for split, each in sources.items():
         assert each.classes == sources["train"].classes
         numbers = "target" if each.target.kind == "class" else "unnest(target)"
-        rows = each.database.run(f"SELECT position, {numbers} FROM {each.table}").fetchall()
+        rows = each.database.run(f"SELECT position, {numbers} FROM {each.table}")
         found[split] = {each.name(position): [] for position, _ in rows}
         for position, number in rows:
             found[split][each.name(position)].append(each.classes[number])

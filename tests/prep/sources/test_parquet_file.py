@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,3 +42,23 @@ def test_threads_of_duckdb_that_share_a_file_each_read_their_own_part(
     monkeypatch.setattr(parquet_file, "open_file", slow)
     with open_parquet(str(path)) as opened:
         assert list(opened.rows(["image.bytes", "label"], 64)) == [(data, label) for data, _, label in rows]
+
+
+def test_ctrl_c_while_duckdb_reads_a_file_is_an_interrupt_and_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pack_parquet(tmp_path / "photos.parquet", [(b"x" * 100, "a.jpg", 0)], None)
+
+    class Interrupted(io.BytesIO):
+        def read(self, nbytes: int | None = -1) -> bytes:
+            signal.raise_signal(signal.SIGINT)
+            return super().read(nbytes)
+
+    @contextmanager
+    def interrupted(path: str) -> Iterator[BinaryIO]:
+        with Interrupted(Path(path).read_bytes()) as file:
+            yield file
+
+    monkeypatch.setattr(parquet_file, "open_file", interrupted)
+    with pytest.raises(KeyboardInterrupt), open_parquet(str(path)):
+        pass
