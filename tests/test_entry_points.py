@@ -31,7 +31,6 @@ COMMANDS: dict[str, Sequence[str]] = {
     "shards": ("--src", "photos", "--out", "shards"),
     "verify": ("shards",),
     "resolute.pipeline.examples.demo_photos": ("--out", "photos"),
-    "resolute.pipeline": ("index", "tars"),
     "show": ("shards", "--recipe", "recipe.toml"),
     "train": ("--shards", "shards", "--recipe", str(ROOT / "train" / "recipes" / "demo.toml")),
     "plan": ("--shards", "shards", "--recipe", str(ROOT / "train" / "recipes" / "demo.toml")),

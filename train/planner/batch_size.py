@@ -28,7 +28,7 @@ __all__ = [
 _GIB = 2**30
 _USABLE_FRAC = 0.95  # of the free memory is for steps and loader; the rest is lost to fragmentation
 _DECODER_BYTES = _GIB // 2  # of DALI, whatever the batch; assumed, not measured
-_IN_FLIGHT = 3 + 2  # batches: the loader's `depth`, the consumer's batch and the one before it
+_IN_FLIGHT = 3 + 2  # batches: the loader's `prefetch_batches`, the consumer's batch and the one before it
 # Parts of the messages of RuntimeErrors that are not torch.OutOfMemoryError but have the same cause.
 # Source: Accelerate's should_reduce_batch_size, and how cuBLAS and cuDNN report that they could not allocate
 _NO_MEMORY = (

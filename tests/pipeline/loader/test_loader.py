@@ -155,9 +155,11 @@ def test_training_between_the_stored_resolutions_shows_the_planned_part_of_the_i
 
 
 @pytest.mark.parametrize(
-    "options", [{"threads": 1, "depth": 1}, {"threads": 3, "depth": 5}]
+    "options", [{"num_threads": 1, "prefetch_batches": 1}, {"num_threads": 3, "prefetch_batches": 5}]
 )
-def test_batches_do_not_depend_on_threads_and_depth(plan: Plan, batches: list[Batch], options: dict[str, int]) -> None:
+def test_batches_do_not_depend_on_threads_and_prefetching(
+    plan: Plan, batches: list[Batch], options: dict[str, int]
+) -> None:
     with Loader(plan, **options) as loader:
         for got, expected in zip(loader, batches, strict=True):
             assert torch.equal(got.images, expected.images)
@@ -204,7 +206,7 @@ def test_batches_stay_valid_after_later_batches_and_after_close(plan: Plan, batc
         assert torch.equal(got.images, expected.images)
 
 
-@pytest.mark.parametrize("options", [{}, {"depth": 1}, {"depth": 6}])
+@pytest.mark.parametrize("options", [{}, {"prefetch_batches": 1}, {"prefetch_batches": 6}])
 def test_a_damaged_sample_is_reported_when_its_batch_is_due(
     shard_root: Path, tmp_path: Path, options: dict[str, int]
 ) -> None:
@@ -320,8 +322,8 @@ def test_the_graph_is_built_for_the_largest_batch_of_the_rank(
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"threads": 0}, "Loader.threads: got 0, expected integer, at least 1; correct it"),
-    ({"depth": 0}, "Loader.depth: got 0, expected integer, at least 1; correct it"),
+    ({"num_threads": 0}, "Loader.num_threads: got 0, expected integer, at least 1; correct it"),
+    ({"prefetch_batches": 0}, "Loader.prefetch_batches: got 0, expected integer, at least 1; correct it"),
     ({"rank": 2, "world_size": 2}, "Loader.rank: got 2, expected 0 to 1; correct it"),
     ({"rank": -1}, "Loader.rank: got -1, expected integer, at least 0; correct it"),
     ({"world_size": 0}, "Loader.world_size: got 0, expected integer, at least 1"),
@@ -329,7 +331,7 @@ def test_the_graph_is_built_for_the_largest_batch_of_the_rank(
     ({"start": -1}, "Loader.start: got -1, expected integer, at least 0"),
     ({"start": 10**6}, "Loader.start: got 1000000, expected 0 to "),
     ({"batch_size": 3}, "Loader.batch_size: no such argument; known: plan, device"),
-    ({"deepth": 3}, "Loader.deepth: no such argument; did you mean depth?"),
+    ({"prefetch_batch": 3}, "Loader.prefetch_batch: no such argument; did you mean prefetch_batches?"),
     ({"mean": [0.5, 0.5]}, r"Loader.mean: got \[0.5, 0.5\], expected 3 numbers"),
     ({"std": (0.2, 0.2, 0)}, "Loader.std: got 0, expected 3 numbers, above 0"),
     ({"check_crc": 1}, "Loader.check_crc: got 1, expected true, false"),

@@ -211,7 +211,7 @@ def test_the_loaders_memory_grows_with_the_batch_and_with_the_stored_images(shar
 
 
 def test_the_probes_count_as_many_batches_in_flight_as_the_loader_has() -> None:
-    assert inspect.signature(Loader).parameters["depth"].default + 2 == _IN_FLIGHT
+    assert inspect.signature(Loader).parameters["prefetch_batches"].default + 2 == _IN_FLIGHT
 
 
 @pytest.mark.parametrize("message", MESSAGES)
