@@ -20,6 +20,7 @@ and repeats nothing.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -194,6 +195,9 @@ class Loader(Iterator[Batch]):
         except BaseException:
             self.close()
             raise
+        # Called if the loader is dropped without `close`, as in a notebook.
+        self._finalizer = weakref.finalize(self, _release, self._reader, self._graph)
+        self._finalizer.atexit = False
 
     def __repr__(self) -> str:
         state = f"batch {self._next} of {self.plan.total_batches}" if hasattr(self, "_graph") else "closed"
@@ -441,11 +445,11 @@ class Loader(Iterator[Batch]):
 
     def close(self) -> None:
         """End threads and close files. Batches already returned stay valid."""
-        self._reader.close()
         self._reading.clear()
         self._running.clear()
-        if graph := self.__dict__.pop("_graph", None):
-            graph.close()
+        _release(self._reader, self.__dict__.pop("_graph", None))
+        if finalizer := self.__dict__.pop("_finalizer", None):
+            finalizer.detach()
 
     def __enter__(self) -> Loader:
         return self
@@ -454,6 +458,13 @@ class Loader(Iterator[Batch]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _release(reader: Reader, graph: Graph | None) -> None:
+    """End the threads of both."""
+    reader.close()
+    if graph is not None:
+        graph.close()
 
 
 def mix_targets(targets: NDArray[np.float32], spec: BatchSpec) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""After close, an error in the consumer, or Ctrl-C, a loader leaves no thread, file, child or shared memory."""
+"""A loader that is closed, interrupted or dropped leaves no thread, file, child or shared memory."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ def consume(way):
     shards = ShardSet.open(sys.argv[1])
     rich = Augment(policy="randaugment", mixup_alpha=0.4)
     plan = Plan(shards, [Stage(res=32, epochs=400, batch_size=16, augment=rich)], eval_batch_size=8)
+    if way == "drop":
+        for n, batch in enumerate(Loader(plan)):
+            if n == 3:
+                return
     with Loader(plan) as loader:
         for n, batch in enumerate(loader):
             if n == 3 and way == "error":
@@ -61,7 +65,7 @@ print(json.dumps({"ended": ended, "before": before, "after": left()}))
 
 
 @pytest.mark.parametrize(
-    ("way", "ended"), [("close", "closed"), ("error", "ValueError"), ("ctrl-c", "KeyboardInterrupt")]
+    ("way", "ended"), [("close", "closed"), ("drop", "closed"), ("error", "ValueError"), ("ctrl-c", "KeyboardInterrupt")]
 )
 def test_a_loader_leaves_no_threads_files_children_or_shared_memory(
     shard_root: Path, tmp_path: Path, way: str, ended: str
