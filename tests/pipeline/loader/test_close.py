@@ -65,7 +65,8 @@ print(json.dumps({"ended": ended, "before": before, "after": left()}))
 
 
 @pytest.mark.parametrize(
-    ("way", "ended"), [("close", "closed"), ("drop", "closed"), ("error", "ValueError"), ("ctrl-c", "KeyboardInterrupt")]
+    ("way", "ended"),
+    [("close", "closed"), ("drop", "closed"), ("error", "ValueError"), ("ctrl-c", "KeyboardInterrupt")],
 )
 def test_a_loader_leaves_no_threads_files_children_or_shared_memory(
     shard_root: Path, tmp_path: Path, way: str, ended: str
