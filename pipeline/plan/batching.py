@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .permutation import permute, stream_key
+from .permutation import stream_key
+from .rng import permute
 from .stage import BatchShape, Stage
 
 __all__ = ["Run", "epoch_runs", "rank_bounds", "run_epochs"]

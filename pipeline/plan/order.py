@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from resolute.pipeline.jit import compiled
 
-from .permutation import permute, stream_key
-from .rng import U64, derive, half_bits, permute_index
+from .permutation import stream_key
+from .rng import U64, derive, half_bits, permute, permute_index
 
 __all__ = ["BLOCK_SAMPLES", "WINDOW_BLOCKS", "Order", "block_samples", "sample_ids"]
 
