@@ -261,8 +261,9 @@ def report(result: dict[str, Any]) -> None:
     for part, ms in result["parts"]["ms"].items():
         print(f"  {part:<22} {ms['median']:6.3f} ms CPU per image")
     for side, nbytes in result["parts"]["bytes"].items():
-        mean = {name: statistics.fmean(values[side]) for name, values in result["psnr_db"].items() if values[side]}
-        psnr = ", ".join(f"{value:.2f} dB to {name}" for name, value in mean.items()) or "nothing to shrink"
+        psnr = ", ".join(
+            f"{means[side]:.2f} dB to {name}" for name, means in result["psnr_db"].items() if side in means
+        ) or "nothing to shrink"  # fmt: skip
         print(f"  short side {side:>4} px: {nbytes / 1e3:5.1f} kB per image; before JPEG {psnr}")
 
 

@@ -95,8 +95,8 @@ def _axis(length: int, shorter: int, a: float | None) -> NDArray[np.float64]:
     return weights / weights.sum(1, keepdims=True)
 
 
-def measure_psnr(photos: Sequence[Path], short_sides: Sequence[int]) -> dict[str, dict[int, list[float]]]:
-    """PSNR in dB of our pixels, before JPEG, to float64 filters, of every photo that shrinks: {filter: {side: dB}}."""
+def measure_psnr(photos: Sequence[Path], short_sides: Sequence[int]) -> dict[str, dict[int, float]]:
+    """PSNR of our pixels, before JPEG, to float64 filters: {filter: {side: mean in dB of all photos that shrink}}."""
     results: dict[str, dict[int, list[float]]] = {name: {side: [] for side in short_sides} for name in FILTERS}
     for path in photos:
         try:
@@ -113,4 +113,5 @@ def measure_psnr(photos: Sequence[Path], short_sides: Sequence[int]) -> dict[str
                 rows = (_axis(h, height, a) @ pixels.reshape(h, -1).astype(np.float64)).reshape(height, w, 3)
                 exact = np.clip(np.matmul(_axis(w, width, a), rows), 0, 255)
                 results[name][side].append(float(10 * np.log10(255**2 / np.mean((small - exact) ** 2))))
-    return results
+    return {name: {side: statistics.fmean(values) for side, values in sides.items() if values}
+            for name, sides in results.items()}  # fmt: skip
