@@ -1,4 +1,4 @@
-"""Reads, writes and deletes thousands of small files of a store, with many requests in flight and bounded memory.
+"""Reads and deletes thousands of small files of a store, with many requests in flight and bounded memory.
 
 A driver of an object store spends 1 to 3 ms of CPU time on a request, all in one thread, which limits a process to a
 few hundred requests per second whatever the latency. Thousands of objects are therefore read by several processes.
@@ -7,7 +7,7 @@ few hundred requests per second whatever the latency. Thousands of objects are t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -21,7 +21,7 @@ from resolute.prep.storage.thread_map import thread_map
 from .output import ObjectStore, Store
 from .retry import retry
 
-__all__ = ["REQUESTS", "read_many", "read_present", "remove_many", "write_many"]
+__all__ = ["REQUESTS", "read_many", "read_present", "remove_many"]
 
 REQUESTS = 64  # in flight
 _MEMORY_BYTES = 256 << 20  # of all files that are being read
@@ -75,16 +75,6 @@ def read_many(store: Store, names: Sequence[str], *, nbytes: int = 0) -> Iterato
 
 def _read_chunk(store: Store, names: Sequence[str], threads: int) -> list[bytes]:
     return list(thread_map(partial(read_present, store), names, threads))
-
-
-def write_many(store: Store, files: Iterable[tuple[str, bytes]]) -> None:
-    """Write small files (name, content), which are consumed lazily; all are durable when this returns."""
-
-    def write(file: tuple[str, bytes]) -> None:
-        store.write_small(*file)
-
-    for _ in thread_map(write, files, REQUESTS):
-        pass
 
 
 def remove_many(store: Store, names: Sequence[str]) -> None:

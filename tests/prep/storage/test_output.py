@@ -29,7 +29,7 @@ from resolute.prep.run import pool as process_pool
 from resolute.prep.shard_set.cleanup import delete_partial_shards
 from resolute.prep.sources.scan_cache import cached_scan, scan_all
 from resolute.prep.storage import lease
-from resolute.prep.storage.bulk import read_many, remove_many, write_many
+from resolute.prep.storage.bulk import read_many, remove_many
 from resolute.prep.storage.output import LOCK, LocalStore, ObjectStore, open_store
 from tests.support.s3 import s3_server  # noqa: F401  # a fixture
 from tests.support.trees import tree
@@ -474,10 +474,11 @@ def test_a_read_that_fails_after_the_file_was_opened_is_one_line(
 
 
 @pytest.mark.parametrize("where", ["memory://bulk", "folder"])
-def test_many_files_are_written_read_and_deleted_at_once(tmp_path: Path, where: str) -> None:
+def test_many_files_are_read_and_deleted_at_once(tmp_path: Path, where: str) -> None:
     store = open_store(where if "://" in where else str(tmp_path / where))
     files = {f"x/{number:04d}": b"%d" % number for number in range(1100)}
-    write_many(store, files.items())
+    for name, data in files.items():
+        store.write_small(name, data)
     assert list(read_many(store, [*files, "x/missing"])) == [*files.values(), b""]
     remove_many(store, ["x/missing", *files])
     assert store.names("x") == []
@@ -487,7 +488,8 @@ def test_many_files_are_written_read_and_deleted_at_once(tmp_path: Path, where: 
 def test_thousands_of_objects_are_read_by_processes_in_order(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(f"{bucket}/set")
     files = {f"x/{number:04d}": b"%d" % number for number in range(300)}
-    write_many(store, files.items())
+    for name, data in files.items():
+        store.write_small(name, data)
     monkeypatch.setattr("resolute.prep.storage.bulk._MANY", 200)
     monkeypatch.setattr("resolute.prep.storage.bulk.available_cpus", lambda: 3)
     monkeypatch.setattr(ObjectStore, "read", None)  # in this process
