@@ -140,12 +140,13 @@ def run_main(main: Callable[[], int], *, teardown: bool = True) -> NoReturn:
     A storage error (OSError) that `main` did not handle, or a failure to write stdout, is printed as one line on
     stderr, with status 2.
     """
-    if callable(handler := signal.getsignal(signal.SIGINT)) and handler is not signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.unraisablehook = _keep_interrupts(sys.unraisablehook)
     outputs = [_TolerantOutput(1), _TolerantOutput(2)]
     sys.stdout, sys.stderr = (_text(raw, old) for raw, old in zip(outputs, (sys.stdout, sys.stderr), strict=True))
     try:
+        # why within: from here on, Ctrl-C raises an exception
+        if callable(handler := signal.getsignal(signal.SIGINT)) and handler is not signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         status = main()
     except KeyboardInterrupt:
         status = 130

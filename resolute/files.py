@@ -87,8 +87,11 @@ def check_output(path: Path, *, setting: str, suffixes: Sequence[str]) -> None:
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, "read-only file", str(path))
         partial = _partial_name(path)  # why: on network disks the permission bits are not the whole truth
-        os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-        partial.unlink(missing_ok=True)  # another process may have deleted it as abandoned
+        try:
+            os.close(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        finally:  # also after Ctrl-C
+            with contextlib.suppress(OSError):  # another process may have deleted it as abandoned
+                partial.unlink()
 
 
 @contextlib.contextmanager

@@ -437,7 +437,7 @@ def _plan(settings: Settings, shards: ShardSet, *, batches: int, augment: dict[s
 def _loader_options(settings: Settings) -> dict[str, Any]:
     import torch
 
-    return {"device": settings.device, "threads": settings.threads,
+    return {"device": settings.device, "num_threads": settings.threads,
             "dtype": torch.float16 if settings.on_gpu else torch.float32}  # fmt: skip
 
 

@@ -58,5 +58,5 @@ def test_default_thread_counts_respect_the_affinity_mask(command: str) -> None:
         [sys.executable, "-m", "resolute", command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True,
         preexec_fn=lambda: os.sched_setaffinity(0, few),
     )  # fmt: skip
-    text = " ".join(done.stdout.split())
+    text = " ".join(done.stdout.replace("│", " ").split())
     assert re.search(r"--threads \w+ [^-]*?(default: |all cores, )1\)", text), text

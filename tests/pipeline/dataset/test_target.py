@@ -68,8 +68,9 @@ def test_targets_are_mixed_as_the_images_are(kind: str, shards: ShardSet) -> Non
             seen.add((batch.spec.split, bool((lam < 1).any())))
             with pytest.raises(ResoluteError, match=r"use Batch\.targets"):
                 _ = batch.labels
+            assert batch.soft_targets(batch.targets.shape[1]) is batch.targets
             with pytest.raises(ResoluteError, match=r"use Batch\.targets"):
-                batch.soft_targets(batch.targets.shape[1])
+                batch.soft_targets(batch.targets.shape[1], smoothing=0.1)
     assert seen == {("train", True), ("val", False)}
 
 
