@@ -9,7 +9,8 @@ feeds exactly one other. Of each `next()` the CPU time of its thread is measured
 waiting for the interpreter's lock and, on a busy machine, for a core.
 
 The device is simulated for `device = "cuda"`: the very GPU graph is built with its nodes on the CPU, labels are packed
-and copied to unpinned memory, and Triton kernels are not launched (their parameters are packed).
+and copied to unpinned memory, and Triton kernels are not launched (their parameters are packed, their output is
+allocated).
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def _without_pixels(device: str, decode: str) -> Iterator[None]:
     from nvidia.dali.data_node import DataNode
     from nvidia.dali.pipeline import do_not_convert
 
-    from resolute.pipeline.graph import gpu_augment, graph
+    from resolute.pipeline.graph import gpu_finish, graph
     from resolute.pipeline.loader import loader
 
     with contextlib.ExitStack() as stack:
@@ -118,7 +119,7 @@ def _without_pixels(device: str, decode: str) -> Iterator[None]:
             patch(graph, "_graph", lambda **settings: build(**{**settings, "device_id": None}))
             patch(DataNode, "gpu", lambda node: node)
             patch(loader, "Graph", functools.partial(_on_device, graph.Graph, decode))
-            patch(gpu_augment, "GpuAugment", _unlaunched())
+            patch(gpu_finish, "GpuFinish", _unlaunched())
         yield
 
 
@@ -127,19 +128,20 @@ def _on_device(graph: Any, place: str, **settings: Any) -> Any:
 
 
 def _unlaunched() -> type[Any]:
-    """`GpuAugment` on the CPU, whose kernels are not launched."""
+    """`GpuFinish` on the CPU, whose kernels are not launched."""
     import torch
 
-    from resolute.pipeline.graph.gpu_augment import GpuAugment
+    from resolute.pipeline.graph.gpu_finish import GpuFinish
 
-    class Unlaunched(GpuAugment):
+    class Unlaunched(GpuFinish):
         def __init__(self, features: Any, **settings: Any) -> None:
             super().__init__(features, **{**settings, "device": torch.device("cpu")})
 
         def warm_up(self) -> None: ...
 
-        def __call__(self, images: torch.Tensor, packed: torch.Tensor, busy: list[int]) -> torch.Tensor:
-            return images
+        def __call__(self, images: Any, packed: torch.Tensor, busy: list[int]) -> torch.Tensor:
+            packed.to("cpu", non_blocking=True)
+            return torch.empty(tuple(images.shape()), dtype=self._dtype)
 
     return Unlaunched
 

@@ -2,7 +2,7 @@
 
     python -m resolute.benchmarks.kernels [--capabilities 75,90] [--out FILE]
 
-Needs no GPU. The signatures, constants and specialisations are those of the launches of `GpuAugment`, recorded from
+Needs no GPU. The signatures, constants and specialisations are those of the launches of `GpuFinish`, recorded from
 it. Per kernel and compute capability: registers and local memory per thread (which is where registers are spilled to),
 shared memory per block, size of the object code, and the warps that one multiprocessor can run at a time. The command
 fails if a kernel exceeds its budget.
@@ -36,8 +36,8 @@ from triton.runtime.jit import create_function_from_signature
 from resolute.benchmarks.cli import Parser, command, show_progress, text_table
 from resolute.benchmarks.record import check_writable, header, write
 from resolute.errors import ResoluteError
-from resolute.pipeline.graph import gpu_augment
-from resolute.pipeline.graph.gpu_augment import GpuAugment
+from resolute.pipeline.graph import gpu_finish
+from resolute.pipeline.graph.gpu_finish import GpuFinish
 from resolute.pipeline.plan.sampling import NOISE_PX, Features
 
 __all__ = ["CAPABILITIES", "Launch", "compiled", "launches", "main", "over_budget", "specialization", "variants"]
@@ -65,7 +65,7 @@ class Launch:
 
 
 class _Recorder:
-    """Stands in for a kernel of `gpu_augment` and records its launches."""
+    """Stands in for a kernel of `gpu_finish` and records its launches."""
 
     def __init__(self, kernel: Any, recorded: list[Launch]) -> None:
         self.kernel, self.recorded = kernel, recorded
@@ -78,12 +78,12 @@ class _Recorder:
 
 
 def launches(features: Features, dtype: torch.dtype, *, n: int = 1, res: int = 1) -> list[Launch]:
-    """The launches of `GpuAugment` for a batch of `n` images of `res` px in which every slot is used."""
+    """The launches of `GpuFinish` for a batch of `n` images of `res` px in which every slot is used."""
     recorded, meta = list[Launch](), torch.device("meta")
-    with (mock.patch.object(gpu_augment, "apply_slot", _Recorder(gpu_augment.apply_slot, recorded)),
-          mock.patch.object(gpu_augment, "finish", _Recorder(gpu_augment.finish, recorded))):  # fmt: skip
+    with (mock.patch.object(gpu_finish, "apply_slot", _Recorder(gpu_finish.apply_slot, recorded)),
+          mock.patch.object(gpu_finish, "finish", _Recorder(gpu_finish.finish, recorded))):  # fmt: skip
         noise = np.zeros((NOISE_PX, NOISE_PX, 3), np.uint8)
-        kernels = GpuAugment(features, mean=(0.5,) * 3, std=(0.2,) * 3, noise=noise, dtype=dtype, device=meta)
+        kernels = GpuFinish(features, mean=(0.5,) * 3, std=(0.2,) * 3, noise=noise, dtype=dtype, device=meta)
         images = torch.empty((n, res, res, 3), dtype=torch.uint8, device=meta)
         kernels(images, torch.empty((n, 1), dtype=torch.int32, device=meta), list(range(len(features.slots))))
     return recorded

@@ -134,9 +134,9 @@ def current_stream(device: torch.device) -> Any:
     return driver.current_stream(indexed(device))
 
 
-def record_event(device: torch.device) -> Any:
-    """Record a timing event on the current stream, for `elapsed_s`; the host does not wait."""
-    event = driver.Event(enable_timing=True)
+def record_event(device: torch.device, *, timing: bool = True) -> Any:
+    """Record an event on the current stream, with `timing` one for `elapsed_s`; the host does not wait."""
+    event = driver.Event(enable_timing=timing)
     event.record(current_stream(device))
     return event
 

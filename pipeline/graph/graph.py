@@ -1,29 +1,28 @@
 """`Graph`: the one DALI graph of a run, on CPU and GPU.
 
 Everything that varies is input data: crop, resolution, flips, augmentation, mixing and even the batch size come with
-each batch, so a stage change is just another batch. Training and validation share the graph. Operations that no stage
-uses are not part of it. Every encoded image and every row of parameters carries the number of its batch to the output,
-where it is checked.
+each batch, so a stage change is just another batch. Training and validation share the graph. On a CPU it does
+everything (`cpu_nodes.py`); for a GPU it decodes and resizes, and Triton kernels do the rest (`gpu_finish.py`). Every
+encoded image and every row of parameters carries the number of its batch to an output, where it is checked.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from nvidia.dali import fn, pipeline_def, types
-from nvidia.dali._autograph.pyct import loader as generated_code
+from nvidia.dali import Pipeline, fn, types
 
 from resolute.pipeline.graph.buffers import BufferPool
 from resolute.pipeline.plan.plan import BatchSpec
-from resolute.pipeline.plan.sampling import Features
+from resolute.pipeline.plan.sampling import Features, erase_noise
 
-from . import augment_nodes as ops
 from . import cpu_nodes as cpu
 from .kernels.pread import TAG_BYTES, EncodedImages
 
@@ -41,18 +40,8 @@ _GPU_INPUTS = {
     # height and width
     "view": (types.FLOAT, 1),
 }
-_load_source = generated_code.load_source
-
-
-def _load_and_delete(source: str, delete_on_exit: bool) -> tuple[Any, str]:
-    """DALI's own function, but it deletes its temporary file at once: a killed process would leave it behind."""
-    module, name = _load_source(source, False)
-    if delete_on_exit:
-        Path(name).unlink(missing_ok=True)
-    return module, name
-
-
-generated_code.load_source = _load_and_delete
+# How DALI words it. Source: `CUDABadAlloc` and `CUDAError` in `dali/core/cuda_error.h` of DALI 2.4
+_NO_GPU_MEMORY = ("CUDA allocation failed", "bytes on device", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY")
 
 
 class Graph:
@@ -81,32 +70,30 @@ class Graph:
         features       the operations that the run uses
         hw_decoder_load  fraction of the images that a GPU's JPEG engine decodes, 0 to 1; decode "gpu" only
         """
-        self._on_cpu, self._depth, self._features = device_id is None, depth, features
+        self._on_cpu, self._depth = device_id is None, depth
         # of each batch in flight: memory that its run uses; on a CPU, its output; on a GPU, parameters of the kernels
         self._in_flight: deque[tuple[Any, NDArray[np.float32] | None, Any]] = deque()
         self._pipe: Any = None
-        self._kernels = None
-        if device_id is not None and ops.uses_triton(features):
-            from .gpu_augment import GpuAugment  # why here: only this needs Triton
-
-            self._kernels = GpuAugment(
-                features, mean=mean, std=std, noise=ops.erase_noise(mean, std), device=torch.device("cuda", device_id),
-                dtype=torch.float16 if half else torch.float32,
-            )  # fmt: skip
-            self._kernels.warm_up()
-            self._features = Features()  # the graph itself then has none
-        if self._on_cpu:
-            self._rows = cpu.ImageRows(features, mean=mean, std=std, noise=ops.erase_noise(mean, std))
+        noise = erase_noise(mean, std)
+        self._finish: Any = None  # on a GPU, a `GpuFinish`
+        if device_id is None:
+            self._rows = cpu.ImageRows(features, mean=mean, std=std, noise=noise)
             # why 2 more than in flight: the consumer's batch and the one before it
             self._buffers = BufferPool(nbytes=largest_bytes, count=depth + 2)
             # images before normalisation: only runs that change them then need these
             self._raw = BufferPool(nbytes=largest_bytes // 4, count=depth) if features != Features() else None
+        else:
+            from .gpu_finish import GpuFinish  # why here: only this needs Triton
+
+            self._finish = GpuFinish(features, mean=mean, std=std, noise=noise, device=torch.device("cuda", device_id),
+                                     dtype=torch.float16 if half else torch.float32, limit=depth)  # fmt: skip
+            self._finish.warm_up()
         # why one thread more on a CPU: between two operators threads wait for the slowest, which leaves a core idle
-        # why exec_dynamic: outputs own their memory, so a torch view of one stays valid while it lives
+        # why exec_dynamic: outputs own their memory, so one stays valid while a reference to it lives
         self._define = partial(
             _graph, batch_size=batch_size, num_threads=threads + self._on_cpu, device_id=device_id,
             prefetch_queue_depth=depth, exec_dynamic=True, decode_device="mixed" if decode == "gpu" else "cpu",
-            features=features, on_cpu=self._on_cpu, mean=mean, std=std, half=half, hw_decoder_load=hw_decoder_load,
+            mixing=features.mixing, on_cpu=self._on_cpu, hw_decoder_load=hw_decoder_load,
         )  # fmt: skip
         self.build()
 
@@ -114,8 +101,9 @@ class Graph:
         """Build the pipeline, in place of an earlier one, whose batches in flight are discarded. Then call `prime`."""
         self.intact = False
         self.close()
-        self._pipe = self._define()
-        self._pipe.build()
+        with _memory_errors():
+            self._pipe = self._define()
+            self._pipe.build()
 
     def prime(self, spec: BatchSpec, jpegs: EncodedImages, nbytes: NDArray[np.int64]) -> None:
         """Run a batch `depth` times and discard the results. Call this first, with the plan's largest batch.
@@ -125,7 +113,8 @@ class Graph:
         """
         for _ in range(self._depth):
             self._feed(spec, jpegs, nbytes)
-        self._pipe.schedule_run()
+        with _memory_errors():
+            self._pipe.schedule_run()
         self.intact = True
         self.drain()
 
@@ -139,38 +128,45 @@ class Graph:
     def take(self, spec: BatchSpec, stream: torch.cuda.Stream | None) -> torch.Tensor:
         """Return the oldest batch in flight, which must be `spec`: (N, res, res, 3) normalised images. Blocks.
 
-        On a GPU the host does not wait for the images; they are ordered on `stream`. Their memory stays valid as long
-        as the tensor lives. Raises RuntimeError if DALI returned another batch.
+        On a GPU the host does not wait for the images; they are ordered on `stream`, the current one. Their memory
+        stays valid as long as the tensor lives. Raises RuntimeError if DALI returned another batch.
         """
         self.intact = False
-        *outputs, tags = self._pipe.share_outputs(cuda_stream=stream)
+        with _memory_errors():
+            *outputs, tags = self._pipe.share_outputs(cuda_stream=stream)
         _, out, kernel_params = self._in_flight.popleft()
-        images = torch.from_dlpack(outputs[0].as_tensor()) if out is None else torch.from_numpy(out)
+        images: Any = outputs[0].as_tensor() if out is None else out
         batches = np.asarray(tags.as_tensor())
         self._pipe.release_outputs()
         # why: DALI issue 5222, it may return a batch of another size
-        same_shape = images.shape == (len(spec), spec.res, spec.res, 3) and len(batches) == len(spec)
+        shape = images.shape() if out is None else images.shape
+        same_shape = tuple(shape) == (len(spec), spec.res, spec.res, 3) and len(batches) == len(spec)
         if not same_shape or (batches != spec.index).any():
             raise RuntimeError(f"batch {spec.index}: DALI returned another one, expected {len(spec)} at {spec.res} px")
         self.intact = True
-        return images if self._kernels is None else self._kernels(images, *kernel_params)
+        return torch.from_numpy(images) if self._finish is None else self._finish(images, *kernel_params)
 
     def drain(self) -> None:
         """Wait for all batches in flight and discard them."""
         self.intact = False
         while self._in_flight:
-            self._pipe.share_outputs()
+            with _memory_errors():
+                self._pipe.share_outputs()
             self._pipe.release_outputs()
             self._in_flight.popleft()
         self.intact = True
 
     def close(self) -> None:
-        """End DALI's threads, then free the buffers that running batches use."""
-        if self._pipe is not None:
-            # why explicitly: while anything refers to the pipeline, such as an exception's traceback, it would go on
-            self._pipe._shutdown()
-            self._pipe = None
-        self._in_flight.clear()
+        """End DALI's threads, then free the buffers that running batches use, once a GPU has read what it was given."""
+        try:
+            if self._finish is not None:
+                self._finish.close()
+        finally:
+            if self._pipe is not None:
+                # why explicitly: while anything refers to the pipeline, such as a traceback, it would go on
+                self._pipe._shutdown()
+                self._pipe = None
+            self._in_flight.clear()
 
     def _feed(self, spec: BatchSpec, jpegs: EncodedImages, nbytes: NDArray[np.int64]) -> None:
         values: dict[str, Any] = {"jpeg": jpegs}
@@ -181,12 +177,24 @@ class Graph:
             raw = self._raw.take(shape, np.uint8) if self._raw else None
             values["rows"] = self._rows.pack(spec, out, raw)
         else:
-            values |= gpu_inputs(spec, nbytes) | ops.graph_inputs(self._features, spec)
-        kernel_params = None if self._kernels is None else self._kernels.pack(spec)
+            values |= gpu_inputs(spec, nbytes)
+        kernel_params = None if self._finish is None else self._finish.pack(spec)
         # why before feeding: DALI does not copy the images, and an interrupt in between must not free them
         self._in_flight.append(((jpegs, raw), out, kernel_params))
         for name, value in values.items():
             self._pipe.feed_input(name, value)
+
+
+@contextlib.contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Raises `torch.OutOfMemoryError`, as torch would, where DALI says that the GPU's memory is exhausted."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        line = next((line for line in str(error).splitlines() if any(text in line for text in _NO_GPU_MEMORY)), None)
+        if line is None:
+            raise
+        raise torch.OutOfMemoryError(f"CUDA out of memory in DALI: {line.strip()}") from error
 
 
 def gpu_inputs(spec: BatchSpec, nbytes: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
@@ -201,22 +209,22 @@ def gpu_inputs(spec: BatchSpec, nbytes: NDArray[np.int64]) -> dict[str, NDArray[
     return {"window": window, "view": view}
 
 
-def _graph(*, on_cpu: bool, **settings: Any) -> Any:
-    """The pipeline of a run, not yet built; `settings` are those of `_define` and of DALI's `Pipeline`."""
-    # why not on a CPU, where no node is conditional: DALI needs seconds to translate the functions that define it
-    return pipeline_def(_define, enable_conditionals=not on_cpu)(on_cpu=on_cpu, **settings)
+def _graph(*, decode_device: str, on_cpu: bool, mixing: bool, hw_decoder_load: float = 0.65, **settings: Any) -> Any:
+    """The pipeline of a run, not yet built; `settings` are those of DALI's `Pipeline`.
+
+    Outputs on a CPU: the number of the batch that came with each image, (1,) int64; the images are written to the
+    addresses in the input "rows". For a GPU: the resized images, (res, res, 3) uint8, and the numbers, (2,) int32.
+    """
+    pipe = Pipeline(**settings)
+    with pipe:
+        pipe.set_outputs(*_nodes(decode_device, on_cpu, mixing, hw_decoder_load))
+    return pipe
 
 
-def _define(
-    decode_device: str, on_cpu: bool, features: Features, mean: tuple[float, ...], std: tuple[float, ...], half: bool,
-    hw_decoder_load: float = 0.65,
-) -> Any:  # fmt: skip
-    ends_with_resize = not on_cpu and ops.uses_triton(features)
-    sources = {**_JPEG, **(_CPU_INPUTS if on_cpu else _GPU_INPUTS)}
-    if not (on_cpu or ends_with_resize):
-        sources |= ops.input_types(features)
+def _nodes(decode_device: str, on_cpu: bool, mixing: bool, hw_decoder_load: float) -> tuple[Any, ...]:
+    """Define the nodes of the graph; returns its outputs."""
     inputs = {name: fn.external_source(name=name, dtype=kind, ndim=ndim, no_copy=name == "jpeg")
-              for name, (kind, ndim) in sources.items()}  # fmt: skip
+              for name, (kind, ndim) in {**_JPEG, **(_CPU_INPUTS if on_cpu else _GPU_INPUTS)}.items()}  # fmt: skip
     jpegs = inputs["jpeg"]
     if on_cpu:
         start, shape = cpu.crop(inputs["rows"])
@@ -244,17 +252,9 @@ def _define(
         images = fn.decoders.image_slice(jpegs, device="cpu", **region, **options)
     if on_cpu:
         tags = cpu.augment(images, inputs["rows"], jpegs)
-        return cpu.mix(tags, inputs["rows"]) if features.mixing else tags
+        return (cpu.mix(tags, inputs["rows"]) if mixing else tags,)
     images = fn.resize(
         images.gpu(), size=view[4:6], roi_start=view[0:2], roi_end=view[2:4], roi_relative=True,
         interp_type=types.INTERP_LINEAR, antialias=True,
-    )  # fmt: skip
-    if ends_with_resize:
-        return images, tags
-    if features.mixing:
-        images = ops.mix(images, inputs)
-    images = fn.crop_mirror_normalize(
-        images, mean=[255 * m for m in mean], std=[255 * s for s in std],
-        dtype=types.FLOAT16 if half else types.FLOAT, output_layout="HWC",
     )  # fmt: skip
     return images, tags

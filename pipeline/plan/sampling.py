@@ -26,8 +26,8 @@ from .permutation import stream_key
 from .rng import U64, beta, philox, uniforms
 from .stage import BINS, Augment
 
-__all__ = ["CUTMIX", "MIXUP", "UNMIXED", "Features", "alternating_flips", "augment_params", "features", "mix_params",
-           "pack_ops"]  # fmt: skip
+__all__ = ["CUTMIX", "MIXUP", "UNMIXED", "Features", "alternating_flips", "augment_params", "erase_noise", "features",
+           "mix_params", "pack_ops"]  # fmt: skip
 
 UNMIXED, MIXUP, CUTMIX = 0, 1, 2
 # Stream purposes; order.py uses 0 and 1, plan.py 2.
@@ -284,6 +284,16 @@ def _mix_params(
         if covered > 0:
             modes[i], lam[i] = CUTMIX, 1.0 - covered / res**2
             boxes[i, 0], boxes[i, 1], boxes[i, 2], boxes[i, 3] = x0, y0, x1 - x0, y1 - y0
+
+
+def erase_noise(mean: tuple[float, ...], std: tuple[float, ...]) -> NDArray[np.uint8]:
+    """Tile of normal noise with the data's mean and standard deviation: (NOISE_PX, NOISE_PX, 3) uint8.
+
+    Source: Box and Muller, 1958.
+    """
+    u = uniforms(stream_key(0xE4A5E), np.arange(NOISE_PX**2), 6).reshape(NOISE_PX, NOISE_PX, 2, 3)
+    normal = np.sqrt(-2 * np.log(1 - u[:, :, 0])) * np.cos(2 * np.pi * u[:, :, 1])
+    return np.rint(255 * (np.array(mean) + np.array(std) * normal)).clip(0, 255).astype(np.uint8)
 
 
 def _between(bounds: tuple[float, float], u: NDArray[np.float64]) -> NDArray[np.float64]:

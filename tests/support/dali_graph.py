@@ -10,7 +10,6 @@ from nvidia.dali import backend
 
 # Messages with which DALI refuses a graph -> the check they belong to
 _REFUSALS = {
-    r"for argument 'predicate'": "predicate",
     r"Named arguments must be on CPU": "argument device",
     r"is stored on incompatible device": "input device",
     r"is not defined for operator|got an unexpected '?\w*'? argument": "argument name",
@@ -24,7 +23,6 @@ def graph_faults(define: Callable[[], Any]) -> list[str]:
     """Define a pipeline with `device_id=None`, serialise it and check every operator; one line "check: text" per fault.
 
     definition       DALI refuses the graph for a reason without a check of its own
-    predicate        a condition is on the GPU
     argument device  a named argument is on the GPU
     argument name    the operator's schema has no such argument
     input device     the operator's schema does not allow an input on that device

@@ -37,13 +37,14 @@ class FakeCuda:
 
         class Event:
             def __init__(self, *, enable_timing: bool) -> None:
-                assert enable_timing
-                self.at_s = 0.0
+                self.timing, self.at_s = enable_timing, 0.0
 
             def record(self, stream: Any) -> None:
                 self.at_s = max(fake.host_s, fake.free_at_s)
 
             def elapsed_time(self, last: Event) -> float:
+                assert self.timing
+                assert last.timing
                 if max(self.at_s, last.at_s) > fake.synchronized_s:
                     raise RuntimeError("device not ready")
                 return 1e3 * (last.at_s - self.at_s)

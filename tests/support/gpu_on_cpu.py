@@ -1,6 +1,7 @@
 """The loader's GPU path on a machine without a GPU: the very graph for a GPU, with CPU kernels of the same operators.
 
-Triton's kernels take part only in a process with TRITON_INTERPRET=1.
+In a process with TRITON_INTERPRET=1 Triton's kernels take part. Elsewhere `FinishOnCpu` stands in for `finish`, and
+policies are refused.
 """
 
 from __future__ import annotations
@@ -10,18 +11,57 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 
-from resolute.pipeline.graph import gpu_augment, graph
+from resolute.pipeline.graph import gpu_finish, graph
+from resolute.pipeline.graph.kernels.triton_finish import ERASE_FIELDS
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.sampling import CUTMIX, MIXUP, NOISE_PX
 from tests.support.fake_cuda import FakeCuda
 
 __all__ = ["GpuLoader", "differences"]
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class FinishOnCpu:
+    """Does what the kernel `finish` says that it does, with operations of torch."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        return self._launch
+
+    def _launch(
+        self, source: torch.Tensor, target: torch.Tensor, packed: torch.Tensor, noise: torch.Tensor,
+        fill: torch.Tensor, scales: torch.Tensor, fields: int, erase: int, mix: int, side: int, blocks: int, *,
+        ERASES: bool, MIXES: bool, **options: Any,
+    ) -> None:  # fmt: skip
+        assert tuple(packed.shape) == (len(source), fields) or not fields
+        images = source.clone()
+        boxes = packed[:, erase : erase + ERASE_FIELDS].tolist() if ERASES else []
+        for image, (x, y, w, h, top, left) in zip(images, boxes, strict=False):
+            rows = (top + torch.arange(h)) % NOISE_PX
+            columns = (left + torch.arange(w)) % NOISE_PX
+            patch = fill.to(torch.uint8).expand(h, w, 3) if top < 0 else noise[rows][:, columns]
+            image[y : y + h, x : x + w] = patch
+        mixed = images.clone()
+        for i, (mode, partner, _, x, y, w, h) in enumerate(packed[:, mix:].tolist() if MIXES else ()):
+            if mode == MIXUP:
+                lam = packed[i, mix + 2].view(torch.float32)
+                mixed[i] = (images[i] * lam + images[partner] * (1 - lam) + 0.5).to(torch.uint8)
+            elif mode == CUTMIX:
+                mixed[i, y : y + h, x : x + w] = images[partner, y : y + h, x : x + w]
+        target.copy_(mixed * scales[:3] + scales[3:])
+
+
+class Refused:
+    """Stands in for `apply_slot`."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        raise AssertionError("policies need a process with TRITON_INTERPRET=1")
 
 
 class GpuLoader(Loader):
@@ -35,7 +75,10 @@ class GpuLoader(Loader):
         self, monkeypatch: pytest.MonkeyPatch, plan: Plan, *, device: str = "cuda", driver: FakeCuda | None = None,
         **options: Any,
     ) -> None:  # fmt: skip
-        define, decode, kernels = graph._graph, fn.decoders.image, gpu_augment.GpuAugment
+        for name, instead in (("finish", FinishOnCpu()), ("apply_slot", Refused())):
+            if isinstance(getattr(gpu_finish, name), triton.JITFunction):  # not with TRITON_INTERPRET=1
+                monkeypatch.setattr(gpu_finish, name, instead)
+        define, decode, kernels = graph._graph, fn.decoders.image, gpu_finish.GpuFinish
 
         def on_cpu(*, device_id: int, **keys: Any) -> Any:
             self.graph_device = device_id
@@ -46,7 +89,7 @@ class GpuLoader(Loader):
             patch.setattr(DataNode, "gpu", lambda node: node)
             patch.setattr(fn.decoders, "image", lambda jpegs, **keys: decode(jpegs, **keys | {"device": "cpu"}))
             patch.setattr(graph, "_graph", on_cpu)
-            patch.setattr(gpu_augment, "GpuAugment", lambda *args, **keys: kernels(*args, **keys | {"device": CPU}))
+            patch.setattr(gpu_finish, "GpuFinish", lambda *args, **keys: kernels(*args, **keys | {"device": CPU}))
             super().__init__(plan, device=device, mean=MEAN, std=STD, **options)
         self.device = CPU
 

@@ -19,7 +19,7 @@ import torch
 from resolute.pipeline import cuda
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import Target
-from resolute.pipeline.graph import gpu_augment
+from resolute.pipeline.graph import gpu_finish
 from resolute.pipeline.loader.loader import Batch
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
@@ -134,11 +134,12 @@ def trace_loader(
     """The trace of the loader's batches, their number, and the functions that they enter."""
     plan = Plan(shards, [Stage(res=res, epochs=1, batch_size=8, augment=augment) for res in (32, 48)], seed=1)
     for kernel in ("apply_slot", "finish"):
-        monkeypatch.setattr(gpu_augment, kernel, Ignored())
+        monkeypatch.setattr(gpu_finish, kernel, Ignored())
     with GpuLoader(monkeypatch, plan) as loader:
         loader.device = DEVICE
-        if loader._graph._kernels is not None:
-            loader._graph._kernels._device = DEVICE
+        assert loader._graph._finish is not None
+        loader._graph._finish._device = DEVICE
+        loader._graph._finish._fill = loader._graph._finish._fill.to(DEVICE)
         with DeviceTrace() as trace, functions_called() as called:
             next(loader)
             trace.events.clear()
@@ -157,11 +158,11 @@ AUGMENTS = {
 def test_batches_reach_the_device_in_asynchronous_copies_from_pinned_memory(
     monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet, name: str
 ) -> None:
-    """One of labels and weights per batch, and one of the kernels' parameters if there are any."""
+    """One of labels and weights per batch, and one of the kernels' parameters, if the run has any."""
     trace, batches, _ = trace_loader(monkeypatch, shard_set, AUGMENTS[name])
     assert trace.events == []
     assert batches > 20
-    assert trace.copies == batches * (2 if name == "policy" else 1)
+    assert trace.copies == batches * (1 if name == "plain" else 2)
 
 
 def test_pageable_copies_of_a_batch_are_found(monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet) -> None:
@@ -169,7 +170,7 @@ def test_pageable_copies_of_a_batch_are_found(monkeypatch: pytest.MonkeyPatch, s
     monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory=False, **keys: empty(*shape, **keys))
     trace, *_ = trace_loader(monkeypatch, shard_set, AUGMENTS["policy"])
     where = {event.removeprefix("pageable copy: ") for event in trace.events}
-    assert where == {"pipeline/graph/gpu_augment.py, __call__", "pipeline/loader/loader.py, _targets_on_device"}
+    assert where == {"pipeline/graph/gpu_finish.py, __call__", "pipeline/loader/loader.py, _targets_on_device"}
 
 
 # and what a run does between two steps

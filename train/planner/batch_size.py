@@ -178,13 +178,13 @@ def real_steps(plan: Plan, learner: Learner, *, world_size: int) -> Probe:
 def loader_bytes(plan: Plan, spec: BatchSpec, samples: int, *, dtype: torch.dtype) -> int:
     """GPU memory of the loader for batches of `samples` images like those of `spec`: calculated, an upper estimate.
 
-    Of every batch in flight, the images as stored and as resized, in 8 bits, and as the network gets them. Of one, in
-    float32: what the resize and the mixing keep in between.
+    Of every batch in flight, the images as stored and as resized, in 8 bits, and as the network gets them. Of one, what
+    the resize (in float32) and the operations of a policy (in 8 bits) keep in between.
     """
     stored = plan.shards.splits[spec.split].stored[spec.stored_res][spec.ids]
     pixels, out = float((stored["width"].astype(float) * stored["height"]).mean()), spec.res**2
     in_flight = 3 * (pixels + (1 + dtype.itemsize) * out)
-    return _DECODER_BYTES + round(samples * (_IN_FLIGHT * in_flight + 3 * 4 * (pixels + 2 * out)))
+    return _DECODER_BYTES + round(samples * (_IN_FLIGHT * in_flight + 3 * (4 * pixels + 2 * out)))
 
 
 @contextlib.contextmanager

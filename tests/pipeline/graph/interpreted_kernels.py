@@ -16,14 +16,22 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.graph import augment_nodes as ops
-from resolute.pipeline.graph import gpu_augment as launch
-from resolute.pipeline.graph.gpu_augment import GpuAugment
+from resolute.pipeline.graph import gpu_finish as launch
+from resolute.pipeline.graph.gpu_finish import GpuFinish
 from resolute.pipeline.graph.kernels import augment as pixels
 from resolute.pipeline.graph.kernels import triton_finish, triton_slot
 from resolute.pipeline.plan import autoaugment as p
 from resolute.pipeline.plan.plan import BatchSpec, Plan
-from resolute.pipeline.plan.sampling import CUTMIX, MIXUP, NOISE_PX, UNMIXED, Features, augment_params, features
+from resolute.pipeline.plan.sampling import (
+    CUTMIX,
+    MIXUP,
+    NOISE_PX,
+    UNMIXED,
+    Features,
+    augment_params,
+    erase_noise,
+    features,
+)
 from resolute.pipeline.plan.stage import Augment, Stage
 from tests.pipeline.graph.test_augment_kernels import CASES, EVERY, MEAN, STD, run
 from tests.support import reference_ops
@@ -70,7 +78,7 @@ def augmented(
     images: NDArray[np.uint8], spec_: BatchSpec, used: Features, *, dtype: torch.dtype = torch.float32,
     mean: Any = EXACT["mean"], std: Any = EXACT["std"],
 ) -> torch.Tensor:  # fmt: skip
-    kernels = GpuAugment(used, mean=mean, std=std, noise=ops.erase_noise(MEAN, STD), dtype=dtype, device=CPU)
+    kernels = GpuFinish(used, mean=mean, std=std, noise=erase_noise(MEAN, STD), dtype=dtype, device=CPU)
     kernels._fill = torch.tensor([round(255 * m) for m in MEAN], dtype=torch.int32)
     return kernels(torch.from_numpy(images), *kernels.pack(spec_))
 
@@ -279,9 +287,9 @@ def test_in_the_loader_each_batch_gets_its_own_parameters(
     """Decoded and resized by DALI's operators; the kernels then do what the CPU's graph does to the same images."""
     resized = []
 
-    class Recording(GpuAugment):
-        def __call__(self, images: torch.Tensor, *others: Any) -> torch.Tensor:
-            resized.append(images.numpy().copy())
+    class Recording(GpuFinish):
+        def __call__(self, images: Any, *others: Any) -> torch.Tensor:
+            resized.append(np.array(images))
             return super().__call__(images, *others)
 
     augment = Augment(policy="randaugment", grey_prob=0.2, random_erasing_prob=0.5, mixup_alpha=0.5, cutmix_alpha=1.0,
@@ -289,7 +297,7 @@ def test_in_the_loader_each_batch_gets_its_own_parameters(
     stages = [Stage(res=res, epochs=1, batch_size=size, fraction=0.06, augment=augment)
               for res, size in ((32, 1), (48, 2), (32, 3))]  # fmt: skip
     plan = Plan(shard_set, [*stages, Stage(res=32, epochs=1, batch_size=2, fraction=0.06)], eval_batch_size=None)
-    monkeypatch.setattr(launch, "GpuAugment", Recording)
+    monkeypatch.setattr(launch, "GpuFinish", Recording)
     with GpuLoader(monkeypatch, plan, prefetch_batches=3) as loader:
         resized.clear()  # of the warm-up
         for batch, images in zip(loader, resized, strict=False):  # why in this order: the loader fills the list
@@ -350,6 +358,6 @@ def test_a_batch_takes_one_launch_per_slot_plus_one(
 
 def test_the_warm_up_launches_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     used, launches = features([Augment(policy="randaugment", num_ops=2)]), counted(monkeypatch)
-    kernels = GpuAugment(used, mean=MEAN, std=STD, noise=ops.erase_noise(MEAN, STD), dtype=torch.float32, device=CPU)
+    kernels = GpuFinish(used, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), dtype=torch.float32, device=CPU)
     kernels.warm_up()
     assert launches == ["apply_slot", "apply_slot", "finish"]

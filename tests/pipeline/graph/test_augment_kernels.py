@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from nvidia.dali import fn, pipeline_def, types
 from PIL import Image
 
-from resolute.pipeline.graph import augment_nodes as ops
 from resolute.pipeline.graph import cpu_nodes as cpu
 from resolute.pipeline.graph.graph import _graph
 from resolute.pipeline.graph.kernels import augment as pixels
 from resolute.pipeline.plan import autoaugment as p
 from resolute.pipeline.plan.plan import BatchSpec
-from resolute.pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED, Features, augment_params, features
+from resolute.pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED, Features, augment_params, erase_noise, features
 from resolute.pipeline.plan.stage import Augment
 from tests import SHARED_DATA
 from tests.pipeline.graph.test_gpu_graph import PLAIN
@@ -63,7 +62,7 @@ def run(images: NDArray[np.uint8], spec_: BatchSpec, wanted: Features) -> Any:
     out, raw = np.empty(images.shape, np.float32), np.empty(images.shape, np.uint8)
     built = graph()
     built.build()
-    packer = cpu.ImageRows(wanted, mean=MEAN, std=STD, noise=ops.erase_noise(MEAN, STD))  # why kept: it owns the noise
+    packer = cpu.ImageRows(wanted, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD))  # why kept: it owns the noise
     rows = packer.pack(spec_, out, raw)
     built.feed_input("images", images)
     built.feed_input("rows", rows)
@@ -226,7 +225,7 @@ def test_the_mean_colour_over_many_samples_equals_its_formula() -> None:
 
 def test_everything_that_changes_pixels_is_at_most_two_nodes_of_the_graph() -> None:
     def operators(*augments: Augment) -> list[str]:
-        pipe = _graph(decode_device="cpu", **{**PLAIN, "on_cpu": True, "features": features(augments)})
+        pipe = _graph(decode_device="cpu", **{**PLAIN, "on_cpu": True, "mixing": features(augments).mixing})
         pipe.build()
         return [re.sub(r"\W|\d", "", operator.name) for operator in pipe._ops]
 

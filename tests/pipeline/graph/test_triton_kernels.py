@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import nvidia.dali
 import pytest
 import torch
 import triton
@@ -139,10 +138,3 @@ def test_the_programs_of_a_launch_cover_each_image_once(n: int, res: int) -> Non
 
 def test_a_run_without_slots_takes_one_launch() -> None:
     assert [launch.kernel.__name__ for launch in launches(Features(), torch.float16)] == ["finish"]
-
-
-def test_dali_waits_for_the_device_before_it_frees_memory_used_by_torch() -> None:
-    """Batches are released while kernels that read them are still queued; DALI must not reuse their memory yet."""
-    header = (Path(nvidia.dali.__file__).parent / "include/dali/pipeline/data/dltensor.h").read_text()
-    destructor = header.partition("DLTensorResource<SharedTensorPayload>::~DLTensorResource() {")[2].partition("\n}")[0]
-    assert re.search(r"device_type == kDLCUDA\) \{\s*EnqueueForDeletion\(std::move\(payload\.data\)", destructor)

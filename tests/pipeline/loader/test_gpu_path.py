@@ -1,24 +1,32 @@
-"""The GPU path of the loader, run with CPU kernels, produces the batches of the CPU path, for all variants."""
+"""The GPU path of the loader, run with CPU kernels, produces the batches of the CPU path, for all variants.
+
+With Triton's kernels in its interpreter: `interpreted_kernels.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from nvidia.dali import fn
 
 from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.graph.gpu_finish import GpuFinish
 from resolute.pipeline.graph.graph import Graph
 from resolute.pipeline.loader.loader import Loader
-from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.pipeline.plan.stage import Augment, Stage
 from tests.support.gpu_on_cpu import GpuLoader, differences
 
 MIXING: dict[str, dict[str, Any]] = {
     "plain": {}, "batch": {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "mixup_prob": 0.8},
     "elem": {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "mixup_mode": "elem", "mixup_prob": 0.8},
+    "erasing": {"random_erasing_prob": 0.6, "mixup_alpha": 0.8}, "noise": {"random_erasing_prob": 0.6,
+    "random_erasing_fill": "noise"},
 }  # fmt: skip
 
 
@@ -65,6 +73,37 @@ def swapped(real: Any, images: Any, **named: Any) -> Any:
     return real(images, **{**named, "roi_start": named["roi_end"], "roi_end": named["roi_start"]})
 
 
+def others(pack: Callable[..., Any]) -> Callable[..., Any]:
+    """Mixes each image with another one than the planned partner."""
+
+    def packed(finish: GpuFinish, spec: BatchSpec) -> Any:
+        return pack(finish, replace(spec, partners=np.roll(spec.partners, 1)))
+
+    return packed
+
+
+def mirrored(pack: Callable[..., Any]) -> Callable[..., Any]:
+    """Takes the box of cutmix from the other side of the partner."""
+
+    def packed(finish: GpuFinish, spec: BatchSpec) -> Any:
+        boxes = spec.boxes.copy()
+        boxes[:, 0] = spec.res - boxes[:, 0] - boxes[:, 2]
+        return pack(finish, replace(spec, boxes=boxes))
+
+    return packed
+
+
+def parameters_late(pack: Callable[..., Any]) -> Callable[..., Any]:
+    """Uses the parameters of the batch before."""
+    last: list[Any] = []
+
+    def packed(finish: GpuFinish, spec: BatchSpec) -> Any:
+        last.append(pack(finish, spec))
+        return last[-2] if len(last) > 1 and len(last[-2][0]) == len(spec) else last[-1]
+
+    return packed
+
+
 def one_late(take: Callable[..., Any]) -> Callable[..., Any]:
     held: list[torch.Tensor] = []
 
@@ -80,16 +119,15 @@ def one_late(take: Callable[..., Any]) -> Callable[..., Any]:
     ("where", "name", "instead"),
     [
         (fn, "resize", lambda real: lambda images, **named: swapped(real, images, **named)),
-        (fn, "permute_batch", lambda real: lambda images, indices: real(images, indices=indices * 0)),
-        (fn, "crop_mirror_normalize", lambda real: lambda images, **named: real(images, **{**named, "mirror": 1})),
+        (GpuFinish, "pack", others), (GpuFinish, "pack", mirrored), (GpuFinish, "pack", parameters_late),
         (Graph, "take", one_late),
     ],
-    ids=["flips", "partners", "mirror", "order"],
-)
+    ids=["flips", "partners", "boxes", "parameters", "order"],
+)  # fmt: skip
 def test_an_image_other_than_the_planned_one_is_detected(
     monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet, where: Any, name: str, instead: Callable[..., Any]
 ) -> None:
-    plan = plan_of(shard_set, mixup_alpha=0.8)
+    plan = plan_of(shard_set, mixup_alpha=0.8, cutmix_alpha=1.0)
     with Loader(plan) as on_cpu:
         expected = [*on_cpu]
     monkeypatch.setattr(where, name, instead(getattr(where, name)))

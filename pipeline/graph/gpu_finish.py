@@ -1,6 +1,8 @@
-"""Host side of GPU augmentation: packs a batch's parameters into one array and launches the Triton kernels.
+"""`GpuFinish`: the last part of the GPU's path, from the resized images of DALI to a normalised batch of torch.
 
-A batch takes at most one launch per slot plus one, whatever the policy draws. The host never waits for the device.
+Triton kernels apply the policy, one launch per slot, and a last one erases, mixes and normalises into a new tensor.
+They read DALI's memory by its address. An event of the stream tells when they have done so; until then the memory is
+kept, so DALI cannot reuse it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import os
 import shutil
 import sys
 import sysconfig
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +29,69 @@ from resolute.pipeline.plan import autoaugment as p
 from resolute.pipeline.plan.plan import BatchSpec
 from resolute.pipeline.plan.sampling import CUTMIX, NOISE_PX, Features, pack_ops
 
-__all__ = ["GpuAugment"]
+__all__ = ["GpuFinish", "Held"]
 
 _PARTS = 8  # programs per image; why so few: those that need a histogram each read the complete image
 # why no fusion: a * b + c is then rounded twice, as on the CPU
 _OPTIONS = {"enable_fp_fusion": False, "num_warps": 4}
 
 
-class GpuAugment:
+class Held:
+    """Keeps objects, whose memory kernels read, until an event after these kernels has passed on the device.
+
+    Within `reading(owner)`, kernels that read the memory of `owner` are launched on the current stream of `device`. At
+    most `limit` objects are held: from then on, the host waits for the oldest one's event, so it cannot run ahead of
+    the device by more than so many batches of DALI's memory. On a CPU, whose kernels run at once, nothing is held.
+    """
+
+    def __init__(self, device: torch.device, *, limit: int) -> None:
+        self._device, self._limit = device, limit
+        self._owners: deque[list[Any]] = deque()  # [owner, event]; None for the event: not recorded yet
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    @contextlib.contextmanager
+    def reading(self, owner: Any) -> Iterator[None]:
+        """Hold `owner`; its event follows the kernels that the block launches, even if the block is interrupted."""
+        if self._device.type != "cuda":
+            yield
+            return
+        with cuda.on(self._device):
+            self._release()
+            held = [owner, None]
+            self._owners.append(held)
+            yield
+            held[1] = cuda.record_event(self._device, timing=False)
+
+    def _release(self) -> None:
+        """Let go of the objects that have been read; waits for the oldest if there are too many."""
+        while self._owners:
+            event = self._event_of(self._owners[0])
+            if not event.query():
+                if len(self._owners) < self._limit:
+                    return
+                event.synchronize()  # sync: the host is `limit` batches ahead, and each holds memory of DALI
+            self._owners.popleft()
+
+    def close(self) -> None:
+        """Wait until all held objects have been read, and let go of them."""
+        while self._owners:
+            self._event_of(self._owners[0]).synchronize()  # sync: the graph ends, and its memory with it
+            self._owners.popleft()
+
+    def _event_of(self, held: list[Any]) -> Any:
+        if held[1] is None:  # an interrupt came before it was recorded: one recorded now is later than the kernels
+            held[1] = cuda.record_event(self._device, timing=False)
+        return held[1]
+
+
+class GpuFinish:
     """Applies the slots, erasing, mixing and normalisation of a run to its batches on the device."""
 
     def __init__(
         self, features: Features, *, mean: tuple[float, ...], std: tuple[float, ...], noise: np.ndarray[Any, Any],
-        dtype: torch.dtype, device: torch.device,
+        dtype: torch.dtype, device: torch.device, limit: int = 3,
     ) -> None:  # fmt: skip
         """Copy the constants to the device.
 
@@ -45,12 +99,14 @@ class GpuAugment:
         noise       (NOISE_PX, NOISE_PX, 3) uint8: the noise fill of erasing
         dtype       of the output
         device      a CUDA device; a CPU for Triton's interpreter
+        limit       batches of DALI's memory that are held at most
 
         Raises `ResoluteError` if Triton lacks what it needs to start on a CUDA device.
         """
         if device.type == "cuda":
             _check_build_tools()
         self._features, self._dtype, self._device = features, dtype, device
+        self._held = Held(device, limit=limit)
         self._slots = len(features.slots)
         self._erase = (1 + p.VALUES) * self._slots
         self._erases, self._mixes = bool(features.fills), features.mixing
@@ -68,9 +124,18 @@ class GpuAugment:
         packed = torch.zeros((1, self._fields), dtype=torch.int32, pin_memory=self._device.type != "cpu")
         self(images, packed, list(range(self._slots)))
 
+    def close(self) -> None:
+        """Wait until the device has read all images of DALI, and let go of them."""
+        self._held.close()
+
     def pack(self, spec: BatchSpec) -> tuple[torch.Tensor, list[int]]:
-        """(parameters of a batch, (N, fields) int32 in pinned memory; the slots that any image of it uses)."""
+        """(parameters of a batch, (N, fields) int32 in pinned memory; the slots that any image of it uses).
+
+        The parameters of a run that has none are an array on the device.
+        """
         n, features = len(spec), self._features
+        if not self._fields:
+            return self._fill, []  # not read
         packed = torch.empty((n, self._fields), dtype=torch.int32, pin_memory=self._device.type != "cpu")
         rows, busy = packed.numpy(), list[int]()
         if self._slots:
@@ -88,32 +153,46 @@ class GpuAugment:
             mix[:, 3:] = np.where((spec.modes == CUTMIX)[:, None], spec.boxes, 0)
         return packed, busy
 
-    def __call__(self, images: torch.Tensor, packed: torch.Tensor, busy: list[int]) -> torch.Tensor:
+    def __call__(self, images: Any, packed: torch.Tensor, busy: list[int]) -> torch.Tensor:
         """Augment, mix and normalise `images` (N, res, res, 3) uint8; returns a new tensor of the run's dtype.
 
-        Runs asynchronously on the current stream. `packed` and `busy` come from `pack`. The caller may release `images`
-        before the device has read them: torch frees in the stream's order, and DALI frees the memory of a tensor that
-        it lent by DLPack only after it has waited for the device (in a thread of its own; `dltensor.h` of DALI 2.4.0).
+        `images` is a tensor of DALI or torch, which is held until the device has read it. `packed` and `busy` come from
+        `pack`. Runs asynchronously on the current stream.
         """
-        n, side = images.shape[:2]
-        with cuda.on(self._device) if self._device.type == "cuda" else contextlib.nullcontext():
+        with self._held.reading(images):
+            source = _as_torch(images)
+            n, side = source.shape[:2]
             params = packed.to(self._device, non_blocking=True)
             part = triton.cdiv(triton.cdiv(side * side, _PARTS), BLOCK) * BLOCK
             parts, blocks = triton.cdiv(side * side, part), triton.cdiv(side * side, BLOCK)
-            buffers = [torch.empty_like(images) for _ in busy[:2]]
+            buffers = [torch.empty_like(source) for _ in busy[:2]]
             for turn, slot in enumerate(busy):
                 augmented = buffers[turn % 2]
                 apply_slot[(n * parts,)](
-                    images, augmented, params, slot, self._slots, self._fields, side, part, parts, BLOCK=BLOCK,
+                    source, augmented, params, slot, self._slots, self._fields, side, part, parts, BLOCK=BLOCK,
                     **_OPTIONS,
                 )  # fmt: skip
-                images = augmented
-            out = torch.empty(images.shape, dtype=self._dtype, device=self._device)
+                source = augmented
+            out = torch.empty(source.shape, dtype=self._dtype, device=self._device)
             finish[(n * blocks,)](
-                images, out, params, self._noise, self._fill, self._scales, self._fields, self._erase, self._mix,
+                source, out, params, self._noise, self._fill, self._scales, self._fields, self._erase, self._mix,
                 side, blocks, ERASES=self._erases, MIXES=self._mixes, BLOCK=BLOCK, **_OPTIONS,
             )  # fmt: skip
         return out
+
+
+def _as_torch(images: Any) -> torch.Tensor:
+    """A tensor on the memory of a DALI tensor, without a copy; a tensor of torch is returned as it is.
+
+    By the address, not by DLPack: when a DLPack tensor is deleted, a thread of DALI waits for the whole device, and
+    keeps a core busy meanwhile (`dltensor.h` of DALI 2.4).
+    """
+    if isinstance(images, torch.Tensor):
+        return images
+    if hasattr(images, "__cuda_array_interface__"):
+        device = torch.device("cuda", images.device_id())
+        return torch.as_tensor(images, device=device)  # no sync: nothing is copied
+    return torch.from_numpy(np.asarray(images))
 
 
 def _check_build_tools() -> None:
@@ -131,11 +210,11 @@ def _check_build_tools() -> None:
     if not any(map(shutil.which, programs)):
         raise ResoluteError(
             f"Triton: got {'no gcc or clang' if cc is None else f'CC={cc}, which is no program'}, expected a C "
-            "compiler to augment on a GPU; install one (Debian: apt install gcc)"
+            "compiler for a GPU; install one (Debian: apt install gcc)"
         )
     if not Path(headers, "Python.h").exists():
         package = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
         raise ResoluteError(
-            f"Triton: got no Python.h in {headers}, expected the headers of this Python to augment on a GPU; install "
+            f"Triton: got no Python.h in {headers}, expected the headers of this Python for a GPU; install "
             f"them (Debian: apt install {package})"
         )

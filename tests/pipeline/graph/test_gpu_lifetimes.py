@@ -1,0 +1,281 @@
+"""DALI's memory is read by kernels of torch's stream before DALI may use it again: a model of a device shows it.
+
+`Model` stands in for the device: a stream is a queue of kernels and events that the device runs when it likes, and an
+image of DALI whose last reference is gone is memory that DALI writes to at once. Tensors are fake ones on "cuda:0", so
+each operation also checks the devices of its operands.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from resolute.pipeline import cuda
+from resolute.pipeline.graph import gpu_finish
+from resolute.pipeline.graph.gpu_finish import GpuFinish, Held
+from resolute.pipeline.plan.sampling import Features, erase_noise, features
+from resolute.pipeline.plan.stage import Augment
+from tests.support.batch_spec import batch_spec
+from tests.support.fake_cuda import FakeCuda
+from tests.support.gpu_on_cpu import MEAN, STD
+
+GPU = torch.device("cuda", 0)
+LIMIT = 3
+POLICY = features([Augment(policy="randaugment", random_erasing_prob=0.5, mixup_alpha=0.2, cutmix_alpha=1.0)])
+
+
+class Model(FakeCuda):
+    """A GPU with one stream, and the faults that were seen."""
+
+    def __init__(self, pace: Callable[[int], int]) -> None:
+        """`pace`: how many of its queued operations the device runs whenever the host queues or asks for something."""
+        super().__init__()
+        self.queue: deque[tuple[str, Any]] = deque()
+        self.pace, self.faults, self.written, self.waits = pace, list[str](), set[int](), 0
+        model = self
+
+        class Event:
+            def __init__(self, *, enable_timing: bool) -> None:
+                assert not enable_timing
+                self.passed, self.recorded = False, False
+
+            def record(self, stream: Any) -> None:
+                self.recorded = True
+                model.enqueue("event", self)
+
+            def query(self) -> bool:
+                assert self.recorded
+                model.run(model.pace(len(model.queue)))
+                return self.passed
+
+            def synchronize(self) -> None:
+                assert self.recorded
+                model.waits += not self.passed
+                while not self.passed:
+                    model.run(1)
+
+        self.Event = Event
+
+    def enqueue(self, kind: str, what: Any) -> None:
+        self.queue.append((kind, what))
+        self.run(self.pace(len(self.queue)))
+
+    def run(self, operations: int) -> None:
+        for _ in range(min(operations, len(self.queue))):
+            kind, what = self.queue.popleft()
+            if kind == "event":
+                what.passed = True
+            elif what in self.written:
+                self.faults.append(f"image {what} was read after DALI had reused its memory")
+
+    def image(self, number: int, spec_res: int, n: int) -> Any:
+        """An image batch of DALI; DALI writes to its memory as soon as nobody refers to it."""
+        owner = DaliImages(number, (n, spec_res, spec_res, 3))
+        weakref.finalize(owner, self.written.add, number)
+        return owner
+
+
+class DaliImages:
+    """A tensor of DALI as far as `GpuFinish` uses it."""
+
+    def __init__(self, number: int, shape: tuple[int, ...]) -> None:
+        self.number, self.shape = number, shape
+
+
+class Kernel:
+    """Stands in for a kernel: checks the operands' devices and dtypes, and queues a read of DALI's image."""
+
+    def __init__(self, model: Model, numbers: dict[int, int]) -> None:
+        self.model, self.numbers = model, numbers
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        assert all(programs > 0 for programs in grid)
+
+        def launch(source: Any, target: Any, packed: Any, *others: Any, **options: Any) -> None:
+            for tensor in (source, target, packed, *others):
+                assert not isinstance(tensor, torch.Tensor) or tensor.device == GPU, "a tensor is not on the GPU"
+            assert (source.dtype, packed.dtype) == (torch.uint8, torch.int32)
+            assert source.shape == target.shape
+            assert source.is_contiguous()
+            assert target.is_contiguous()
+            if id(source) in self.numbers:
+                self.model.enqueue("read", self.numbers[id(source)])
+
+        return launch
+
+
+@contextmanager
+def modelled(monkeypatch: pytest.MonkeyPatch, pace: Callable[[int], int]) -> Iterator[Model]:
+    model, numbers, views = Model(pace), dict[int, int](), list[torch.Tensor]()
+    with monkeypatch.context() as patch, FakeTensorMode(allow_non_fake_inputs=True):
+
+        def as_torch(images: DaliImages) -> torch.Tensor:
+            view = torch.empty(images.shape, dtype=torch.uint8, device=GPU)
+            numbers[id(view)] = images.number
+            views.append(view)
+            return view
+
+        model.install(patch)
+        patch.setattr(gpu_finish, "_check_build_tools", lambda: None)
+        patch.setattr(gpu_finish, "_as_torch", as_torch)
+        patch.setattr(gpu_finish, "apply_slot", Kernel(model, numbers))
+        patch.setattr(gpu_finish, "finish", Kernel(model, numbers))
+        yield model
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, pace: Callable[[int], int], used: Features, *, batches: int = 40,
+    interrupt: bool = False, close: bool = True,
+) -> Model:  # fmt: skip
+    """Finish batches of changing shapes as the graph does, and close; returns what the model saw."""
+    with modelled(monkeypatch, pace) as model:
+        kernels = GpuFinish(used, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), dtype=torch.float16, device=GPU,
+                            limit=LIMIT)  # fmt: skip
+        busy = list(range(len(used.slots)))
+        for number in range(batches):
+            n, res = 4 + number % 3, 16 + 8 * (number % 2)
+            packed = torch.zeros((n, kernels._fields), dtype=torch.int32)  # on the host
+            images = model.image(number, res, n)
+            if interrupt and number % 5 == 4:
+                monkeypatch.setattr(torch, "empty", interrupted(torch.empty))
+                with pytest.raises(KeyboardInterrupt):
+                    kernels(images, packed, busy if number % 2 else [])
+                monkeypatch.undo()
+            else:
+                out = kernels(images, packed, busy if number % 2 else [])
+                assert isinstance(out, FakeTensor)
+                assert (out.device, out.dtype, tuple(out.shape)) == (GPU, torch.float16, (n, res, res, 3))
+            del images
+            assert len(kernels._held) <= LIMIT
+        if close:
+            kernels.close()
+            assert len(kernels._held) == 0
+        del kernels
+        model.run(len(model.queue))
+    return model
+
+
+def interrupted(empty: Callable[..., Any]) -> Callable[..., Any]:
+    """Ctrl-C when the output is allocated, that is, between the first launches and the last."""
+
+    def allocate(*args: Any, dtype: Any = None, **keys: Any) -> Any:
+        if dtype == torch.float16:
+            raise KeyboardInterrupt
+        return empty(*args, dtype=dtype, **keys)
+
+    return allocate
+
+
+def never(queued: int) -> int:
+    return 0
+
+
+def at_once(queued: int) -> int:
+    return queued
+
+
+def at_random(seed: int) -> Callable[[int], int]:
+    rng = np.random.default_rng(seed)
+    return lambda queued: int(rng.integers(0, 4)) if rng.random() < 0.5 else 0
+
+
+PACES = {"never": never, "at once": at_once} | {f"random {seed}": at_random(seed) for seed in range(8)}
+USED = {"plain": Features(), "policy": POLICY}
+
+
+@pytest.mark.parametrize("used", USED)
+@pytest.mark.parametrize("pace", PACES)
+def test_every_image_is_read_before_dali_uses_its_memory_again(
+    monkeypatch: pytest.MonkeyPatch, pace: str, used: str
+) -> None:
+    model = run(monkeypatch, PACES[pace], USED[used])
+    assert model.faults == []
+    assert len(model.written) == 40  # and none is kept for ever
+    if pace == "at once":
+        assert model.waits == 0
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_also_after_an_interrupt_between_two_launches(monkeypatch: pytest.MonkeyPatch, pace: str) -> None:
+    model = run(monkeypatch, PACES[pace], POLICY, interrupt=True)
+    assert model.faults == []
+    assert len(model.written) == 40
+
+
+def test_the_host_runs_ahead_of_the_device_by_no_more_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits once per batch beyond that, for the oldest."""
+    assert run(monkeypatch, never, POLICY, batches=LIMIT).waits == LIMIT  # those of `close`
+    assert run(monkeypatch, never, POLICY, batches=LIMIT + 4, close=False).waits == 4
+
+
+def dropped(self: Held, owner: Any) -> Any:
+    """Holds nothing."""
+    return contextmanager(lambda: iter([None]))()
+
+
+@contextmanager
+def recorded_first(self: Held, owner: Any) -> Iterator[None]:
+    """Records the event before the kernels."""
+    self._release()
+    self._owners.append([owner, cuda.record_event(GPU, timing=False)])
+    yield
+
+
+@contextmanager
+def by_number(self: Held, owner: Any) -> Iterator[None]:
+    """Lets go of the oldest without looking at its event."""
+    self._owners.append([owner, None])
+    if len(self._owners) > LIMIT:
+        self._owners.popleft()
+    yield
+
+
+@contextmanager
+def without_interrupts(self: Held, owner: Any) -> Iterator[None]:
+    """Holds an image only once its kernels have been launched."""
+    self._release()
+    yield
+    self._owners.append([owner, cuda.record_event(GPU, timing=False)])
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake", "interrupt"),
+    [("reading", dropped, False), ("reading", recorded_first, False), ("reading", by_number, False),
+     ("reading", without_interrupts, True), ("close", lambda held: held._owners.clear(), False)],
+    ids=["not held", "event too early", "by number", "held after the launches", "closed without waiting"],
+)  # fmt: skip
+def test_memory_that_is_let_go_too_early_is_detected(
+    monkeypatch: pytest.MonkeyPatch, name: str, mistake: Any, interrupt: bool
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Held, name, mistake)
+        paces = [never, *(at_random(seed) for seed in range(8))]
+        models = [run(pytest.MonkeyPatch(), pace, POLICY, interrupt=interrupt) for pace in paces]
+        faults = [fault for model in models for fault in model.faults]
+    assert faults
+    assert all("was read after DALI had reused its memory" in fault for fault in faults)
+
+
+def test_a_tensor_on_the_wrong_device_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parameters left on the host."""
+    with modelled(monkeypatch, at_once) as model:
+        kernels = GpuFinish(POLICY, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), dtype=torch.float16, device=GPU)
+        monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **__: tensor)
+        with pytest.raises(AssertionError, match="a tensor is not on the GPU"):
+            kernels(model.image(0, 16, 4), torch.zeros((4, kernels._fields), dtype=torch.int32), [])
+
+
+def test_the_parameters_of_a_batch_have_the_fields_that_the_kernels_expect() -> None:
+    """As `run` makes them up."""
+    kernels = GpuFinish(POLICY, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), dtype=torch.float32,
+                        device=torch.device("cpu"))  # fmt: skip
+    packed, _ = kernels.pack(batch_spec(4, res=16))
+    assert (packed.dtype, tuple(packed.shape)) == (torch.int32, (4, kernels._fields))
