@@ -50,10 +50,9 @@ def open_plan(args: argparse.Namespace) -> Plan:
     if shards.target.kind != "class":
         raise ResoluteError(f"{args.shards}: got {shards.target.kind} as targets, expected a class per sample; the "
                             "examples train classifiers: use `make train`, or another set")  # fmt: skip
-    augment = Augment(mixup_alpha=0.2, cutmix_alpha=1.0)
     resolutions = args.res or shards.resolutions[:2]
-    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size, augment=augment) for res in resolutions]
-    return Plan(shards, stages)
+    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size) for res in resolutions]
+    return Plan(shards, stages, augment=Augment(mixup_alpha=0.2, cutmix_alpha=1.0))
 
 
 def run(main: Callable[[], Any]) -> NoReturn:

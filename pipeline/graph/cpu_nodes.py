@@ -29,15 +29,16 @@ from resolute.pipeline.plan.sampling import MIXUP, NOISE_PX, UNMIXED, Features, 
 __all__ = ["ImageRows", "augment", "crop", "mix"]
 
 # A row of 32-bit words per image holds everything that varies, because each input of a graph costs the consumer's
-# thread about 0.17 ms per batch of 1 024. First int64, by index of an int64: addresses of the output (float32), of the
-# image before normalisation (uint8, "raw"), of its mix partner's and of the noise tile; batch tag.
+# thread about 0.17 ms per batch of 1 024. First int64, by index of an int64: addresses of the output (float32 or
+# uint8), of the image before normalisation (uint8, "raw"), of its mix partner's and of the noise tile; batch tag.
 _OUT, _RAW, _PARTNER, _NOISE, _TAG = range(5)
 # Then int32, by word: side in px, flips, whether `mix` finishes the image; fill and box (x, y, w, h) of erasing, origin
-# (y, x) of its noise, mean colour; mode and box of mixing.
-_RES, _FLIP, _VFLIP, _SHARED, _FILL, _ERASE, _ORIGIN, _MEAN, _MODE, _BOX = 10, 11, 12, 13, 14, 15, 19, 21, 24, 25
+# (y, x) of its noise, mean colour; mode and box of mixing; whether the output is uint8, not normalised.
+_RES, _FLIP, _VFLIP, _SHARED, _FILL = 10, 11, 12, 13, 14
+_ERASE, _ORIGIN, _MEAN, _MODE, _BOX, _BYTES = 15, 19, 21, 24, 25, 29
 # Then float32: scales and shifts of the channels, lam. Then y, x, height, width of the crop, int32; the kinds of all
 # slots, int32, and their values, float32.
-_SCALE, _SHIFT, _LAM, _CROP, _SLOTS = 29, 32, 35, 36, 40
+_SCALE, _SHIFT, _LAM, _CROP, _SLOTS = 30, 33, 36, 37, 41
 _NO_FILL, _FILL_MEAN, _FILL_NOISE = 0, 1, 2
 
 
@@ -59,17 +60,18 @@ class ImageRows:
         numbers[_SCALE:_SHIFT] = [1 / (255 * s) for s in std]
         numbers[_SHIFT:_LAM] = [-m / s for m, s in zip(mean, std, strict=True)]
 
-    def pack(self, spec: BatchSpec, out: NDArray[np.float32], raw: NDArray[np.uint8] | None) -> NDArray[np.int32]:
+    def pack(self, spec: BatchSpec, out: NDArray[Any], raw: NDArray[np.uint8] | None) -> NDArray[np.int32]:
         """Rows (N, words) int32 of a batch; `out` and `raw`, both (N, res, res, 3), must outlive its run.
 
-        `raw` may be None if the run has no slots, erasing or mixing.
+        `out` is float32, or uint8 for images that are not normalised. `raw` may be None if the run has no slots,
+        erasing or mixing.
         """
         n, params, slots = len(spec), spec.augment_params, len(self._features.slots)
         rows = np.empty((n, len(self._same)), np.int32)
         rows[:] = self._same
         longs, floats = rows.view(np.int64), rows.view(np.float32)
         longs[:, _OUT], longs[:, _TAG] = _addresses(out), spec.index
-        rows[:, _RES], rows[:, _FLIP] = spec.res, spec.flips
+        rows[:, _RES], rows[:, _FLIP], rows[:, _BYTES] = spec.res, spec.flips, out.dtype == np.uint8
         rows[:, _CROP : _CROP + 2], rows[:, _CROP + 2 : _SLOTS] = spec.crops[:, 1::-1], spec.crops[:, :1:-1]
         if "vflips" in params:
             rows[:, _VFLIP] = params["vflips"]
@@ -87,12 +89,19 @@ class ImageRows:
             rows[:, _SHARED] = mixed
             rows[spec.partners[mixed], _SHARED] = 1
             longs[:, _PARTNER] = addresses[spec.partners]
-            rows[:, _MODE], rows[:, _BOX:_SCALE], floats[:, _LAM] = spec.modes, spec.boxes, spec.lam
+            rows[:, _MODE], rows[:, _BOX:_BYTES], floats[:, _LAM] = spec.modes, spec.boxes, spec.lam
         if slots and any(f"{part}_kinds" in params for part, _ in self._features.slots):
             kinds, values = pack_ops(params, self._features.slots, n)
             last = _SLOTS + slots
             rows[:, _SLOTS:last], floats[:, last : last + p.VALUES * slots] = kinds, values.reshape(n, -1)
         return rows
+
+
+    def normalise(self, images: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+        """Normalise `images` into `out`, both (N, res, res, 3) and contiguous."""
+        numbers, lines = self._same.view(np.float32), (-1, 3 * images.shape[2])
+        scale, shift = numbers[_SCALE:_SHIFT], numbers[_SHIFT:_LAM]
+        normalise_rows(images.reshape(lines), out.reshape(lines), scale, shift)
 
 
 def _addresses(images: NDArray[Any]) -> NDArray[np.int64]:
@@ -170,6 +179,17 @@ def _byte_image(address: Any, res: int) -> Any:
     return carray(_to_bytes(address), (res, res, 3), np.uint8)
 
 
+@compiled
+def _write(raw: Any, row: Any, longs: Any, floats: Any) -> None:
+    """Write the finished image `raw` (res, res, 3) uint8 to the output, normalised unless that is uint8."""
+    res = row[_RES]
+    if row[_BYTES] > 0:
+        _byte_image(longs[_OUT], res)[:] = raw
+        return
+    out = _float_image(longs[_OUT], res)
+    normalise_rows(raw.reshape(res, 3 * res), out.reshape(res, 3 * res), floats[_SCALE:_SHIFT], floats[_SHIFT:_LAM])
+
+
 _c_functions: dict[Any, Any] = {}  # why: DALI holds only their addresses, which must stay valid
 
 
@@ -197,12 +217,15 @@ def _run_augment(outs: Any, _to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id
         jpeg_tag |= np.int64(jpeg[nbytes - TAG_BYTES + i]) << 8 * i
     carray(outs[0], 1, np.int64)[0] = longs[_TAG] if longs[_TAG] == jpeg_tag else -1
     res, flip, vflip = row[_RES], row[_FLIP] > 0, row[_VFLIP] > 0
-    out, scale, shift = _float_image(longs[_OUT], res), floats[_SCALE:_SHIFT], floats[_SHIFT:_LAM]
+    scale, shift = floats[_SCALE:_SHIFT], floats[_SHIFT:_LAM]
     slots = (words - _SLOTS) // (1 + p.VALUES)
     first = _SLOTS + slots
     kinds, values = row[_SLOTS:first], floats[first : first + p.VALUES * slots]
     if not (kinds != p.NONE).any() and row[_FILL] == _NO_FILL and row[_SHARED] == 0:
-        resize(image, flip, vflip, out, scale, shift)
+        if row[_BYTES] > 0:
+            resize(image, flip, vflip, _byte_image(longs[_OUT], res), scale, shift)
+        else:
+            resize(image, flip, vflip, _float_image(longs[_OUT], res), scale, shift)
         return
     raw = _byte_image(longs[_RAW], res)
     resize(image, flip, vflip, raw, scale, shift)
@@ -218,7 +241,7 @@ def _run_augment(outs: Any, _to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id
                     else:
                         raw[y + j, x + i, c] = noise[(top + j) % NOISE_PX, (left + i) % NOISE_PX, c]
     if row[_SHARED] == 0:
-        normalise_rows(raw.reshape(res, 3 * res), out.reshape(res, 3 * res), scale, shift)
+        _write(raw, row, longs, floats)
 
 
 def _run_mix(outs: Any, _to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:
@@ -239,5 +262,4 @@ def _run_mix(outs: Any, _to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: An
             raw = own.copy()
             x, y, w, h = row[_BOX], row[_BOX + 1], row[_BOX + 2], row[_BOX + 3]
             raw[y : y + h, x : x + w] = partner[y : y + h, x : x + w]
-    out = _float_image(longs[_OUT], res)
-    normalise_rows(raw.reshape(res, 3 * res), out.reshape(res, 3 * res), floats[_SCALE:_SHIFT], floats[_SHIFT:_LAM])
+    _write(raw, row, longs, floats)

@@ -91,13 +91,14 @@ class GpuFinish:
 
     def __init__(
         self, features: Features, *, mean: tuple[float, ...], std: tuple[float, ...], noise: np.ndarray[Any, Any],
-        dtype: torch.dtype, device: torch.device, limit: int = 3,
+        dtype: torch.dtype, device: torch.device, limit: int = 3, as_bytes: bool = False,
     ) -> None:  # fmt: skip
         """Copy the constants to the device.
 
         mean, std   of values in 0..1
         noise       (NOISE_PX, NOISE_PX, 3) uint8: the noise fill of erasing
-        dtype       of the output
+        dtype       of normalised images
+        as_bytes    return uint8 images that are not normalised; `normalise` does that later
         device      a CUDA device; a CPU for Triton's interpreter
         limit       batches of DALI's memory that are held at most
 
@@ -105,7 +106,7 @@ class GpuFinish:
         """
         if device.type == "cuda":
             _check_build_tools()
-        self._features, self._dtype, self._device = features, dtype, device
+        self._features, self._dtype, self._device, self._as_bytes = features, dtype, device, as_bytes
         self._held = Held(device, limit=limit)
         self._slots = len(features.slots)
         self._erase = (1 + p.VALUES) * self._slots
@@ -119,10 +120,12 @@ class GpuFinish:
         self._noise = torch.from_numpy(noise).to(device)
 
     def warm_up(self) -> None:
-        """Compile both kernels, for images of any size. Call this first."""
+        """Compile all kernels, for images of any size. Call this first."""
         images = torch.zeros((1, 1, 1, 3), dtype=torch.uint8, device=self._device)
-        packed = torch.zeros((1, self._fields), dtype=torch.int32, pin_memory=self._device.type != "cpu")
-        self(images, packed, list(range(self._slots)))
+        params = torch.zeros((1, self._fields), dtype=torch.int32, device=self._device)
+        out = self(images, params, list(range(self._slots)))
+        if self._as_bytes and self._dtype != torch.uint8:
+            self.normalise(out)
 
     def close(self) -> None:
         """Wait until the device has read all images of DALI, and let go of them."""
@@ -154,7 +157,7 @@ class GpuFinish:
         return packed, busy
 
     def __call__(self, images: Any, packed: torch.Tensor, busy: list[int]) -> torch.Tensor:
-        """Augment, mix and normalise `images` (N, res, res, 3) uint8; returns a new tensor of the run's dtype.
+        """Augment and mix `images` (N, res, res, 3) uint8, and normalise them unless `as_bytes`; returns a new tensor.
 
         `images` is a tensor of DALI or torch, which is held until the device has read it. `packed` and `busy` come from
         `pack`. Runs asynchronously on the current stream.
@@ -164,7 +167,7 @@ class GpuFinish:
             n, side = source.shape[:2]
             params = packed.to(self._device, non_blocking=True)
             part = triton.cdiv(triton.cdiv(side * side, _PARTS), BLOCK) * BLOCK
-            parts, blocks = triton.cdiv(side * side, part), triton.cdiv(side * side, BLOCK)
+            parts = triton.cdiv(side * side, part)
             buffers = [torch.empty_like(source) for _ in busy[:2]]
             for turn, slot in enumerate(busy):
                 augmented = buffers[turn % 2]
@@ -173,12 +176,31 @@ class GpuFinish:
                     **_OPTIONS,
                 )  # fmt: skip
                 source = augmented
-            out = torch.empty(source.shape, dtype=self._dtype, device=self._device)
-            finish[(n * blocks,)](
-                source, out, params, self._noise, self._fill, self._scales, self._fields, self._erase, self._mix,
-                side, blocks, ERASES=self._erases, MIXES=self._mixes, BLOCK=BLOCK, **_OPTIONS,
-            )  # fmt: skip
+            dtype = torch.uint8 if self._as_bytes else self._dtype
+            return self._finished(source, params, dtype, erases=self._erases, mixes=self._mixes)
+
+    def normalise(self, images: torch.Tensor) -> torch.Tensor:
+        """Normalise `images` (N, res, res, 3) uint8, contiguous, which belong to torch; returns a new tensor."""
+        with _on(self._device):
+            return self._finished(images, self._fill, self._dtype, erases=False, mixes=False)
+
+    def _finished(
+        self, source: torch.Tensor, params: torch.Tensor, dtype: torch.dtype, *, erases: bool, mixes: bool
+    ) -> torch.Tensor:
+        """Launch the kernel `finish`; returns its output, a new tensor of `dtype`."""
+        n, side = source.shape[:2]
+        blocks = triton.cdiv(side * side, BLOCK)
+        out = torch.empty(source.shape, dtype=dtype, device=self._device)
+        finish[(n * blocks,)](
+            source, out, params, self._noise, self._fill, self._scales, self._fields, self._erase, self._mix,
+            side, blocks, ERASES=erases, MIXES=mixes, BLOCK=BLOCK, **_OPTIONS,
+        )  # fmt: skip
         return out
+
+
+def _on(device: torch.device) -> Any:
+    """Context manager: a CUDA `device` is the current one."""
+    return cuda.on(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _as_torch(images: Any) -> torch.Tensor:

@@ -9,8 +9,9 @@ encoded image and every row of parameters carries the number of its batch to an 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from nvidia.dali import Pipeline, fn, types
 
+from resolute.errors import ResoluteError
 from resolute.pipeline.graph.buffers import BufferPool
 from resolute.pipeline.plan.plan import BatchSpec
 from resolute.pipeline.plan.sampling import Features, erase_noise
@@ -26,20 +28,14 @@ from resolute.pipeline.plan.sampling import Features, erase_noise
 from . import cpu_nodes as cpu
 from .kernels.pread import TAG_BYTES, EncodedImages
 
-__all__ = ["Graph", "gpu_inputs"]
+__all__ = ["Graph", "Transform", "gpu_rows"]
 
 Device = Literal["cpu", "gpu"]
-# External sources: DALI type and number of dimensions per sample. Only "jpeg" is not copied. why so few: each costs the
-# consumer's thread about 0.17 ms per batch of 1 024
-_JPEG = {"jpeg": (types.UINT8, 1)}
-_CPU_INPUTS = {"rows": (types.INT32, 1)}  # see cpu_nodes.py
-_GPU_INPUTS = {
-    # y, x, height, width of the crop in the stored image; bytes of the encoded image; number of the batch
-    "window": (types.INT32, 1),
-    # relative y0, x0, y1, x1 of the region to resize, where x0 > x1 flips horizontally and y0 > y1 vertically; output
-    # height and width
-    "view": (types.FLOAT, 1),
-}
+Transform = Callable[[torch.Tensor, BatchSpec], torch.Tensor]  # see `Loader`
+# Indices in a row of the GPU's graph, int32: y, x, height, width of the crop in the stored image; bytes of the encoded
+# image; number of the batch; relative y0, x0, y1, x1 of the region to resize, each 0 or 1, where x0 > x1 flips
+# horizontally and y0 > y1 vertically; output height and width
+_NBYTES, _TAG, _REGION, _SIZE = 4, 5, slice(6, 10), slice(10, 12)
 # How DALI words it. Source: `CUDABadAlloc` and `CUDAError` in `dali/core/cuda_error.h` of DALI 2.4
 _NO_GPU_MEMORY = ("CUDA allocation failed", "bytes on device", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY")
 
@@ -49,44 +45,53 @@ class Graph:
 
     intact  False after an exception in a method (Ctrl-C, an error of an operator): then DALI and this object may
             disagree on what is fed, scheduled or returned, and only `build` and `close` may be called
+    transform_s  time that `take` has spent in `transform` and in the normalisation after it
     """
 
     intact: bool
+    transform_s: float
 
     def __init__(
         self, *, batch_size: int, threads: int, device_id: int | None, decode: Device, depth: int,
-        mean: tuple[float, ...], std: tuple[float, ...], half: bool, features: Features,
-        largest_bytes: int, hw_decoder_load: float = 0.65,
+        mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, features: Features,
+        largest_pixels: int, hw_decoder_load: float = 0.65, transform: Transform | None = None,
     ) -> None:  # fmt: skip
         """Build the graph.
 
-        batch_size     largest of the run; so is `largest_bytes` (of a float32 batch)
+        batch_size     largest of the run; so is `largest_pixels`, of a batch
         threads        CPU threads of DALI (one more on the CPU backend)
         device_id      CUDA device; None: the CPU backend
         decode         with a CUDA device: "cpu" decodes the crops on the CPU, "gpu" whole images on the GPU
         depth          batches in flight
         mean, std      of values in 0..1
-        half           float16 instead of float32 output, GPU only
+        dtype          of the output; uint8: not normalised
         features       the operations that the run uses
         hw_decoder_load  fraction of the images that a GPU's JPEG engine decodes, 0 to 1; decode "gpu" only
+        transform      see `Loader`
         """
-        self._on_cpu, self._depth = device_id is None, depth
+        self._on_cpu, self._depth, self._dtype, self._transform = device_id is None, depth, dtype, transform
+        self.transform_s = 0.0
+        as_bytes = transform is not None or dtype == torch.uint8
         # of each batch in flight: memory that its run uses; on a CPU, its output; on a GPU, parameters of the kernels
-        self._in_flight: deque[tuple[Any, NDArray[np.float32] | None, Any]] = deque()
+        self._in_flight: deque[tuple[Any, NDArray[Any] | None, Any]] = deque()
         self._pipe: Any = None
         noise = erase_noise(mean, std)
         self._finish: Any = None  # on a GPU, a `GpuFinish`
         if device_id is None:
             self._rows = cpu.ImageRows(features, mean=mean, std=std, noise=noise)
             # why 2 more than in flight: the consumer's batch and the one before it
-            self._buffers = BufferPool(nbytes=largest_bytes, count=depth + 2)
+            self._out_dtype: Any = np.uint8 if as_bytes else np.float32
+            self._buffers = BufferPool(nbytes=(3 if as_bytes else 12) * largest_pixels, count=depth + 2)
             # images before normalisation: only runs that change them then need these
-            self._raw = BufferPool(nbytes=largest_bytes // 4, count=depth) if features != Features() else None
+            self._raw = BufferPool(nbytes=3 * largest_pixels, count=depth) if features != Features() else None
+            # those of 16 bits, and those that are normalised after `transform`
+            self._rounded = BufferPool(nbytes=6 * largest_pixels, count=2 if dtype.itemsize == 2 else 0)
+            self._floats = BufferPool(nbytes=12 * largest_pixels, count=2 if as_bytes and dtype != torch.uint8 else 0)
         else:
             from .gpu_finish import GpuFinish  # why here: only this needs Triton
 
             self._finish = GpuFinish(features, mean=mean, std=std, noise=noise, device=torch.device("cuda", device_id),
-                                     dtype=torch.float16 if half else torch.float32, limit=depth)  # fmt: skip
+                                     dtype=dtype, limit=depth, as_bytes=as_bytes)  # fmt: skip
             self._finish.warm_up()
         # why one thread more on a CPU: between two operators threads wait for the slowest, which leaves a core idle
         # why exec_dynamic: outputs own their memory, so one stays valid while a reference to it lives
@@ -126,7 +131,7 @@ class Graph:
         self.intact = True
 
     def take(self, spec: BatchSpec, stream: torch.cuda.Stream | None) -> torch.Tensor:
-        """Return the oldest batch in flight, which must be `spec`: (N, res, res, 3) normalised images. Blocks.
+        """Return the oldest batch in flight, which must be `spec`: (N, res, res, 3) images. Blocks.
 
         On a GPU the host does not wait for the images; they are ordered on `stream`, the current one. Their memory
         stays valid as long as the tensor lives. Raises RuntimeError if DALI returned another batch.
@@ -144,7 +149,25 @@ class Graph:
         if not same_shape or (batches != spec.index).any():
             raise RuntimeError(f"batch {spec.index}: DALI returned another one, expected {len(spec)} at {spec.res} px")
         self.intact = True
-        return torch.from_numpy(images) if self._finish is None else self._finish(images, *kernel_params)
+        images = torch.from_numpy(images) if self._finish is None else self._finish(images, *kernel_params)
+        if self._transform is not None:
+            began = time.perf_counter()
+            images = self._normalised(_transformed(self._transform, images, spec))
+            self.transform_s += time.perf_counter() - began
+        if self._on_cpu and images.dtype != self._dtype:
+            rounded = torch.from_numpy(self._rounded.take(tuple(images.shape), np.int16)).view(self._dtype)
+            return rounded.copy_(images)
+        return images
+
+    def _normalised(self, images: torch.Tensor) -> torch.Tensor:
+        """`images` (N, res, res, 3) uint8, normalised unless the run's images are uint8."""
+        if self._dtype == torch.uint8:
+            return images
+        if self._finish is not None:
+            return self._finish.normalise(images)
+        out = self._floats.take(tuple(images.shape))
+        self._rows.normalise(images.numpy(), out)
+        return torch.from_numpy(out)
 
     def drain(self) -> None:
         """Wait for all batches in flight and discard them."""
@@ -173,16 +196,32 @@ class Graph:
         out = raw = None
         if self._on_cpu:
             shape = len(spec), spec.res, spec.res, 3
-            out = self._buffers.take(shape)
+            out = self._buffers.take(shape, self._out_dtype)
             raw = self._raw.take(shape, np.uint8) if self._raw else None
             values["rows"] = self._rows.pack(spec, out, raw)
         else:
-            values |= gpu_inputs(spec, nbytes)
+            values["rows"] = gpu_rows(spec, nbytes)
         kernel_params = None if self._finish is None else self._finish.pack(spec)
         # why before feeding: DALI does not copy the images, and an interrupt in between must not free them
         self._in_flight.append(((jpegs, raw), out, kernel_params))
         for name, value in values.items():
             self._pipe.feed_input(name, value)
+
+
+def _transformed(transform: Transform, images: torch.Tensor, spec: BatchSpec) -> torch.Tensor:
+    """`images` (N, res, res, 3) uint8 after the user's transform. Raises `ResoluteError` if it returns others."""
+    view = images.permute(0, 3, 1, 2)
+    got = transform(view, spec)
+    if _tensor(got) != _tensor(view):
+        raise ResoluteError(f"transform: got {_tensor(got)}, expected {_tensor(view)}, as it was given; correct it")
+    return got.permute(0, 2, 3, 1).contiguous()
+
+
+def _tensor(value: Any) -> str:
+    """What a value is, for a message."""
+    if not isinstance(value, torch.Tensor):
+        return f"a {type(value).__name__}"
+    return f"a {str(value.dtype).removeprefix('torch.')} tensor {tuple(value.shape)} on {value.device}"
 
 
 @contextlib.contextmanager
@@ -197,16 +236,16 @@ def _memory_errors() -> Iterator[None]:
         raise torch.OutOfMemoryError(f"CUDA out of memory in DALI: {line.strip()}") from error
 
 
-def gpu_inputs(spec: BatchSpec, nbytes: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    """Inputs of the GPU's graph for a batch whose encoded images have `nbytes` (N,); see `_GPU_INPUTS`."""
-    window, view = np.empty((len(spec), 6), np.int32), np.empty((len(spec), 6), np.float32)
-    window[:, 0:2], window[:, 2:4], window[:, 4] = spec.crops[:, 1::-1], spec.crops[:, :1:-1], nbytes
-    window[:, 5] = spec.index
-    view[:] = (0, 0, 1, 1, spec.res, spec.res)
-    view[spec.flips, 1:4:2] = (1, 0)
+def gpu_rows(spec: BatchSpec, nbytes: NDArray[np.int64]) -> NDArray[np.int32]:
+    """(N, 12) int32: the rows of the GPU's graph for a batch whose encoded images have `nbytes` (N,)."""
+    rows = np.empty((len(spec), 12), np.int32)
+    rows[:, 0:2], rows[:, 2:4] = spec.crops[:, 1::-1], spec.crops[:, :1:-1]
+    rows[:, _NBYTES], rows[:, _TAG] = nbytes, spec.index
+    rows[:, _REGION], rows[:, _SIZE] = (0, 0, 1, 1), spec.res
+    rows[spec.flips, 7:10:2] = (1, 0)
     if "vflips" in spec.augment_params:
-        view[spec.augment_params["vflips"].astype(bool), 0:3:2] = (1, 0)
-    return {"window": window, "view": view}
+        rows[spec.augment_params["vflips"].astype(bool), 6:10:2] = (1, 0)
+    return rows
 
 
 def _graph(*, decode_device: str, on_cpu: bool, mixing: bool, hw_decoder_load: float = 0.65, **settings: Any) -> Any:
@@ -223,20 +262,19 @@ def _graph(*, decode_device: str, on_cpu: bool, mixing: bool, hw_decoder_load: f
 
 def _nodes(decode_device: str, on_cpu: bool, mixing: bool, hw_decoder_load: float) -> tuple[Any, ...]:
     """Define the nodes of the graph; returns its outputs."""
-    inputs = {name: fn.external_source(name=name, dtype=kind, ndim=ndim, no_copy=name == "jpeg")
-              for name, (kind, ndim) in {**_JPEG, **(_CPU_INPUTS if on_cpu else _GPU_INPUTS)}.items()}  # fmt: skip
-    jpegs = inputs["jpeg"]
+    # why so few inputs: each costs the consumer's thread about 0.17 ms per batch of 1 024
+    jpegs = fn.external_source(name="jpeg", dtype=types.UINT8, ndim=1, no_copy=True)
+    rows = fn.external_source(name="rows", dtype=types.INT32, ndim=1)
     if on_cpu:
-        start, shape = cpu.crop(inputs["rows"])
+        start, shape = cpu.crop(rows)
     else:
-        # the numbers of the batch that came with the encoded image and with its crop
-        tags = fn.cat(fn.reinterpret(jpegs[-TAG_BYTES:], dtype=types.INT32), inputs["window"][5:6])
-        start, shape = inputs["window"][0:2], inputs["window"][2:4]
-        view = inputs["view"]
+        # the numbers of the batch that came with the encoded image and with its row
+        tags = fn.cat(fn.reinterpret(jpegs[-TAG_BYTES:], dtype=types.INT32), rows[_TAG : _TAG + 1])
+        start, shape = rows[0:2], rows[2:4]
     if decode_device == "mixed":
         # why: libjpeg-turbo ignores what follows an image; that GPU decoders do is documented nowhere. This copy, made
         # by DALI's threads, also ends the use of the fed memory, which a GPU may read after the batch was returned
-        jpegs = fn.slice(jpegs, start=0, shape=inputs["window"][4:5], axes=[0])
+        jpegs = fn.slice(jpegs, start=0, shape=rows[_NBYTES : _NBYTES + 1], axes=[0])
     options = {
         "output_type": types.RGB,
         # why: nvJPEG by default repeats chroma samples while libjpeg-turbo (CPU) interpolates; the decoder must not
@@ -251,8 +289,9 @@ def _nodes(decode_device: str, on_cpu: bool, mixing: bool, hw_decoder_load: floa
     else:
         images = fn.decoders.image_slice(jpegs, device="cpu", **region, **options)
     if on_cpu:
-        tags = cpu.augment(images, inputs["rows"], jpegs)
-        return (cpu.mix(tags, inputs["rows"]) if mixing else tags,)
+        tags = cpu.augment(images, rows, jpegs)
+        return (cpu.mix(tags, rows) if mixing else tags,)
+    view = fn.cast(rows[_REGION.start : _SIZE.stop], dtype=types.FLOAT)
     images = fn.resize(
         images.gpu(), size=view[4:6], roi_start=view[0:2], roi_end=view[2:4], roi_relative=True,
         interp_type=types.INTERP_LINEAR, antialias=True,

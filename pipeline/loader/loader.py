@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from resolute.errors import DamagedSample, ResoluteError, StorageError, differences
 from resolute.machine import cpus_per_process
 from resolute.pipeline import cuda
-from resolute.pipeline.graph.graph import Graph
+from resolute.pipeline.graph.graph import Graph, Transform
 from resolute.pipeline.graph.kernels.pread import EncodedImages
 from resolute.pipeline.jit import numba_interrupts
 from resolute.pipeline.plan.plan import BatchSpec, Plan
@@ -49,6 +49,7 @@ from .reader import EncodedBatch, PendingBatch, Reader
 __all__ = ["Batch", "Loader", "mix_targets", "pack_labels", "unpack_labels"]
 
 _LOG = logging.getLogger("resolute")
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 _NO_LABELS = torch.empty(0, dtype=torch.int64)
 _MAX_NEIGHBOURS = 1000  # samples tried as the replacement of a damaged one
 
@@ -57,7 +58,8 @@ _MAX_NEIGHBOURS = 1000  # samples tried as the replacement of a damaged one
 class Batch:
     """A batch on its device; N is the local batch size. The tensors stay valid as long as they are referenced."""
 
-    images: torch.Tensor  # (N, 3, res, res) float32 or float16, normalised, channels_last memory
+    # (N, 3, res, res) in channels_last memory: normalised float32, float16 or bfloat16; or uint8, not normalised
+    images: torch.Tensor
     # By the kind of the set's `Target`; class: (N,) int64, see `labels`. labels: (N, C) float32 in 0..1, values:
     # (N, D) float32, both already mixed: lam times the sample's own target plus 1 - lam times the partner's.
     targets: torch.Tensor
@@ -124,6 +126,7 @@ class Loader(Iterator[Batch]):
         dtype: torch.dtype = torch.float32,
         mean: tuple[float, float, float] = (0.485, 0.456, 0.406),
         std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225),
+        transform: Transform | None = None,
         num_threads: Count | None = None,
         prefetch_batches: Count = 3,
         check_crc: bool = True,
@@ -139,8 +142,12 @@ class Loader(Iterator[Batch]):
                        whole images; a fault of the GPU's decoder library can end the process
         hw_decoder_load  with decode "gpu", fraction of the JPEGs that the GPU's JPEG engine decodes, if it has one
                        (A100, H100, ...); its cores decode the rest. None: DALI's default, 0.65
-        dtype          of the images: torch.float32, or, on a GPU, torch.float16
+        dtype          of the images: torch.float32, float16 or bfloat16; or uint8, which are not normalised
         mean, std      of values in 0..1
+        transform      called with each batch's images, (N, 3, res, res) uint8 on their device in channels_last memory,
+                       and its `BatchSpec`, in training and validation; returns images of the same shape and dtype,
+                       which are then normalised. It comes after augmentation and mixing, runs in the consumer's thread,
+                       and must not keep the images. On a CPU, normalisation then takes place in that thread too
         num_threads    CPU threads of DALI (one more on a CPU); None: the CPUs that this process may use,
                        divided by the processes that torchrun has started on this machine
         prefetch_batches  batches that DALI processes ahead of the consumer; one more than that are being read
@@ -164,8 +171,14 @@ class Loader(Iterator[Batch]):
         decode = decode or "cpu"
         if hw_decoder_load is not None and decode != "gpu":
             raise ResoluteError(f"hw_decoder_load: without effect with decode {decode}; leave it out")
-        if dtype != torch.float32 and not (dtype == torch.float16 and on_gpu):
-            raise ResoluteError(f"dtype: got {dtype}, expected torch.float32, or torch.float16 on a GPU; choose one")
+        if dtype not in _DTYPES:
+            raise ResoluteError(
+                f"dtype: got {dtype}, expected {', '.join(map(str, _DTYPES[:-1]))} or {_DTYPES[-1]}; choose one"
+            )
+        if transform is not None and not callable(transform):
+            raise ResoluteError(
+                f"transform: got {transform!r}, expected a function of a batch's images and its BatchSpec; correct it"
+            )
         plan.check_ranks(world_size)
         self._features = features([augment for stage in plan.stages for augment in stage.augments.values()])
         self._skip = on_bad_sample == "skip"
@@ -185,8 +198,8 @@ class Loader(Iterator[Batch]):
             self._graph = Graph(
                 batch_size=max((size for _, size in shapes), default=1), threads=num_threads or cpus_per_process(),
                 device_id=self.device.index if on_gpu else None, decode=decode, depth=prefetch_batches, mean=mean,
-                std=std, half=dtype == torch.float16, features=self._features,
-                largest_bytes=max((12 * res**2 * size for res, size in shapes), default=0),
+                std=std, dtype=dtype, features=self._features, transform=transform,
+                largest_pixels=max((res**2 * size for res, size in shapes), default=0),
                 hw_decoder_load=0.65 if hw_decoder_load is None else hw_decoder_load,
             )  # fmt: skip
             with numba_interrupts():
@@ -211,6 +224,14 @@ class Loader(Iterator[Batch]):
     def position(self) -> int:
         """The index of the batch that `next()` returns next."""
         return self._next
+
+    @property
+    def transform_s(self) -> float:
+        """Seconds that `next()` has spent in `transform` and in the normalisation after it.
+
+        On a GPU, which works on while the host goes on, only what launching takes.
+        """
+        return self._graph.transform_s
 
     def epochs(self) -> Iterator[Epoch]:
         """The epochs that have batches left, each with its training batches, `train`, and its validation, `val`.

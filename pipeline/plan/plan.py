@@ -134,7 +134,8 @@ class BatchSpec:
 def _check_flips(stages: Sequence[Stage], *, rotates: bool, uniform: bool) -> None:
     """Raise `ResoluteError` if flips alternate by epoch in a stage whose epochs do not see each sample once."""
     for number, stage in enumerate(stages):
-        if stage.augment.flip_mode == "alternate" and not (uniform and (stage.fraction == 1 or not rotates)):
+        alternates = any(augment.flip_mode == "alternate" for augment in stage.augments.values())
+        if alternates and not (uniform and (stage.fraction == 1 or not rotates)):
             got = f"fraction {stage.fraction:g}" if uniform else "data.sampling by class"
             raise ResoluteError(
                 f"augment.flip_mode: got alternate with {got} in stage {number}, expected epochs that use the same "
@@ -157,6 +158,7 @@ class Plan:
         shards: ShardSet,
         stages: Sequence[Stage],
         *,
+        augment: Augment | None = None,
         seed: Seed = 0,
         order: Order = "full",
         fraction_mode: Literal["rotate", "fixed"] = "rotate",
@@ -168,6 +170,7 @@ class Plan:
     ) -> None:
         """Lay out the passes of the run.
 
+        augment           augmentation of stages that do not set their own; None: `Augment()`
         order             sample order of stages that do not set their own; see `pipeline.plan.order`
         fraction_mode     stages with `fraction` < 1: "rotate" continues where the last epoch ended, "fixed" always uses
                           the same samples
@@ -186,6 +189,10 @@ class Plan:
         """
         if not isinstance(stages, Sequence) or not stages or not all(isinstance(stage, Stage) for stage in stages):
             raise ResoluteError(f"Plan.stages: got {stages!r}, expected a list of at least one Stage; correct it")
+        if augment is not None:
+            if all(stage.augment is not None for stage in stages):
+                raise ResoluteError("Plan.augment: without effect, since every stage has its own; leave it out")
+            stages = [dataclasses.replace(stage, augment=stage.augment or augment) for stage in stages]
         if sampling != "uniform" and shards.target.kind == "values":
             raise ResoluteError(
                 f"data.sampling: got {sampling}, but the targets of {shards.root} are values, expected classes; "

@@ -185,7 +185,8 @@ class BatchShape:
 class Stage:
     """A number of epochs with the same settings; one `[[stages]]` table of a recipe.
 
-    A stage may have several resolutions: one after another (a ramp), or drawn for each batch.
+    A stage may have several resolutions: one after another (a ramp), or drawn for each batch. Without `augment`, it has
+    that of its `Plan`.
     """
 
     res: Annotated[Res | tuple[Res, ...], described(
@@ -225,7 +226,7 @@ class Stage:
     freeze_to: str | None = setting(
         None, 'freeze.mode freeze: freeze all layers below this one; "all": all but the head'
     )
-    augment: Augment = setting(Augment(), "overrides keys of [augment] in this stage: { mixup_prob = 0.0 }")
+    augment: Augment | None = setting(None, "overrides keys of [augment] in this stage: { mixup_prob = 0.0 }")
     regularization: Regularization = setting(
         Regularization(), "overrides keys of [regularization] in this stage: { drop_rate = 0.2 }"
     )
@@ -319,7 +320,7 @@ class Stage:
                                       if name in AUGMENT_STRENGTHS}  # fmt: skip
             if "magnitude" in values:
                 values["magnitude"] = round(values["magnitude"])
-            augments[res] = dataclasses.replace(self.augment, **values)
+            augments[res] = dataclasses.replace(self.augment or Augment(), **values)
         return augments
 
     @property

@@ -39,7 +39,7 @@ class FinishOnCpu:
         fill: torch.Tensor, scales: torch.Tensor, fields: int, erase: int, mix: int, side: int, blocks: int, *,
         ERASES: bool, MIXES: bool, **options: Any,
     ) -> None:  # fmt: skip
-        assert tuple(packed.shape) == (len(source), fields) or not fields
+        assert tuple(packed.shape) == (len(source), fields) or not (ERASES or MIXES)
         images = source.clone()
         boxes = packed[:, erase : erase + ERASE_FIELDS].tolist() if ERASES else []
         for image, (x, y, w, h, top, left) in zip(images, boxes, strict=False):
@@ -54,7 +54,7 @@ class FinishOnCpu:
                 mixed[i] = (images[i] * lam + images[partner] * (1 - lam) + 0.5).to(torch.uint8)
             elif mode == CUTMIX:
                 mixed[i, y : y + h, x : x + w] = images[partner, y : y + h, x : x + w]
-        target.copy_(mixed * scales[:3] + scales[3:])
+        target.copy_(mixed if target.dtype == torch.uint8 else mixed * scales[:3] + scales[3:])
 
 
 class Refused:

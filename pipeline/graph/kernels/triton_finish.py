@@ -67,7 +67,7 @@ def finish(
     """Erase, mix and normalise; program i * parts + k writes block k of image i.
 
     source    (N, side, side, 3) uint8
-    target    (N, side, side, 3) float32, float16 or bfloat16
+    target    (N, side, side, 3) float32, float16, bfloat16, or uint8, which is not normalised
     packed    (N, fields) int32; the fields of erasing begin at `erase`, those of mixing at `mix`
     noise     (NOISE_PX, NOISE_PX, 3) uint8; fill (3,) int32, the mean colour
     scales    (6,) float32: three factors and three shifts applied to levels
@@ -89,6 +89,11 @@ def finish(
             red, green, blue = tl.where(cut, r, red), tl.where(cut, g, green), tl.where(cut, b, blue)
     at = target + number * (3 * side * side) + 3 * place
     kind: tl.constexpr = target.dtype.element_ty
-    tl.store(at, (red.to(tl.float32) * tl.load(scales) + tl.load(scales + 3)).to(kind), mask=inside)
-    tl.store(at + 1, (green.to(tl.float32) * tl.load(scales + 1) + tl.load(scales + 4)).to(kind), mask=inside)
-    tl.store(at + 2, (blue.to(tl.float32) * tl.load(scales + 2) + tl.load(scales + 5)).to(kind), mask=inside)
+    if kind == tl.uint8:
+        tl.store(at, red.to(tl.uint8), mask=inside)
+        tl.store(at + 1, green.to(tl.uint8), mask=inside)
+        tl.store(at + 2, blue.to(tl.uint8), mask=inside)
+    else:
+        tl.store(at, (red.to(tl.float32) * tl.load(scales) + tl.load(scales + 3)).to(kind), mask=inside)
+        tl.store(at + 1, (green.to(tl.float32) * tl.load(scales + 1) + tl.load(scales + 4)).to(kind), mask=inside)
+        tl.store(at + 2, (blue.to(tl.float32) * tl.load(scales + 2) + tl.load(scales + 5)).to(kind), mask=inside)

@@ -281,6 +281,27 @@ def test_every_dtype_is_the_rounded_float32(dtype: torch.dtype) -> None:
         assert torch.equal(rounded, exact.to(dtype))
 
 
+def test_levels_that_are_not_normalised_are_those_of_the_mixed_images() -> None:
+    """uint8 output, and `normalise` afterwards."""
+    n = 8
+    augment = Augment(random_erasing_prob=0.7, random_erasing_fill="noise", mixup_alpha=0.4, mixup_mode="elem")
+    params = augment_params(augment, seed=3, epoch=0, ids=np.arange(n), res=11)
+    modes = np.array([UNMIXED, MIXUP, CUTMIX, MIXUP] * 2, np.int32)
+    batch_spec = spec(
+        n, res=11, augment_params=params, modes=modes, lam=np.linspace(0.1, 1, n, dtype=np.float32),
+        partners=np.arange(n, dtype=np.int32)[::-1].copy(), boxes=np.tile(np.array([2, 3, 5, 4]), (n, 1)),
+    )  # fmt: skip
+    images, used = photos(11, n), features([augment])
+    normalised = augmented(images, batch_spec, used, mean=MEAN, std=STD)
+    kernels = GpuFinish(used, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), dtype=torch.float32, device=CPU,
+                        as_bytes=True)  # fmt: skip
+    kernels.warm_up()
+    got = kernels(torch.from_numpy(images), *kernels.pack(batch_spec))
+    assert got.dtype == torch.uint8
+    np.testing.assert_array_equal(got.numpy(), levels(augmented(images, batch_spec, used)))
+    assert torch.equal(kernels.normalise(got), normalised)
+
+
 def test_in_the_loader_each_batch_gets_its_own_parameters(
     monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet
 ) -> None:

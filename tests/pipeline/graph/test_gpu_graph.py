@@ -12,7 +12,7 @@ from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 from PIL import Image
 
-from resolute.pipeline.graph.graph import _graph, gpu_inputs
+from resolute.pipeline.graph.graph import _graph, gpu_rows
 from resolute.pipeline.graph.kernels.resize import resize
 from tests.support.batch_spec import batch_spec
 from tests.support.dali_graph import graph_faults
@@ -48,7 +48,7 @@ def test_the_graph_ends_after_the_resize() -> None:
     """Whatever a run uses: Triton's kernels do the rest."""
     got = operators("mixed")
     tags = {"Reinterpret", "Cat"}
-    assert got.keys() == {"jpeg", "window", "view", "Slice", "Image", "TensorSubscript", "Resize", *tags}
+    assert got.keys() == {"jpeg", "rows", "Slice", "Image", "TensorSubscript", "Cast", "Resize", *tags}
     assert "device: gpu" in got["Resize"]
 
 
@@ -125,7 +125,7 @@ def test_the_gpu_graph_run_on_a_cpu_equals_the_cpu_resize(monkeypatch: pytest.Mo
     flips, vflips = np.array(mirrored).T
     batch = batch_spec(n, res=res, crops=windows, flips=flips, augment_params={"vflips": vflips})
     jpegs = [np.frombuffer(file.getvalue(), np.uint8) for file in files]
-    inputs = {"jpeg": jpegs, **gpu_inputs(batch, np.array([len(jpeg) for jpeg in jpegs]))}
+    inputs = {"jpeg": jpegs, "rows": gpu_rows(batch, np.array([len(jpeg) for jpeg in jpegs]))}
     for name, value in inputs.items():
         pipe.feed_input(name, value)
     out, _ = pipe.run()
@@ -151,7 +151,7 @@ def test_a_gpu_decoder_gets_exactly_the_bytes_of_each_image(monkeypatch: pytest.
     pipe = _graph(decode_device="mixed", **PLAIN)
     pipe.build()
     pipe.feed_input("jpeg", rows)
-    pipe.feed_input("window", gpu_inputs(batch_spec(4, res=32), nbytes)["window"])
+    pipe.feed_input("rows", gpu_rows(batch_spec(4, res=32), nbytes))
     out, _ = pipe.run()
     assert [np.array(out.at(i)).tobytes() for i in range(4)] == [
         row[:n].tobytes() for row, n in zip(rows, nbytes, strict=True)

@@ -297,3 +297,19 @@ def test_the_fingerprint_changes_if_and_only_if_batches_change(
         ".fingerprint)"
     )
     assert forked("tests.support.execute", code, shard_set.root).out.strip() == plan.fingerprint
+
+
+def test_stages_without_augmentation_have_that_of_the_plan(shard_set: ShardSet) -> None:
+    mixed, plain = Augment(mixup_alpha=0.3, mixup_mode="elem"), Augment()
+    stages = [Stage(res=32, epochs=1, batch_size=16), Stage(res=48, epochs=1, batch_size=16, augment=plain)]
+    plan = Plan(shard_set, stages, augment=mixed, seed=3)
+    spelt = Plan(shard_set, [dataclasses.replace(stages[0], augment=mixed), stages[1]], seed=3)
+    assert plan.fingerprint == spelt.fingerprint != Plan(shard_set, stages, seed=3).fingerprint
+    assert Plan(shard_set, stages, seed=3).fingerprint == Plan(shard_set, stages, augment=plain, seed=3).fingerprint
+    specs = [plan.batch(index) for index in range(plan.total_batches)]
+    assert {spec.stage for spec in specs if spec.modes.any()} == {0}
+
+
+def test_augmentation_of_a_plan_whose_stages_all_have_their_own_is_refused(shard_set: ShardSet) -> None:
+    with pytest.raises(ResoluteError, match=r"^Plan.augment: without effect, since every stage has its own"):
+        Plan(shard_set, [Stage(res=32, epochs=1, batch_size=16, augment=Augment())], augment=Augment(mixup_alpha=0.2))
