@@ -1,4 +1,4 @@
-"""`Stage`, `Augment` and `Regularization`: validated settings of a run's stages, and which would have no effect.
+"""`Stage` and `Augment`: validated settings of a run's stages, and which of them would have no effect.
 
 Order of the operations: crop, resize, flips; shift; policy; jitter; greyscale; blur; erase; mix; normalise. Images are
 uint8 until they are normalised; operations do to them what torchvision.transforms.v2 does to 8-bit images.
@@ -6,12 +6,11 @@ uint8 until they are normalised; operations do to them what torchvision.transfor
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
@@ -19,15 +18,14 @@ from pydantic.json_schema import SkipJsonSchema
 from resolute.errors import check
 from resolute.settings import described, setting, settings
 
-__all__ = ["AUGMENT_STRENGTHS", "AUTO", "MAX_BATCH", "MAX_EPOCHS", "Augment", "BatchShape", "BatchSize",
-           "Count", "Fraction", "Index", "Positive", "Probability", "Regularization", "Seed", "Stage",
+__all__ = ["AUTO", "MAX_BATCH", "MAX_EPOCHS", "Augment", "BatchShape", "BatchSize",
+           "Count", "Fraction", "Index", "Positive", "Probability", "Seed", "Stage",
            "without_effect"]  # fmt: skip
 
 AUTO = 0  # batch size "auto": measured before training
 # Sanity limits: larger values would fail in a library or never finish starting.
 _MAX_RES, MAX_BATCH, MAX_EPOCHS = 16_384, 2**20, 100_000
 
-T = TypeVar("T")
 Res = Annotated[int, Field(ge=1, le=_MAX_RES)]
 BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH)]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -39,9 +37,6 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 # why at most 8: the blur's kernel extends to 3 sigma and must stay smaller than the image it is mirrored in
 _Sigma = Annotated[float, Field(gt=0, le=8)]
 _Part = Annotated[float, Field(gt=0, lt=1)]
-_Rate = Annotated[float, Field(ge=0, lt=1)]
-_Alpha = Annotated[float, Field(ge=0, le=4)]
-_Strength: TypeAlias = T | tuple[T, T] | None  # a pair: at the smallest and the largest resolution
 
 _THREE_AUGMENT_JITTER = (0.3, 0.3, 0.3, 0.0)  # Source: Touvron et al., DeiT III, arXiv 2204.07118, section 3
 BINS = 31  # magnitudes of RandAugment and TrivialAugment: 0 to 30. Source: torchvision
@@ -134,45 +129,6 @@ class Augment:
         return self.jitter if self.jitter_prob else (0.0, 0.0, 0.0, 0.0)
 
 
-AUGMENT_STRENGTHS = ("magnitude", "mixup_alpha", "cutmix_alpha", "random_erasing_prob")  # also keys of `Augment`
-
-
-@settings("regularization")
-class Regularization:
-    """Strengths of regularisation: `[regularization]`, with single keys overridden per stage.
-
-    Each key replaces the one of the same name in another section. A pair is interpolated linearly in the resolution:
-    in a recipe between the smallest and the largest training resolution of the run, in a `Stage` between its own.
-
-    Source: Tan and Le, EfficientNetV2, arXiv 2104.00298, algorithm 1, which is linear in the stage's number. Both rules
-    are the same for evenly spaced resolutions, as the algorithm has them.
-    """
-
-    drop_rate: _Strength[_Rate] = setting(
-        None, "instead of `model.drop_rate`; a pair, here and below: at the smallest and the largest resolution"
-    )
-    drop_path_rate: _Strength[_Rate] = setting(None, "instead of `model.drop_path_rate`")
-    label_smoothing: _Strength[_Rate] = setting(None, "instead of `loss.label_smoothing`")
-    weight_decay: _Strength[Annotated[float, Field(ge=0)]] = setting(None, "instead of `optim.weight_decay`")
-    magnitude: _Strength[Annotated[float, Field(ge=0, le=BINS - 1)]] = setting(
-        None, "instead of `augment.magnitude`; rounded to an integer"
-    )
-    mixup_alpha: _Strength[_Alpha] = setting(None, "instead of `augment.mixup_alpha`")
-    cutmix_alpha: _Strength[_Alpha] = setting(None, "instead of `augment.cutmix_alpha`")
-    random_erasing_prob: _Strength[Probability] = setting(None, "instead of `augment.random_erasing_prob`")
-
-    @property
-    def strengths(self) -> dict[str, float | tuple[float, float]]:
-        """The keys that are set."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
-
-    def at(self, res: int, *, smallest: int, largest: int) -> dict[str, float]:
-        """Values of the keys that are set, at `res` px, if pairs hold at `smallest` and `largest` px."""
-        done = (res - smallest) / ((largest - smallest) or 1)
-        return {name: value[0] * (1 - done) + value[1] * done if isinstance(value, tuple) else value
-                for name, value in self.strengths.items()}  # fmt: skip
-
-
 @dataclass(frozen=True)
 class BatchShape:
     """A resolution in px, and the number of samples (global) of the batches that have it."""
@@ -215,21 +171,11 @@ class Stage:
         "stage before, or else the next one", ge=1, le=MAX_BATCH
     )  # fmt: skip
     fraction: float = setting(1.0, "fraction of the training samples per epoch", gt=0, le=1)
-    lr_scale: float = setting(1.0, "factor on the learning rate of the schedule", gt=0)
     order: Literal["full", "block"] | None = setting(None, "read order in this stage; none: `data.order`")
     eval_res: int | None = setting(
         None, "validation resolution, px (FixRes); none: `res`, of several the largest", ge=1, le=_MAX_RES
     )
-    unfreeze_to: str | None = setting(
-        None, 'freeze.mode unfreeze: train this layer and those above; "none": only the head'
-    )
-    freeze_to: str | None = setting(
-        None, 'freeze.mode freeze: freeze all layers below this one; "all": all but the head'
-    )
     augment: Augment | None = setting(None, "overrides keys of [augment] in this stage: { mixup_prob = 0.0 }")
-    regularization: Regularization = setting(
-        Regularization(), "overrides keys of [regularization] in this stage: { drop_rate = 0.2 }"
-    )
 
     def __post_init__(self) -> None:
         if self.batch_size == "auto":
@@ -251,9 +197,6 @@ class Stage:
         check(enough, "stages.epochs", self.epochs, f"at least {count}, one for each resolution, "
               f'or res_schedule = "step"')  # fmt: skip
         self._check_batch_size()
-        for name, value in self.regularization.strengths.items():
-            if isinstance(value, tuple):
-                check(several, f"stages.regularization.{name}", list(value), "a number, since res is one")
 
     def _check_batch_size(self) -> None:
         name, size, count = "stages.batch_size", self.batch_size, len(self.resolutions)
@@ -307,21 +250,10 @@ class Stage:
         """The batch size at `res` px, one of its resolutions."""
         return next(shape.batch_size for shape in self.shapes if shape.res == res)
 
-    def regularization_at(self, res: int) -> dict[str, float]:
-        """Values of the keys of `regularization` that are set, at `res` px."""
-        return self.regularization.at(res, smallest=min(self.resolutions), largest=self.max_res)
-
     @functools.cached_property
     def augments(self) -> dict[int, Augment]:
-        """The augmentation at each of its resolutions, with the strengths of `regularization`."""
-        augments = {}
-        for res in self.resolutions:
-            values: dict[str, Any] = {name: value for name, value in self.regularization_at(res).items()
-                                      if name in AUGMENT_STRENGTHS}  # fmt: skip
-            if "magnitude" in values:
-                values["magnitude"] = round(values["magnitude"])
-            augments[res] = dataclasses.replace(self.augment or Augment(), **values)
-        return augments
+        """The augmentation at each of its resolutions."""
+        return dict.fromkeys(self.resolutions, self.augment or Augment())
 
     @property
     def batch_text(self) -> str:

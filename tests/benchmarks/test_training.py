@@ -25,11 +25,11 @@ from resolute.benchmarks.training.summary import main as show
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
-from resolute.pipeline.plan.stage import Stage
 from resolute.train.planner.estimate import Forecast, StageForecast
 from resolute.train.planner.estimate import to_json as plan_to_json
 from resolute.train.planner.measure import Pace
 from resolute.train.recipe.schema import Recipe
+from resolute.train.recipe.stages import RecipeStage
 from tests import ROOT
 
 # 2 epochs of 150 images at 10 images/s, each validated in 5 s and saved in 0.5 s: 30 + 10 + 1 s, and 9 s to start
@@ -435,7 +435,7 @@ def test_the_command_line_trains_and_writes_a_result(
 
 
 def test_turns_are_a_few_steps_or_a_validation(shard_set: ShardSet) -> None:
-    plan = Plan(shard_set, [Stage(res=32, epochs=4, batch_size=4)], eval_batch_size=4)
+    plan = Plan(shard_set, [RecipeStage(res=32, epochs=4, batch_size=4)], eval_batch_size=4)
     turns: list[list[str]] = [[]]
     for index in range(plan.total_batches):
         spec = plan.batch(index)

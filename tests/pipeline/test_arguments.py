@@ -11,7 +11,8 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
-from resolute.pipeline.plan.stage import AUTO, Augment, Regularization, Stage
+from resolute.pipeline.plan.stage import AUTO, Augment, Stage
+from resolute.train.recipe.stages import Regularization
 
 STAGE: dict[str, Any] = {"res": 32, "epochs": 1, "batch_size": 8}
 

@@ -16,18 +16,18 @@ from resolute.cli import main
 from resolute.pipeline.dataset.format import key_name
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
-from resolute.pipeline.plan.stage import Stage
 from resolute.train import loop
 from resolute.train.devices.distributed import Ranks
 from resolute.train.early_stopping import Progress, all_finite
 from resolute.train.logs.score import best_epoch, best_score
 from resolute.train.recipe.schema import Recipe, Stop
+from resolute.train.recipe.stages import RecipeStage
 from tests.train.conftest import SMALL, without_clocks
 
 
-def stages_of(*sizes: int, epochs: int = 1) -> list[Stage]:
+def stages_of(*sizes: int, epochs: int = 1) -> list[RecipeStage]:
     """A stage of `epochs` epochs for each run of equal `sizes`."""
-    return [Stage(res=res, epochs=epochs * len([*run]), batch_size=8) for res, run in itertools.groupby(sizes)]
+    return [RecipeStage(res=res, epochs=epochs * len([*run]), batch_size=8) for res, run in itertools.groupby(sizes)]
 
 
 def stopped_at(
@@ -76,7 +76,7 @@ def test_a_change_of_resolution_restarts_the_comparison() -> None:
 
 def test_every_stage_starts_with_its_full_patience() -> None:
     """Also if only the trained layers change: a stage that trains the head alone does not end the run."""
-    head_only, whole = (Stage(res=224, epochs=4, batch_size=8, unfreeze_to=name) for name in ("none", None))
+    head_only, whole = (RecipeStage(res=224, epochs=4, batch_size=8, unfreeze_to=name) for name in ("none", None))
     progress, ended = Progress(Stop(patience=3), [head_only, whole]), []
     for epoch, top1 in enumerate([0.5, 0.6, 0.6, 0.6, 0.55, 0.5, 0.5, 0.7]):
         progress.update({"epoch": epoch, "top1": top1, "ema_top1": None}, last=epoch == 7)

@@ -13,8 +13,8 @@ from timm.models._manipulate import flatten_modules
 from torch import nn
 
 from resolute.errors import ResoluteError
-from resolute.pipeline.plan.stage import Stage
 from resolute.train.recipe.schema import Freeze
+from resolute.train.recipe.stages import RecipeStage
 
 __all__ = ["Freezer", "layers", "trainable_sets"]
 
@@ -45,7 +45,7 @@ def _learnable(network: nn.Module) -> frozenset[str]:
     return frozenset(name for name, parameter in network.named_parameters() if parameter.requires_grad)
 
 
-def trainable_sets(freeze: Freeze, stages: Sequence[Stage], network: nn.Module) -> list[frozenset[str]]:
+def trainable_sets(freeze: Freeze, stages: Sequence[RecipeStage], network: nn.Module) -> list[frozenset[str]]:
     """Names of the parameters that train in each stage; a subset of those that require a gradient now.
 
     Raises `ResoluteError` for an unknown layer.
@@ -81,7 +81,7 @@ class Freezer:
     """
 
     def __init__(
-        self, freeze: Freeze, stages: Sequence[Stage], network: nn.Module, optimizer: torch.optim.Optimizer
+        self, freeze: Freeze, stages: Sequence[RecipeStage], network: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
         self._network, self._optimizer = network, optimizer
         self._all = _learnable(network)

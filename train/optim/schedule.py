@@ -13,18 +13,18 @@ from itertools import accumulate, pairwise
 import torch
 
 from resolute.pipeline.plan.batching import run_epochs
-from resolute.pipeline.plan.stage import Stage
 from resolute.train.recipe.schema import Optim, Schedule
+from resolute.train.recipe.stages import RecipeStage
 
 __all__ = ["OneCycle", "Rates", "WarmCosine", "epoch_samples", "epoch_steps", "peak_momentum"]
 
 
-def epoch_samples(stages: Sequence[Stage], samples: int) -> list[int]:
+def epoch_samples(stages: Sequence[RecipeStage], samples: int) -> list[int]:
     """Training samples of each epoch for a set of `samples`; equal to those of `Plan`."""
     return [count for _, count, _ in run_epochs(stages, samples=samples)]
 
 
-def epoch_steps(stages: Sequence[Stage], samples: int) -> list[int]:
+def epoch_steps(stages: Sequence[RecipeStage], samples: int) -> list[int]:
     """Optimizer steps of each epoch for a set of `samples`; equal to those of `Plan`."""
     return [sum(run.batches for run in runs) for _, _, runs in run_epochs(stages, samples=samples)]
 
@@ -38,7 +38,7 @@ class Rates:
     """
 
     def __init__(
-        self, schedule: Schedule, optim: Optim, stages: Sequence[Stage], *, total_steps: int,
+        self, schedule: Schedule, optim: Optim, stages: Sequence[RecipeStage], *, total_steps: int,
         epoch_steps: Sequence[int] = (), epoch_samples: Sequence[int] = (),
     ) -> None:  # fmt: skip
         epochs = [stage.epochs for stage in stages]

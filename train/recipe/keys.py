@@ -15,7 +15,7 @@ from resolute.files import output_file
 from resolute.settings import definitions
 from resolute.train.options import KeysOptions
 
-from .schema import Augment, Recipe, Regularization, Stage
+from .schema import Augment, Recipe, RecipeStage, Regularization
 
 __all__ = ["Row", "keys", "main", "schema", "table"]
 
@@ -35,7 +35,7 @@ class Row:
 def keys() -> Iterator[Row]:
     """Every recipe key: top-level keys first, then section by section in source order."""
     sections = {key.name: key.annotation for key in definitions(Recipe) if dataclasses.is_dataclass(key.annotation)}
-    for section, cls in {"": Recipe, "stages": Stage, **sections, "augment": Augment,
+    for section, cls in {"": Recipe, "stages": RecipeStage, **sections, "augment": Augment,
                          "regularization": Regularization}.items():
         for key in definitions(cls):
             if key.help:

@@ -17,22 +17,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from resolute.errors import ResoluteError, check
 from resolute.pipeline.plan.stage import (
-    AUGMENT_STRENGTHS,
     AUTO,
     MAX_BATCH,
     MAX_EPOCHS,
     Augment,
     BatchSize,
     Positive,
-    Regularization,
     Seed,
-    Stage,
     without_effect,
 )
 from resolute.settings import setting, settings
 
 from . import RECIPES
 from .sections import Distill, Ema, Freeze, Loss, Model, Optim, Precision, Schedule, Stop
+from .stages import AUGMENT_STRENGTHS, RecipeStage, Regularization
 
 if TYPE_CHECKING:
     from resolute.pipeline.dataset.shard_set import ShardSet
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from resolute.pipeline.plan.plan import Plan
 
 __all__ = ["AUTO", "Augment", "Data", "Distill", "Ema", "Eval", "Freeze", "Loss", "Model", "Optim", "Precision",
-           "Recipe", "Regularization", "Schedule", "Stage", "Stop",
+           "Recipe", "RecipeStage", "Regularization", "Schedule", "Stop",
            "scaled_schedule"]  # fmt: skip
 
 # Sections of the keys of `regularization`, whose values it replaces.
@@ -101,7 +99,7 @@ class Eval:
 @settings("")
 class Recipe:
     name: str
-    stages: tuple[Stage, ...]
+    stages: tuple[RecipeStage, ...]
     seed: Seed = setting(0, "of initial weights, sample order and augmentation")
     scale_epochs: float = setting(
         1.0, "factor on the epochs of every stage, and on `schedule.warmup_epochs`, `period_epochs`, "
@@ -374,7 +372,7 @@ def _refuse_without_effect(recipe: Recipe, table: dict[str, Any]) -> None:
             raise ResoluteError(f"stages.{mode}_to: without effect, freeze.mode is {recipe.freeze.mode}; remove it")
 
 
-def _refuse_in_stage(recipe: Recipe, stage: Stage, written: dict[str, Any]) -> None:
+def _refuse_in_stage(recipe: Recipe, stage: RecipeStage, written: dict[str, Any]) -> None:
     """Raise `ResoluteError` for a key of the stage's table `written` that has no effect in it."""
     reasons: dict[str, str | Literal[False]] = {**without_effect([*stage.augments.values()])}
     replaced = dict.fromkeys(stage.regularization.strengths, "[regularization] replaces it")

@@ -14,10 +14,10 @@ from torch import nn
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.loader.loader import Batch
-from resolute.pipeline.plan.stage import Stage
 from resolute.train.loop import Learner
 from resolute.train.model.freeze import Freezer, layers, trainable_sets
 from resolute.train.recipe.schema import Freeze, Recipe
+from resolute.train.recipe.stages import RecipeStage
 from tests.support.networks import CPU, make_batch
 
 EACH = 2  # steps of each stage
@@ -69,14 +69,14 @@ def test_layers_are_in_timms_order_and_hold_every_parameter_once(model: str, exp
 ])  # fmt: skip
 def test_a_layer_name_trains_it_and_all_layers_above(mode: Any, name: str | None, trained: tuple[str, ...]) -> None:
     network = timm.create_model("test_resnet")
-    stage = Stage(res=32, epochs=1, batch_size=8, **{f"{mode}_to": name})
+    stage = RecipeStage(res=32, epochs=1, batch_size=8, **{f"{mode}_to": name})
     (trainable,) = trainable_sets(Freeze(mode=mode), [stage], network)
     assert trainable == {n for n, _ in network.named_parameters() if n.startswith(trained)}
 
 
 def test_an_ambiguous_name_means_the_first_layer() -> None:
     network = timm.create_model("test_vit")
-    stage = Stage(res=160, epochs=1, batch_size=8, unfreeze_to="blocks")
+    stage = RecipeStage(res=160, epochs=1, batch_size=8, unfreeze_to="blocks")
     (trainable,) = trainable_sets(Freeze(mode="unfreeze"), [stage], network)
     assert {n for n, _ in network.named_parameters()} - trainable == set(layers(network)["cls_token"])
 
@@ -122,7 +122,7 @@ def test_frozen_weights_and_statistics_stay_and_all_others_change(model: str, op
 
 def test_frozen_norms_stay_in_eval_mode_and_unfrozen_ones_do_not() -> None:
     network = timm.create_model("test_resnet", drop_path_rate=0.5)
-    stages = [Stage(res=32, epochs=1, batch_size=8, freeze_to=name) for name in ("layer2", None)]
+    stages = [RecipeStage(res=32, epochs=1, batch_size=8, freeze_to=name) for name in ("layer2", None)]
     freezer = Freezer(Freeze(mode="freeze"), stages, network, torch.optim.SGD(network.parameters(), lr=0.1))
     assert freezer.enter(0)
     assert not freezer.enter(0)
@@ -187,7 +187,7 @@ def test_unfrozen_parameters_start_with_clean_optimizer_state() -> None:
 def test_unfrozen_groups_count_their_optimizer_steps_from_one() -> None:
     """timm's LAMB: the first update of a thawed weight equals that of a new optimizer."""
     network = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    stages = [Stage(res=32, epochs=1, batch_size=8, unfreeze_to=name) for name in ("1", None)]
+    stages = [RecipeStage(res=32, epochs=1, batch_size=8, unfreeze_to=name) for name in ("1", None)]
     optimizer = Lamb(network.parameters(), lr=0.1)
     freezer = Freezer(Freeze(mode="unfreeze"), stages, network, optimizer)
     images = torch.randn(5, 3)

@@ -23,12 +23,13 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Batch
 from resolute.pipeline.plan.plan import BatchSpec, Plan
-from resolute.pipeline.plan.stage import Augment, Regularization, Stage
+from resolute.pipeline.plan.stage import Augment
 from resolute.train.loop import Learner
 from resolute.train.model.build import compile_network
 from resolute.train.planner.measure import restored
 from resolute.train.plot_lr import Curve, stage_lines
 from resolute.train.recipe.schema import Recipe
+from resolute.train.recipe.stages import RecipeStage, Regularization
 from resolute.train.show import model_inputs
 from resolute.train.warmup import warm_up
 from tests import ROOT
@@ -156,7 +157,7 @@ def test_a_recipe_without_regularization_keeps_its_hash() -> None:
 
 def test_batches_of_a_ramp_equal_those_of_stages_with_its_strengths(shard_set: ShardSet) -> None:
     augment = Augment(policy="randaugment", random_erasing_fill="noise", mixup_prob=0.7)
-    ramp = Stage(
+    ramp = RecipeStage(
         res=(32, 48, 64), res_schedule="random", epochs=1, batch_size=8, augment=augment,
         regularization=Regularization(magnitude=(0, 20), mixup_alpha=(0.0, 0.4), cutmix_alpha=1.0,
                                       random_erasing_prob=(0.0, 0.5)),

@@ -13,11 +13,11 @@ from timm.optim.muon import _COEFFICIENTS
 from torch import nn
 
 from resolute.errors import ResoluteError
-from resolute.pipeline.plan.stage import Stage
 from resolute.train.optim.muon import orthogonalize
 from resolute.train.optim.optimizer import Lookahead, build_optimizer
 from resolute.train.optim.schedule import Rates
 from resolute.train.recipe.schema import Optim, Recipe, Schedule
+from resolute.train.recipe.stages import RecipeStage
 
 
 def test_norms_and_biases_have_no_weight_decay() -> None:
@@ -49,7 +49,7 @@ def test_layer_decay_lowers_the_learning_rate_from_head_to_stem() -> None:
     network = timm.create_model("test_vit", num_classes=3)
     optim = Optim(lr=0.5, weight_decay=0.1, layer_decay=0.5)
     optimizer = build_optimizer(optim, network)
-    rates = Rates(Schedule(), optim, [Stage(res=32, epochs=1, batch_size=8)], total_steps=10)
+    rates = Rates(Schedule(), optim, [RecipeStage(res=32, epochs=1, batch_size=8)], total_steps=10)
     lr = rates.apply(optimizer, 3, stage=0)
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     relative_lr = {names[id(p)]: group["lr"] / lr for group in optimizer.param_groups for p in group["params"]}
@@ -70,7 +70,8 @@ def test_the_head_has_its_own_learning_rate_and_all_else_is_unchanged(decay: flo
     for scale in (1.0, 10.0):
         optim = Optim(lr=0.5, weight_decay=0.1, layer_decay=decay, head_lr_scale=scale)
         optimizer = build_optimizer(optim, network)
-        Rates(Schedule(), optim, [Stage(res=32, epochs=1, batch_size=8)], total_steps=10).apply(optimizer, 3, stage=0)
+        stages = [RecipeStage(res=32, epochs=1, batch_size=8)]
+        Rates(Schedule(), optim, stages, total_steps=10).apply(optimizer, 3, stage=0)
         groups.append({names[id(parameter)]: (group["lr"], group["weight_decay"], group["momentum"])
                        for group in optimizer.param_groups for parameter in group["params"]})  # fmt: skip
     plain, scaled = groups
@@ -85,7 +86,7 @@ def test_a_head_with_its_own_learning_rate_makes_the_steps_of_torchs_parameter_g
     theirs.load_state_dict(ours.state_dict())
     mine = build_optimizer(Optim(lr=0.05, momentum=0.0, weight_decay=0.0, head_lr_scale=4.0), ours)
     optim = Optim(lr=0.05, momentum=0.0, head_lr_scale=4.0)
-    rates = Rates(Schedule(kind="cosine_stage"), optim, [Stage(res=32, epochs=1, batch_size=8)], total_steps=9,
+    rates = Rates(Schedule(kind="cosine_stage"), optim, [RecipeStage(res=32, epochs=1, batch_size=8)], total_steps=9,
                   epoch_steps=[9])  # fmt: skip
     head = list(theirs.get_classifier().parameters())
     body = [p for p in theirs.parameters() if not any(p is h for h in head)]

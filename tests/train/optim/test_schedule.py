@@ -20,13 +20,13 @@ from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
-from resolute.pipeline.plan.stage import Stage
 from resolute.train.optim.optimizer import build_optimizer
 from resolute.train.optim.schedule import Rates, epoch_samples, epoch_steps
 from resolute.train.plot_lr import Curve, stage_lines
 from resolute.train.recipe.schema import Optim, Recipe, Schedule
+from resolute.train.recipe.stages import RecipeStage
 
-STAGES = (Stage(res=32, epochs=3, batch_size=8), Stage(res=48, epochs=2, batch_size=16, lr_scale=0.5))
+STAGES = (RecipeStage(res=32, epochs=3, batch_size=8), RecipeStage(res=48, epochs=2, batch_size=16, lr_scale=0.5))
 STEPS = [7, 7, 7, 5, 5]
 OPTIM = Optim(lr=0.7, momentum=0.95)
 Oracle = Callable[[torch.optim.Optimizer], Any]
@@ -132,7 +132,7 @@ def test_one_cycle_with_a_warm_up_in_epochs_equals_that_with_their_fraction() ->
 @pytest.mark.parametrize("progress", ["samples", "epochs"])
 @pytest.mark.parametrize("kind", ["onecycle", "warmup_cosine", "flat_cosine"])
 def test_the_peak_lies_at_the_end_of_the_warm_up_epochs_whatever_the_progress(kind: Any, progress: Any) -> None:
-    stages = (Stage(res=32, epochs=30, batch_size=16, fraction=0.5), Stage(res=48, epochs=20, batch_size=4))
+    stages = (RecipeStage(res=32, epochs=30, batch_size=16, fraction=0.5), RecipeStage(res=48, epochs=20, batch_size=4))
     samples, steps = epoch_samples(stages, 1600), epoch_steps(stages, 1600)
     schedule = Schedule(kind=kind, warmup_epochs=32.0, progress=progress)
     rates = Rates(schedule, OPTIM, stages, total_steps=sum(steps), epoch_steps=steps, epoch_samples=samples)
@@ -192,7 +192,7 @@ def test_the_learning_rate_is_scaled_by_batch_rule_and_lr_scale(
 @pytest.mark.parametrize("kind", ["onecycle", "warmup_cosine"])
 @pytest.mark.parametrize("progress", ["samples", "epochs"])
 def test_progress_by_samples_or_epochs_moves_the_peak_and_keeps_the_ends(kind: Any, progress: Any) -> None:
-    stages = (Stage(res=32, epochs=30, batch_size=16, fraction=0.5), Stage(res=48, epochs=20, batch_size=4))
+    stages = (RecipeStage(res=32, epochs=30, batch_size=16, fraction=0.5), RecipeStage(res=48, epochs=20, batch_size=4))
     samples, steps = epoch_samples(stages, 160), epoch_steps(stages, 160)
     assert (samples, steps) == ([80] * 30 + [160] * 20, [5] * 30 + [40] * 20)
     rates, plain = (
@@ -285,7 +285,8 @@ def test_a_batch_rule_without_effect_is_refused() -> None:
 
 
 def test_steps_per_epoch_equal_those_of_the_plan(shard_set: ShardSet) -> None:
-    stages = (*STAGES, Stage(res=64, epochs=2, batch_size=11, fraction=0.3), Stage(res=64, epochs=1, batch_size=75))
+    stages = (*STAGES, RecipeStage(res=64, epochs=2, batch_size=11, fraction=0.3),
+              RecipeStage(res=64, epochs=1, batch_size=75))  # fmt: skip
     plan = Plan(shard_set, stages, eval_batch_size=7)
     expected = [segment.batches for segment in plan.passes if segment.split == "train"]
     assert epoch_steps(stages, len(shard_set.splits["train"])) == expected

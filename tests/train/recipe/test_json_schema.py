@@ -38,7 +38,7 @@ def test_one_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_it_is_a_schema_with_every_key_and_its_help() -> None:
     Draft7Validator.check_schema(schema())
     tables = {name: table["properties"] for name, table in schema()["$defs"].items()} | {"": schema()["properties"]}
-    tables["Stages"] = tables["Stage"]
+    tables["Stages"] = tables["RecipeStage"]
     for key in keys():
         assert tables[key.section.capitalize()][key.name]["description"] == key.help
     assert "name" not in schema()["properties"]

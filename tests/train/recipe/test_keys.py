@@ -10,10 +10,11 @@ import pytest
 
 from resolute.cli import main
 from resolute.errors import ResoluteError
-from resolute.pipeline.plan.stage import Augment, Regularization, Stage
+from resolute.pipeline.plan.stage import Augment
 from resolute.settings import definitions
 from resolute.train.recipe.keys import keys, table
 from resolute.train.recipe.schema import Data, Distill, Ema, Eval, Loss, Model, Optim, Recipe, Schedule, Stop
+from resolute.train.recipe.stages import RecipeStage, Regularization
 
 
 def test_every_key_has_help() -> None:
@@ -29,7 +30,7 @@ def test_the_table_has_exactly_the_keys_of_a_recipe() -> None:
         (table.setdefault(key.section, {}) if where is None else where)[key.name] = [[]]
         with pytest.raises(ResoluteError, match=rf"{key.name}: got \[.*\], expected "):
             Recipe.parse(table, name="x")
-    recipe = Recipe(name="x", stages=(Stage(res=32, epochs=1, batch_size=8),))
+    recipe = Recipe(name="x", stages=(RecipeStage(res=32, epochs=1, batch_size=8),))
     listed_keys = {(key.section, key.name) for key in keys()}
     for section in dataclasses.fields(Recipe):
         value = getattr(recipe, section.name)
@@ -37,14 +38,15 @@ def test_the_table_has_exactly_the_keys_of_a_recipe() -> None:
             assert {(section.name, field.name) for field in dataclasses.fields(value)} <= listed_keys
     for name, cls in (("augment", Augment), ("regularization", Regularization)):
         assert {(name, field.name) for field in dataclasses.fields(cls)} <= listed_keys
-    assert {("stages", field.name) for field in dataclasses.fields(Stage)} - {("stages", "augment")} <= listed_keys
+    of_a_stage = {("stages", field.name) for field in dataclasses.fields(RecipeStage)}
+    assert of_a_stage - {("stages", "augment")} <= listed_keys
 
 
 def test_values_out_of_range_are_refused_with_the_range() -> None:
     outside = {"gt": 0, "ge": -1, "lt": 0, "le": 1}  # added to the bound
     checked = 0
-    for cls in (Augment, Data, Distill, Ema, Eval, Loss, Model, Optim, Regularization, Schedule, Stage, Stop):
-        good: dict[str, Any] = {"res": 32, "epochs": 1, "batch_size": 8} if cls is Stage else {}
+    for cls in (Augment, Data, Distill, Ema, Eval, Loss, Model, Optim, Regularization, Schedule, RecipeStage, Stop):
+        good: dict[str, Any] = {"res": 32, "epochs": 1, "batch_size": 8} if cls is RecipeStage else {}
         for key in definitions(cls):
             default: Any = key.default
             for words, name in (("above", "gt"), ("at least", "ge"), ("below", "lt"), ("at most", "le"), ("to", "le")):

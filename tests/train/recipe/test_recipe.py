@@ -14,7 +14,7 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.order import Order
 from resolute.pipeline.storage.local import Folder
 from resolute.train.recipe.keys import keys
-from resolute.train.recipe.schema import AUTO, Augment, Distill, Eval, Model, Optim, Recipe, Schedule, Stage
+from resolute.train.recipe.schema import AUTO, Augment, Distill, Eval, Model, Optim, Recipe, RecipeStage, Schedule
 
 ONE_STAGE = {"stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}
 
@@ -170,6 +170,6 @@ def test_a_value_of_no_known_type_is_refused_in_one_line(value: object) -> None:
 
 def test_batch_size_auto_is_the_same_in_a_file_in_code_and_in_a_checkpoint() -> None:
     recipe = Recipe.parse({"stages": [{"res": 32, "epochs": 1, "batch_size": "auto"}]}, name="x")
-    stages = [Stage(res=32, epochs=1, batch_size=size, augment=Augment()) for size in ("auto", AUTO)]
+    stages = [RecipeStage(res=32, epochs=1, batch_size=size, augment=Augment()) for size in ("auto", AUTO)]
     assert recipe.stages == (stages[0],) == (stages[1],)
     assert Recipe.from_values(recipe.values(), name="x") == recipe
