@@ -40,7 +40,7 @@ $(if $(shell [[ $(call quote,$(value VENV)) =~ ^[A-Za-z0-9_./@+,-]+$$ ]] || echo
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 18
 env: $(READY)  ## create the environment (VENV=folder, default .venv) with the pins for this driver, or for CUDA=12|13
-	@python3 pipeline/cuda_stack.py $< > /dev/null
+	@python3 resolute/cuda_stack.py $< > /dev/null
 demo: demo/photos/.demo.json  ## generate the demo photos (demo/photos)
 shards: $(DEMO)  ## SRC=photos [LABELS=table.csv] [VAL=photos/val] [OUT=shards] RES=128,160,224; later EXTEND=1
 verify: $(DATA)  ## [SHARDS=…] read and decode a whole shard set again and report damage
@@ -89,7 +89,7 @@ INSTALL = if command -v uv > /dev/null; then uv pip install --quiet --python $(P
           else $(PY) -m pip install --quiet --disable-pip-version-check "$$@"; fi
 # the file holds the name of the CUDA stack, which an environment keeps
 $(READY): pyproject.toml locks/cuda12.txt locks/cuda13.txt
-	@stack=$$(python3 pipeline/cuda_stack.py $@)
+	@stack=$$(python3 resolute/cuda_stack.py $@)
 	echo "installing the pinned environment ($$stack) into $(VENV) (about 6 GB, once)"
 	test -x $(PY) || python3 -m venv $(VENV)
 	set -- --constraint locks/$$stack.txt --editable ".[$$stack,train]"

@@ -124,7 +124,7 @@ class Trainer:
         stages = [full_batches(shards, res, batches=1, batch_size=batch_size) for res in shards.resolutions]
         recipe = small_recipe(*stages, model=model)
         plan = training_plan(shards, list(recipe.stages))
-        self._specs = {pass_.res: plan.batch(pass_.first) for pass_ in plan.passes}
+        self._specs = {phase.res: plan.batch(phase.first) for phase in plan.phases}
         self._learner = Learner(recipe, classes=len(shards.target), total_steps=plan.total_steps, device=device)
         self._batch_size = batch_size
         self.warm_up(batch_size)

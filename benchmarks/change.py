@@ -41,7 +41,7 @@ from .record import check_writable, header, read_into_cache, write
 
 if TYPE_CHECKING:
     from resolute.pipeline.dataset.shard_set import ShardSet
-    from resolute.pipeline.plan.plan import Pass, Plan
+    from resolute.pipeline.plan.plan import Phase, Plan
     from resolute.pipeline.plan.stage import Stage
 
 __all__ = ["around_s", "cost_s", "first_batches", "main", "measure", "measure_kinds", "steady_s",
@@ -186,7 +186,7 @@ def measure_kinds(shards: ShardSet, *, batch_size: int, rounds: int, threads: in
     drained = _waits_s(plan, threads, ())
     steps_s = [_PACE * statistics.fmean(waits[len(waits) // 4 :]) for waits in drained]
     raw = [_waits_s(plan, threads, steps_s) for _ in range(rounds)]
-    kinds = [_kind(before, after, named) for before, after in itertools.pairwise(plan.passes)]
+    kinds = [_kind(before, after, named) for before, after in itertools.pairwise(plan.phases)]
     by_kind: dict[str, dict[str, list[float]]] = {}
     for waits in raw:
         lost = [_lost(*each) for each in zip(waits[1:], steps_s[1:], strict=True)]
@@ -205,7 +205,7 @@ def measure_kinds(shards: ShardSet, *, batch_size: int, rounds: int, threads: in
             "waits_s": waits_s}  # fmt: skip
 
 
-def _kind(before: Pass, after: Pass, named: list[tuple[str, Stage]]) -> str:
+def _kind(before: Phase, after: Phase, named: list[tuple[str, Stage]]) -> str:
     if after.split == "val":
         return "training to validation"
     if before.stage != after.stage:  # also if a validation lies between the two stages
@@ -223,7 +223,7 @@ def _waits_s(plan: Plan, threads: int, steps_s: Sequence[float]) -> list[list[fl
 
     with Loader(plan, num_threads=threads) as loader:
         waits_s = clock(loader, lambda batch: (batch.spec.epoch, batch.spec.split), steps_s, torch.device("cpu"))
-    assert [len(waits) for waits in waits_s] == [each.batches for each in plan.passes]
+    assert [len(waits) for waits in waits_s] == [each.batches for each in plan.phases]
     return waits_s
 
 

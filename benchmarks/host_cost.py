@@ -134,8 +134,8 @@ def _unlaunched() -> type[Any]:
     from resolute.pipeline.graph.gpu_finish import GpuFinish
 
     class Unlaunched(GpuFinish):
-        def __init__(self, features: Any, **settings: Any) -> None:
-            super().__init__(features, **{**settings, "device": torch.device("cpu")})
+        def __init__(self, ops: Any, **settings: Any) -> None:
+            super().__init__(ops, **{**settings, "device": torch.device("cpu")})
 
         def warm_up(self) -> None: ...
 
@@ -241,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--out", type=Path, default=Path("host-cost.json"), metavar="FILE", help="JSON to write (default: %(default)s)")
 
     def work(args: argparse.Namespace) -> None:
-        from resolute.pipeline.storage.scratch import ScratchFolder
+        from resolute.scratch import ScratchFolder
 
         check_numbers(args, rounds=1, batches=1, batch_size=2)
         check_writable(args.out)

@@ -38,7 +38,7 @@ from resolute.benchmarks.record import check_writable, header, write
 from resolute.errors import ResoluteError
 from resolute.pipeline.graph import gpu_finish
 from resolute.pipeline.graph.gpu_finish import GpuFinish
-from resolute.pipeline.plan.sampling import NOISE_PX, Features
+from resolute.pipeline.plan.augment_params import NOISE_PX, AugmentOps
 
 __all__ = ["CAPABILITIES", "Launch", "compiled", "launches", "main", "over_budget", "specialization", "variants"]
 
@@ -77,27 +77,27 @@ class _Recorder:
         return record
 
 
-def launches(features: Features, dtype: torch.dtype, *, n: int = 1, res: int = 1) -> list[Launch]:
+def launches(ops: AugmentOps, dtype: torch.dtype, *, n: int = 1, res: int = 1) -> list[Launch]:
     """The launches of `GpuFinish` for a batch of `n` images of `res` px in which every slot is used."""
     recorded, meta = list[Launch](), torch.device("meta")
     with (mock.patch.object(gpu_finish, "apply_slot", _Recorder(gpu_finish.apply_slot, recorded)),
           mock.patch.object(gpu_finish, "finish", _Recorder(gpu_finish.finish, recorded))):  # fmt: skip
         noise = np.zeros((NOISE_PX, NOISE_PX, 3), np.uint8)
-        kernels = GpuFinish(features, mean=(0.5,) * 3, std=(0.2,) * 3, noise=noise, dtype=dtype, device=meta)
+        kernels = GpuFinish(ops, mean=(0.5,) * 3, std=(0.2,) * 3, noise=noise, dtype=dtype, device=meta)
         images = torch.empty((n, res, res, 3), dtype=torch.uint8, device=meta)
-        kernels(images, torch.empty((n, 1), dtype=torch.int32, device=meta), list(range(len(features.slots))))
+        kernels(images, torch.empty((n, 1), dtype=torch.int32, device=meta), list(range(len(ops.slots))))
     return recorded
 
 
 def variants() -> Iterator[tuple[str, Launch]]:
     """(name, launch) of everything that a run can launch: `apply_slot`, and `finish` for each dtype and feature."""
     slots = (("policy", frozenset(range(1, 11))),)
-    yield "apply_slot", launches(Features(slots=slots), torch.float32)[0]
+    yield "apply_slot", launches(AugmentOps(slots=slots), torch.float32)[0]
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     for dtype, erases, mixes in itertools.product(dtypes, (False, True), (False, True)):
-        features = Features(slots=slots, fills=frozenset({"mean"} if erases else ()), mixing=mixes)
+        ops = AugmentOps(slots=slots, fills=frozenset({"mean"} if erases else ()), mixing=mixes)
         name = " ".join(["finish", str(dtype).removeprefix("torch."), *["erases"] * erases, *["mixes"] * mixes])
-        yield name, launches(features, dtype)[-1]
+        yield name, launches(ops, dtype)[-1]
 
 
 def specialization(launch: Launch, capability: int) -> tuple[Any, ...]:

@@ -21,7 +21,6 @@ from typing import Any
 from resolute.errors import ResoluteError, StorageError
 from resolute.files import write_errors
 from resolute.pipeline.dataset.format import FORMAT, VERSION, manifest_bytes, rejects_name, shard_name
-from resolute.pipeline.storage.scratch import ScratchFolder
 from resolute.prep.convert.codecs import check_codecs, codec_versions
 from resolute.prep.listing.checks import input_warnings
 from resolute.prep.listing.compare import Comparison
@@ -59,6 +58,7 @@ from resolute.prep.shard_set.source_record import (
 )
 from resolute.prep.sources.scan_cache import delete_old_versions
 from resolute.prep.storage.output import LOCK, RUN_FOLDER, LocalStore, Store, open_store
+from resolute.scratch import ScratchFolder
 
 from .extend import (
     check_extendable,

@@ -11,7 +11,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from resolute.console import counted
-from resolute.pipeline.storage.scratch import ScratchFolder
 from resolute.prep.convert.batch import BatchResult, EncodeOptions
 from resolute.prep.listing.checks import describe_ignored, describe_target, input_warnings, size_warnings
 from resolute.prep.listing.database import Database
@@ -23,6 +22,7 @@ from resolute.prep.shard_set.set_plan import SetPlan, layout_of
 from resolute.prep.shard_set.shard_plan import ShardPlan, plan_photos
 from resolute.prep.shard_set.writer import ShardSpec
 from resolute.prep.storage.output import open_store
+from resolute.scratch import ScratchFolder
 
 from .extend import check_extendable, compare_with_set, describe_changes, extension_inputs, extension_plan
 from .settings import Settings

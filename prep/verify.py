@@ -16,9 +16,9 @@ from typing import Any
 from resolute.console import counted, say
 from resolute.errors import ResoluteError, StorageError
 from resolute.files import PARTIAL
+from resolute.fork_server import fork_server
 from resolute.pipeline.dataset.format import FORMAT, READ_VERSIONS, VERSION, is_sealed
 from resolute.pipeline.dataset.source_record import SOURCE_RECORD, missing_set_hint
-from resolute.pipeline.fork_server import fork_server
 from resolute.prep.shard_set.cards import CARD
 from resolute.prep.shard_set.existing_set import CHANGES, DAMAGED, MANIFEST
 from resolute.prep.shard_set.file_check import Damage, check_file, init_worker, read_with_retry

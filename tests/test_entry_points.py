@@ -19,7 +19,7 @@ from tests.support.trees import tree
 # examples to copy, programs that only other programs start, and a loop without any of our code
 NO_COMMANDS = {*(f"pipeline/examples/{name}.py" for name in ("accelerate_loop", "lightning_loop", "plain", "start",
                "timm_loop", "transformers_loop")), "benchmarks/loaders/child.py", "benchmarks/storage/object_store.py",
-               "benchmarks/soak/objects.py", "pipeline/cuda_stack.py",
+               "benchmarks/soak/objects.py", "resolute/cuda_stack.py",
                "benchmarks/training/plain_targets.py"}  # fmt: skip
 ENTRY_POINTS = sorted(
     path.relative_to(ROOT)

@@ -21,8 +21,8 @@ FILES = sorted(
 NAMES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in FILES}
 LIGHT = ("resolute.pipeline.storage", "resolute.pipeline.dataset", "resolute.pipeline.plan")
 # modules of the pipeline that prep may import
-SHARED = ("resolute.pipeline.fork_server", "resolute.pipeline.jit", "resolute.pipeline.storage",
-          "resolute.pipeline.dataset", "resolute.pipeline.plan.permutation")  # fmt: skip
+SHARED = ("resolute.pipeline.jit", "resolute.pipeline.storage", "resolute.pipeline.dataset",
+          "resolute.pipeline.plan.permutation")  # fmt: skip
 
 
 def is_within(module: str, packages: tuple[str, ...]) -> bool:

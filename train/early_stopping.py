@@ -78,10 +78,10 @@ class NotFinite(ResoluteError):
     @classmethod
     def after(cls, plan: Plan, step: int, *, lr: float) -> NotFinite:
         """The error for weights that are not finite after optimizer step `step`."""
-        pass_ = next(s for s in reversed(plan.passes) if s.split == "train" and s.first_step <= max(0, step))
-        index = pass_.first + step - pass_.first_step
+        phase = next(s for s in reversed(plan.phases) if s.split == "train" and s.first_step <= max(0, step))
+        index = phase.first + step - phase.first_step
         return cls("weights are not finite", {
-            "index": index, "step": step, "epoch": pass_.epoch, "stage": pass_.stage, "res": plan.res_at(index)[0],
+            "index": index, "step": step, "epoch": phase.epoch, "stage": phase.stage, "res": plan.res_at(index)[0],
             "lr": lr,
         })  # fmt: skip
 

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from resolute import cuda
 from resolute.errors import ResoluteError
-from resolute.pipeline import cuda
 from resolute.pipeline.loader.loader import Batch
 from resolute.pipeline.plan.plan import BatchSpec
 from resolute.train.devices.distributed import Ranks

@@ -165,7 +165,7 @@ def main(args: LrFindOptions) -> None:
             folder=Path(folder), shards=args.shards, recipe=args.recipe, device=args.device, threads=args.threads,
         )  # fmt: skip
         recipe, shards, plan, learner = set_up(options, Ranks())
-    fewest = plan.first_pass("train", 0).samples // max(shape.batch_size for shape in plan.stages[0].shapes)
+    fewest = plan.first_phase("train", 0).samples // max(shape.batch_size for shape in plan.stages[0].shapes)
     epochs = max(recipe.stages[0].epochs, -(-args.steps // max(1, fewest)))
     # why no schedule and no EMA: the sweep uses neither, and their milestones or `last_epochs` may not suit this recipe
     first = dataclasses.replace(
@@ -174,7 +174,7 @@ def main(args: LrFindOptions) -> None:
     )  # fmt: skip
     plan = first.plan(shards, auto_order=plan.order)
     check_micro_batches(plan, learner)
-    stage = plan.first_pass("train", 0)
+    stage = plan.first_phase("train", 0)
     text = (f"{args.steps} steps of stage 0 ({stage.res} px, batch {stage.batch_size}), LR {low:g} to {high:g}, "
             f"{recipe.optim.name}, seed {recipe.seed}")  # fmt: skip
     print(f"{recipe.name}: {text}", flush=True)

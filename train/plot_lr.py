@@ -12,7 +12,7 @@ from pathlib import Path
 from resolute.errors import ResoluteError
 from resolute.files import check_output, output_file
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.plan.batching import run_epochs
+from resolute.pipeline.plan.batching import each_epoch
 from resolute.pipeline.plan.stage import AUTO
 from resolute.report.charts import Chart
 from resolute.report.page import figures_page
@@ -37,7 +37,7 @@ class Curve:
             )
         steps = epoch_steps(recipe.stages, samples)
         self._epochs = [(stage, runs) for stage, _, runs in
-                        run_epochs(recipe.stages, samples=samples, seed=recipe.seed)]  # fmt: skip
+                        each_epoch(recipe.stages, samples=samples, seed=recipe.seed)]  # fmt: skip
         self.recipe, self.total_steps = recipe, sum(steps)
         self.rates = Rates(
             recipe.schedule, recipe.optim, recipe.stages, total_steps=self.total_steps, epoch_steps=steps,

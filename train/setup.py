@@ -124,8 +124,8 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
         plan = recipe.plan(shards, auto_order=auto_order)
         learner = Learner(
             recipe, classes=len(head.target), head=head, total_steps=plan.total_steps, device=device, ranks=ranks,
-            epoch_steps=[pass_.batches for pass_ in plan.passes if pass_.split == "train"],
-            epoch_samples=[pass_.samples for pass_ in plan.passes if pass_.split == "train"],
+            epoch_steps=[phase.batches for phase in plan.phases if phase.split == "train"],
+            epoch_samples=[phase.samples for phase in plan.phases if phase.split == "train"],
             class_weights=class_weights(recipe.loss, plan),
         )  # fmt: skip
         return plan, learner

@@ -56,9 +56,9 @@ def model_inputs(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[R
     """
     plan = recipe.plan(shards)
     first: dict[tuple[int, str, int], int] = {}  # batch by stage, split and resolution
-    for pass_ in plan.passes:
-        for k in pass_.distinct_batches:
-            first.setdefault((pass_.stage, pass_.split, pass_.batch_at(k)[0]), pass_.first + k)
+    for phase in plan.phases:
+        for k in phase.distinct_batches:
+            first.setdefault((phase.stage, phase.split, phase.batch_at(k)[0]), phase.first + k)
     mean, std = np.array(recipe.data.mean), np.array(recipe.data.std)
     rows = []
     with (

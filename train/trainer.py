@@ -314,15 +314,15 @@ class _Session:
 
     def _after(self, spec: BatchSpec) -> bool:
         """Bookkeeping between batches, not timed. False if the run should stop."""
-        pass_ = self.plan.pass_at(spec.index)
+        phase = self.plan.phase_at(spec.index)
         # an interrupted validation restarts from its first batch: its counts are not saved
-        self.position = spec.index + 1 if spec.split == "train" or spec.last else pass_.first
-        self._progress(spec, pass_.batches)
+        self.position = spec.index + 1 if spec.split == "train" or spec.last else phase.first
+        self._progress(spec, phase.batches)
         # why: a timer or a signal on one rank must take effect on all ranks at the same batch
         late = self.ranks.is_main and time.monotonic() - self.saved_at > self.options.save_every_s
         stop, save = self.ranks.vote(self.stopped_by, self.position if late else 0)
         self.stopped_by = stop or self.stopped_by
-        following = self.plan.pass_at(spec.index + 1) if spec.index + 1 < self.plan.total_batches else None
+        following = self.plan.phase_at(spec.index + 1) if spec.index + 1 < self.plan.total_batches else None
         if spec.last and (following is None or following.split == "train"):
             self._end_epoch(spec)
         elif spec.split == "train" and (save > self.saved_position or self._due(spec.step)):
@@ -334,8 +334,8 @@ class _Session:
         return bool(every and (step + 1) % every == 0)
 
     def _end_epoch(self, spec: BatchSpec) -> None:
-        pass_ = next(each for each in self.plan.passes if (each.split, each.epoch) == ("train", spec.epoch))
-        largest = max(pass_.shapes, key=lambda shape: shape.res)
+        phase = next(each for each in self.plan.phases if (each.split, each.epoch) == ("train", spec.epoch))
+        largest = max(phase.shapes, key=lambda shape: shape.res)
         counts = self.plan.class_counts(spec.epoch).tolist() if self.ranks.is_main else []
         record = self.meter.end_epoch(
             spec, res=largest.res, batch_size=largest.batch_size, class_counts=counts
@@ -362,8 +362,8 @@ class _Session:
 
     def _save(self, *, best: bool = False) -> None:
         self._log_skipped()
-        folder, pass_ = self.options.folder, self.plan.pass_at(max(0, self.position - 1))
-        step = pass_.first_step + (self.position - pass_.first if pass_.split == "train" else 0)
+        folder, phase = self.options.folder, self.plan.phase_at(max(0, self.position - 1))
+        step = phase.first_step + (self.position - phase.first if phase.split == "train" else 0)
         meter = self.meter.state_dict()
         if not all_finite(self.learner.network):
             lr = max(group["lr"] for group in self.learner.optimizer.param_groups)
@@ -371,7 +371,7 @@ class _Session:
         state = {
             **self.identity, **self.about, **self.learner.state_dict(), "meter": meter, "position": self.position,
             "step": step, "progress": self.progress.state_dict(), "order": self.plan.order,
-            "decode": self.decode, "res": self.recipe.stages[pass_.stage].validation_res,
+            "decode": self.decode, "res": self.recipe.stages[phase.stage].validation_res,
         }  # fmt: skip
         file = checkpoint.step_file(folder, step)
         if self.ranks.is_main:
@@ -430,7 +430,7 @@ class _Session:
         return f"run the same command{how} to resume"
 
     def _progress(self, spec: BatchSpec, batches: int) -> None:
-        if self.bar is None or spec.index == self.plan.pass_at(spec.index).first:
+        if self.bar is None or spec.index == self.plan.phase_at(spec.index).first:
             if self.bar is not None:
                 self.bar.close()
             title = f"epoch {spec.epoch} {spec.split} {spec.res} px"

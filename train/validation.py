@@ -1,7 +1,7 @@
 """The metrics of a validation, exact over batches and ranks, for each kind of target.
 
 Each batch leaves sums and, per sample, what the metrics need of it, on the device and without a sync (`score_batch`).
-At the end of the pass these are put together in the order of the samples (`Validation`), so the results do not depend
+At its end these are put together in the order of the samples (`Validation`), so the results do not depend
 on the number of ranks. Memory: 8 bytes per sample and weights for classes, 4 C or 4 D for labels and values.
 """
 
@@ -70,17 +70,17 @@ def score_batch(head: Head, outputs: Mapping[str, torch.Tensor], targets: torch.
 
 
 class Validation:
-    """Collects the scores of one pass, then computes its metrics."""
+    """Collects the scores of one validation, then computes its metrics."""
 
     def __init__(self, head: Head, *, ranks: Ranks | None = None) -> None:
         self._head, self._ranks = head, ranks or Ranks()
         self.start()
 
     def start(self) -> None:
-        """Forget everything, for the first batch of a pass."""
+        """Forget everything, for the first batch of a validation."""
         self.samples = 0  # over all ranks
         self._sums: dict[str, torch.Tensor] = {}
-        self._parts: list[tuple[int, BatchScores]] = []  # with the place of the first sample in the pass
+        self._parts: list[tuple[int, BatchScores]] = []  # with the place of the first sample in the validation
 
     def add(self, scores: BatchScores, *, global_size: int) -> None:
         """Take this rank's part of a batch of `global_size` samples (no sync)."""
@@ -104,7 +104,7 @@ class Validation:
         for weights, prefix in (("raw", ""), ("ema", "ema_")):
             values: dict[str, float] = {}
             if weights in self._sums:
-                sums = self._ranks.sum(self._sums[weights].clone()).tolist()  # sync: the pass is over
+                sums = self._ranks.sum(self._sums[weights].clone()).tolist()  # sync: the validation is over
                 values = {key: value / samples for key, value in zip(keys, sums, strict=True)}
                 outputs, targets = self._whole(weights)
                 if self._ranks.is_main:
@@ -114,7 +114,7 @@ class Validation:
         return self._ranks.broadcast(metrics), details
 
     def _whole(self, weights: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Outputs and targets of all samples of the pass, over all ranks, in the order of the split."""
+        """Outputs and targets of all samples of the validation, over all ranks, in the order of the split."""
         whole = []
         for pick in (lambda scores: scores.outputs[weights], lambda scores: scores.targets):
             example = pick(self._parts[0][1])

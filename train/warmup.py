@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterator
 import torch
 from torch import nn
 
+from resolute import cuda
 from resolute.errors import ResoluteError
-from resolute.pipeline import cuda
-from resolute.pipeline.plan.plan import Pass, Plan
+from resolute.pipeline.plan.plan import Phase, Plan
 from resolute.train.devices.memory import fault_in
 from resolute.train.logs.hardware import peak_memory_bytes
 from resolute.train.model.norms import batch_norms
@@ -32,10 +32,10 @@ def shapes(
 ) -> list[tuple[str, int, int]]:
     """All (split, res in px, local batch size) of the run or of `stages`, largest first; equally many on every rank."""
     local_sizes = {}
-    for pass_ in plan.passes:
-        if stages is None or pass_.stage in stages:
-            for (res, size), local_size in pass_.local_shapes(rank=rank, world_size=world_size).items():
-                local_sizes[pass_.split, res, size] = local_size
+    for phase in plan.phases:
+        if stages is None or phase.stage in stages:
+            for (res, size), local_size in phase.local_shapes(rank=rank, world_size=world_size).items():
+                local_sizes[phase.split, res, size] = local_size
     # why the largest first: the allocator's blocks then fit all later shapes
     order = sorted(local_sizes, key=lambda shape: (-shape[2] * shape[1] ** 2, shape))
     return [(split, res, local_sizes[split, res, size]) for split, res, size in order]
@@ -61,18 +61,18 @@ def check_micro_batches(plan: Plan, learner: Learner) -> None:
     recipe, ranks = learner.recipe, learner.ranks
     if recipe.model.norm == "sync" or not batch_norms(learner.network):
         return
-    steps: dict[tuple[int, int, int, int], Pass] = {}  # (stage, res, samples over all ranks, on this rank)
-    for pass_ in plan.passes:
-        if pass_.split == "train":
-            local = pass_.local_shapes(rank=ranks.rank, world_size=ranks.world_size)
-            steps |= {(pass_.stage, *shape, size): pass_ for shape, size in local.items()}
-    for (stage, res, global_size, size), pass_ in steps.items():
+    steps: dict[tuple[int, int, int, int], Phase] = {}  # (stage, res, samples over all ranks, on this rank)
+    for phase in plan.phases:
+        if phase.split == "train":
+            local = phase.local_shapes(rank=ranks.rank, world_size=ranks.world_size)
+            steps |= {(phase.stage, *shape, size): phase for shape, size in local.items()}
+    for (stage, res, global_size, size), phase in steps.items():
         smallest = min(len(part) for part in torch.arange(size).chunk(recipe.optim.grad_accum_steps))
         if smallest > 1:
             continue
         learner.freezer.enter(stage)
         if not _normalises_one(learner, res):
-            cause = _too_small(recipe, pass_, (res, global_size, size), world_size=ranks.world_size)
+            cause = _too_small(recipe, phase, (res, global_size, size), world_size=ranks.world_size)
             raise ResoluteError(
                 f"{cause}: got 1 sample, expected at least 2 for the batch norms of {recipe.model.name} at "
                 f'{res} px; change it, or set model.norm = "group"'
@@ -93,21 +93,21 @@ def _normalises_one(learner: Learner, res: int) -> bool:
     return True
 
 
-def _too_small(recipe: Recipe, pass_: Pass, shape: tuple[int, int, int], *, world_size: int) -> str:
+def _too_small(recipe: Recipe, phase: Phase, shape: tuple[int, int, int], *, world_size: int) -> str:
     """The key, its value, and how it leads to a micro-batch of a single sample.
 
     `shape`: of the step: resolution in px, samples over all ranks, and on this rank.
     """
     res, global_size, local_size = shape
-    batch_size = recipe.stages[pass_.stage].batch_size_at(res)
+    batch_size = recipe.stages[phase.stage].batch_size_at(res)
     of_ranks = f" on {world_size} ranks" if world_size > 1 else ""
     if local_size > 1:
         return (f"optim.grad_accum_steps: {recipe.optim.grad_accum_steps} micro-batches of the {global_size} "
-                f"samples per step{of_ranks} (stage {pass_.stage}) leave one of a single sample")  # fmt: skip
+                f"samples per step{of_ranks} (stage {phase.stage}) leave one of a single sample")  # fmt: skip
     if batch_size < 2 * world_size:
-        return f"stages[{pass_.stage}].batch_size: {batch_size}{of_ranks} is a single sample per step"
-    return (f"stages[{pass_.stage}].batch_size: {batch_size}{of_ranks} leaves a last batch of a single sample "
-            f"of the epoch's {pass_.samples}")  # fmt: skip
+        return f"stages[{phase.stage}].batch_size: {batch_size}{of_ranks} is a single sample per step"
+    return (f"stages[{phase.stage}].batch_size: {batch_size}{of_ranks} leaves a last batch of a single sample "
+            f"of the epoch's {phase.samples}")  # fmt: skip
 
 
 def warm_up(

@@ -76,7 +76,7 @@ def main(args: GpuCheckOptions) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     memory_gib = 0.0
     if device.type == "cuda":
-        from resolute.pipeline import cuda
+        from resolute import cuda
 
         memory_gib = cuda.total_bytes(device) / 2**30
     settings = Settings.for_device(

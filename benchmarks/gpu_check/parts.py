@@ -255,7 +255,7 @@ def switch(settings: Settings) -> Result:
     """Time lost at each stage switch: the first steps after it beyond as many steady ones, by events of the device."""
     import torch
 
-    from resolute.pipeline import cuda
+    from resolute import cuda
     from resolute.pipeline.loader.loader import Loader
     from resolute.train.loop import Learner
     from resolute.train.warmup import shapes, warm_up
@@ -537,7 +537,7 @@ def _synchronize(settings: Settings) -> None:
     if settings.on_gpu:
         import torch
 
-        from resolute.pipeline import cuda
+        from resolute import cuda
 
         cuda.synchronize(torch.device("cuda"))  # sync: ends a timed interval
 

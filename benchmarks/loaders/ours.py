@@ -59,7 +59,7 @@ def centre_crops(job: Job, jpegs: list[bytes]) -> tuple[NDArray[np.float32], NDA
     """(N, res, res, 3) in 0..255 and (N, 4) crops x, y, w, h: a validation batch, read by our own reader."""
     shards, (res,) = open_shards(job), job.resolutions
     stage = Stage(res=res, epochs=1, batch_size=2, fraction=min(1.0, 2 / len(shards.splits["train"])))
-    plan = Plan(shards, [stage], eval_batch_size=len(jpegs), eval_crop_frac=job.crop_frac)
+    plan = Plan(shards, [stage], eval_batch_size=len(jpegs), eval_crop_pct=job.crop_frac)
     with Loader(plan, device="cpu", num_threads=job.workers) as loader:
         batch = next(batch for batch in loader if batch.spec.split == "val")
     order = np.argsort(batch.spec.ids)

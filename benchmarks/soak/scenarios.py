@@ -31,7 +31,7 @@ import simplejpeg
 
 from resolute.cli import main
 from resolute.errors import ResoluteError
-from resolute.pipeline.storage.scratch import ScratchFolder
+from resolute.scratch import ScratchFolder
 
 from . import library_loop
 from .checks import check_training, compare_trees, leftover_files, planned_samples, tree

@@ -23,8 +23,8 @@ from tqdm import tqdm
 from resolute.console import Parser, command, number
 from resolute.errors import ResoluteError
 from resolute.files import write_errors
+from resolute.fork_server import fork_server
 from resolute.machine import available_cpus
-from resolute.pipeline.fork_server import fork_server
 
 from .demo_scene import CLASSES, draw
 

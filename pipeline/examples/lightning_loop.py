@@ -2,7 +2,7 @@
 
     python -m resolute.pipeline.examples.lightning_loop SHARDS --res 128,160 --checkpoint folder
 
-Each epoch of Lightning is a training pass of the plan and its validation, both read from one loader, so a stage change
+Each epoch of Lightning is a training phase of the plan and its validation, both read from one loader, so a stage change
 rebuilds nothing. Run it again after an interruption: it continues after the last complete epoch.
 """
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
     plan, device, last = open_plan(args), args.device, args.checkpoint / "last.ckpt"
     saving = ModelCheckpoint(args.checkpoint, "last", save_on_train_epoch_end=True, enable_version_counter=False)
     trainer = Trainer(
-        accelerator=device.type, devices=1, max_epochs=args.stop or plan.passes[-1].epoch + 1, callbacks=[saving],
+        accelerator=device.type, devices=1, max_epochs=args.stop or plan.phases[-1].epoch + 1, callbacks=[saving],
         reload_dataloaders_every_n_epochs=1, num_sanity_val_steps=0, logger=False, enable_progress_bar=False,
         enable_model_summary=False,
     )  # fmt: skip

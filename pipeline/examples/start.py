@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from resolute import Augment, Plan, ResoluteError, ShardSet, Stage
+from resolute import Augment, Plan, ResoluteError, ShardSet, Stage, cuda
 from resolute.console import Parser, run_main, say
-from resolute.pipeline import cuda
 
 __all__ = ["flags", "open_plan", "run"]
 
@@ -31,7 +30,7 @@ def flags(argv: Sequence[str] | None, description: str | None, *, resumes: bool 
             help="to write after each epoch, and to resume from if it exists (default: %(default)s)")  # fmt: skip
         add("--stop", type=int, metavar="N", help="end after N epochs; a later run continues")
     args = parser.parse_args(argv)
-    args.device = cuda.usable(args.device)
+    args.device = cuda.resolve_device(args.device)
     return args
 
 

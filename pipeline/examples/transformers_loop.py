@@ -27,7 +27,7 @@ class StagedTrainer(Trainer):
         return self
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        first = {p.first_step: p.first for p in self.plan.passes if p.split == "train"}
+        first = {p.first_step: p.first for p in self.plan.phases if p.split == "train"}
         self.loader.load_state_dict({"next_batch": first[self.state.global_step]})  # that of the checkpoint, or 0
         for epoch in self.loader.epochs():
             self.epoch = epoch  # for `evaluate`
@@ -51,7 +51,7 @@ class StagedTrainer(Trainer):
 
 class EpochEnds(TrainerCallback):
     def __init__(self, plan: Plan, stop: int | None) -> None:
-        self.ends = {p.first_step + p.batches: p.epoch + 1 == stop for p in plan.passes if p.split == "train"}
+        self.ends = {p.first_step + p.batches: p.epoch + 1 == stop for p in plan.phases if p.split == "train"}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         control.should_evaluate = control.should_save = state.global_step in self.ends

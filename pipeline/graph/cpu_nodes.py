@@ -23,8 +23,8 @@ from resolute.pipeline.graph.kernels.pread import TAG_BYTES
 from resolute.pipeline.graph.kernels.resize import normalise_rows, resize
 from resolute.pipeline.jit import c_function, compiled
 from resolute.pipeline.plan import autoaugment as p
+from resolute.pipeline.plan.augment_params import MIXUP, NOISE_PX, UNMIXED, AugmentOps, pack_ops
 from resolute.pipeline.plan.plan import BatchSpec
-from resolute.pipeline.plan.sampling import MIXUP, NOISE_PX, UNMIXED, Features, pack_ops
 
 __all__ = ["ImageRows", "augment", "crop", "mix"]
 
@@ -46,12 +46,12 @@ class ImageRows:
     """Packs the parameters of batches into rows for the nodes of this file."""
 
     def __init__(
-        self, features: Features, *, mean: tuple[float, ...], std: tuple[float, ...], noise: NDArray[np.uint8]
+        self, ops: AugmentOps, *, mean: tuple[float, ...], std: tuple[float, ...], noise: NDArray[np.uint8]
     ) -> None:
         """`mean`, `std`: of values in 0..1; `noise`: (NOISE_PX, NOISE_PX, 3), kept, the fill of erasing."""
         assert noise.shape == (NOISE_PX, NOISE_PX, 3)
-        self._features, self._noise = features, np.ascontiguousarray(noise)
-        slots = len(features.slots)
+        self._ops, self._noise = ops, np.ascontiguousarray(noise)
+        slots = len(ops.slots)
         words = _SLOTS + (1 + p.VALUES) * slots
         self._same = np.zeros(words + words % 2, np.int32)  # why even: keeps the int64 of all rows aligned
         self._same.view(np.int64)[_NOISE] = self._noise.__array_interface__["data"][0]
@@ -66,7 +66,7 @@ class ImageRows:
         `out` is float32, or uint8 for images that are not normalised. `raw` may be None if the run has no slots,
         erasing or mixing.
         """
-        n, params, slots = len(spec), spec.augment_params, len(self._features.slots)
+        n, params, slots = len(spec), spec.augment_params, len(self._ops.slots)
         rows = np.empty((n, len(self._same)), np.int32)
         rows[:] = self._same
         longs, floats = rows.view(np.int64), rows.view(np.float32)
@@ -85,13 +85,13 @@ class ImageRows:
             rows[:, _FILL] = np.where(boxes[:, 2] > 0, fill, _NO_FILL)
             rows[:, _ERASE:_ORIGIN], rows[:, _ORIGIN:_MEAN] = boxes, origins
         mixed = spec.modes != UNMIXED
-        if self._features.mixing and mixed.any():
+        if self._ops.mixing and mixed.any():
             rows[:, _SHARED] = mixed
             rows[spec.partners[mixed], _SHARED] = 1
             longs[:, _PARTNER] = addresses[spec.partners]
             rows[:, _MODE], rows[:, _BOX:_BYTES], floats[:, _LAM] = spec.modes, spec.boxes, spec.lam
-        if slots and any(f"{part}_kinds" in params for part, _ in self._features.slots):
-            kinds, values = pack_ops(params, self._features.slots, n)
+        if slots and any(f"{part}_kinds" in params for part, _ in self._ops.slots):
+            kinds, values = pack_ops(params, self._ops.slots, n)
             last = _SLOTS + slots
             rows[:, _SLOTS:last], floats[:, last : last + p.VALUES * slots] = kinds, values.reshape(n, -1)
         return rows

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 import triton
 
+from resolute import cuda
 from resolute.errors import ResoluteError
-from resolute.pipeline import cuda
 from resolute.pipeline.graph.kernels.triton_finish import ERASE_FIELDS, MIX_FIELDS, finish
 from resolute.pipeline.graph.kernels.triton_slot import BLOCK, apply_slot
 from resolute.pipeline.plan import autoaugment as p
+from resolute.pipeline.plan.augment_params import CUTMIX, NOISE_PX, AugmentOps, pack_ops
 from resolute.pipeline.plan.plan import BatchSpec
-from resolute.pipeline.plan.sampling import CUTMIX, NOISE_PX, Features, pack_ops
 
 __all__ = ["GpuFinish", "Held"]
 
@@ -57,7 +57,7 @@ class Held:
         if self._device.type != "cuda":
             yield
             return
-        with cuda.on(self._device):
+        with cuda.device_guard(self._device):
             self._release()
             held = [owner, None]
             self._owners.append(held)
@@ -90,7 +90,7 @@ class GpuFinish:
     """Applies the slots, erasing, mixing and normalisation of a run to its batches on the device."""
 
     def __init__(
-        self, features: Features, *, mean: tuple[float, ...], std: tuple[float, ...], noise: np.ndarray[Any, Any],
+        self, ops: AugmentOps, *, mean: tuple[float, ...], std: tuple[float, ...], noise: np.ndarray[Any, Any],
         dtype: torch.dtype, device: torch.device, limit: int = 3, as_bytes: bool = False,
     ) -> None:  # fmt: skip
         """Copy the constants to the device.
@@ -106,11 +106,11 @@ class GpuFinish:
         """
         if device.type == "cuda":
             _check_build_tools()
-        self._features, self._dtype, self._device, self._as_bytes = features, dtype, device, as_bytes
+        self._ops, self._dtype, self._device, self._as_bytes = ops, dtype, device, as_bytes
         self._held = Held(device, limit=limit)
-        self._slots = len(features.slots)
+        self._slots = len(ops.slots)
         self._erase = (1 + p.VALUES) * self._slots
-        self._erases, self._mixes = bool(features.fills), features.mixing
+        self._erases, self._mixes = bool(ops.fills), ops.mixing
         self._mix = self._erase + ERASE_FIELDS * self._erases
         self._fields = self._mix + MIX_FIELDS * self._mixes
         scales = [1 / (255 * s) for s in std] + [-m / s for m, s in zip(mean, std, strict=True)]
@@ -136,21 +136,21 @@ class GpuFinish:
 
         The parameters of a run that has none are an array on the device.
         """
-        n, features = len(spec), self._features
+        n, ops = len(spec), self._ops
         if not self._fields:
             return self._fill, []  # not read
         packed = torch.empty((n, self._fields), dtype=torch.int32, pin_memory=self._device.type != "cpu")
         rows, busy = packed.numpy(), list[int]()
         if self._slots:
-            kinds, values = pack_ops(spec.augment_params, features.slots, n)
+            kinds, values = pack_ops(spec.augment_params, ops.slots, n)
             rows[:, : self._slots] = kinds
             rows[:, self._slots : self._erase] = values.view(np.int32).reshape(n, -1)
             busy = np.flatnonzero((kinds != p.NONE).any(axis=0)).tolist()
-        if features.fills:
+        if ops.fills:
             erase = rows[:, self._erase : self._mix]
             erase[:, :4] = spec.augment_params.get("erase_boxes", 0)
             erase[:, 4:] = spec.augment_params.get("erase_from", 0)
-        if features.mixing:
+        if ops.mixing:
             mix = rows[:, self._mix :]
             mix[:, 0], mix[:, 1], mix[:, 2] = spec.modes, spec.partners, spec.lam.view(np.int32)
             mix[:, 3:] = np.where((spec.modes == CUTMIX)[:, None], spec.boxes, 0)
@@ -200,7 +200,7 @@ class GpuFinish:
 
 def _on(device: torch.device) -> Any:
     """Context manager: a CUDA `device` is the current one."""
-    return cuda.on(device) if device.type == "cuda" else contextlib.nullcontext()
+    return cuda.device_guard(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _as_torch(images: Any) -> torch.Tensor:

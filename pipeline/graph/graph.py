@@ -22,8 +22,8 @@ from nvidia.dali import Pipeline, fn, types
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.graph.buffers import BufferPool
+from resolute.pipeline.plan.augment_params import AugmentOps, erase_noise
 from resolute.pipeline.plan.plan import BatchSpec
-from resolute.pipeline.plan.sampling import Features, erase_noise
 
 from . import cpu_nodes as cpu
 from .kernels.pread import TAG_BYTES, EncodedImages
@@ -52,24 +52,25 @@ class Graph:
     transform_s: float
 
     def __init__(
-        self, *, batch_size: int, threads: int, device_id: int | None, decode: Device, depth: int,
-        mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, features: Features,
+        self, *, batch_size: int, num_threads: int, device_id: int | None, decode: Device, prefetch_batches: int,
+        mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, ops: AugmentOps,
         largest_pixels: int, hw_decoder_load: float = 0.65, transform: Transform | None = None,
     ) -> None:  # fmt: skip
         """Build the graph.
 
         batch_size     largest of the run; so is `largest_pixels`, of a batch
-        threads        CPU threads of DALI (one more on the CPU backend)
+        num_threads    CPU threads of DALI (one more on the CPU backend)
         device_id      CUDA device; None: the CPU backend
         decode         with a CUDA device: "cpu" decodes the crops on the CPU, "gpu" whole images on the GPU
-        depth          batches in flight
+        prefetch_batches  batches in flight
         mean, std      of values in 0..1
         dtype          of the output; uint8: not normalised
-        features       the operations that the run uses
+        ops       the operations that the run uses
         hw_decoder_load  fraction of the images that a GPU's JPEG engine decodes, 0 to 1; decode "gpu" only
         transform      see `Loader`
         """
-        self._on_cpu, self._depth, self._dtype, self._transform = device_id is None, depth, dtype, transform
+        self._on_cpu, self._dtype, self._transform = device_id is None, dtype, transform
+        self._prefetch_batches = prefetch_batches
         self.transform_s = 0.0
         as_bytes = transform is not None or dtype == torch.uint8
         # of each batch in flight: memory that its run uses; on a CPU, its output; on a GPU, parameters of the kernels
@@ -78,27 +79,28 @@ class Graph:
         noise = erase_noise(mean, std)
         self._finish: Any = None  # on a GPU, a `GpuFinish`
         if device_id is None:
-            self._rows = cpu.ImageRows(features, mean=mean, std=std, noise=noise)
+            self._rows = cpu.ImageRows(ops, mean=mean, std=std, noise=noise)
             # why 2 more than in flight: the consumer's batch and the one before it
             self._out_dtype: Any = np.uint8 if as_bytes else np.float32
-            self._buffers = BufferPool(nbytes=(3 if as_bytes else 12) * largest_pixels, count=depth + 2)
+            self._buffers = BufferPool(nbytes=(3 if as_bytes else 12) * largest_pixels, count=prefetch_batches + 2)
             # images before normalisation: only runs that change them then need these
-            self._raw = BufferPool(nbytes=3 * largest_pixels, count=depth) if features != Features() else None
+            self._raw = BufferPool(nbytes=3 * largest_pixels, count=prefetch_batches) if ops != AugmentOps() else None
             # those of 16 bits, and those that are normalised after `transform`
             self._rounded = BufferPool(nbytes=6 * largest_pixels, count=2 if dtype.itemsize == 2 else 0)
             self._floats = BufferPool(nbytes=12 * largest_pixels, count=2 if as_bytes and dtype != torch.uint8 else 0)
         else:
             from .gpu_finish import GpuFinish  # why here: only this needs Triton
 
-            self._finish = GpuFinish(features, mean=mean, std=std, noise=noise, device=torch.device("cuda", device_id),
-                                     dtype=dtype, limit=depth, as_bytes=as_bytes)  # fmt: skip
+            self._finish = GpuFinish(ops, mean=mean, std=std, noise=noise, device=torch.device("cuda", device_id),
+                                     dtype=dtype, limit=prefetch_batches, as_bytes=as_bytes)  # fmt: skip
             self._finish.warm_up()
         # why one thread more on a CPU: between two operators threads wait for the slowest, which leaves a core idle
         # why exec_dynamic: outputs own their memory, so one stays valid while a reference to it lives
         self._define = partial(
-            _graph, batch_size=batch_size, num_threads=threads + self._on_cpu, device_id=device_id,
-            prefetch_queue_depth=depth, exec_dynamic=True, decode_device="mixed" if decode == "gpu" else "cpu",
-            mixing=features.mixing, on_cpu=self._on_cpu, hw_decoder_load=hw_decoder_load,
+            _graph, batch_size=batch_size, num_threads=num_threads + self._on_cpu, device_id=device_id,
+            prefetch_queue_depth=prefetch_batches, exec_dynamic=True,
+            decode_device="mixed" if decode == "gpu" else "cpu",
+            mixing=ops.mixing, on_cpu=self._on_cpu, hw_decoder_load=hw_decoder_load,
         )  # fmt: skip
         self.build()
 
@@ -111,12 +113,12 @@ class Graph:
             self._pipe.build()
 
     def prime(self, spec: BatchSpec, jpegs: EncodedImages, nbytes: NDArray[np.int64]) -> None:
-        """Run a batch `depth` times and discard the results. Call this first, with the plan's largest batch.
+        """Run a batch `prefetch_batches` times and discard the results. Call this first, with the plan's largest batch.
 
         DALI's first `schedule_run` starts that many runs; they give its buffers their final sizes, so that nothing is
         reallocated at a stage change.
         """
-        for _ in range(self._depth):
+        for _ in range(self._prefetch_batches):
             self._feed(spec, jpegs, nbytes)
         with _memory_errors():
             self._pipe.schedule_run()
@@ -124,7 +126,7 @@ class Graph:
         self.drain()
 
     def start(self, spec: BatchSpec, jpegs: EncodedImages, nbytes: NDArray[np.int64]) -> None:
-        """Start to process a batch, whose encoded images have `nbytes` (N,); at most `depth` may be in flight."""
+        """Start a batch, whose encoded images have `nbytes` (N,). At most `prefetch_batches` are in flight."""
         self.intact = False
         self._feed(spec, jpegs, nbytes)
         self._pipe.schedule_run()

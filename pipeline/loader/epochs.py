@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from resolute.pipeline.plan.plan import Pass
+from resolute.pipeline.plan.plan import Phase
 
 if TYPE_CHECKING:
     from .loader import Batch, Loader
@@ -20,10 +20,10 @@ class EpochBatches:
     It first moves the loader to them, past batches that the loader has not returned.
     """
 
-    def __init__(self, loader: Loader, pass_: Pass | None) -> None:
+    def __init__(self, loader: Loader, phase: Phase | None) -> None:
         self._loader = loader
-        self._first = 0 if pass_ is None else pass_.first
-        self._end = self._first + (0 if pass_ is None else pass_.batches)
+        self._first = 0 if phase is None else phase.first
+        self._end = self._first + (0 if phase is None else phase.batches)
 
     def __len__(self) -> int:
         """Number of its batches, those that the loader has returned included."""
@@ -54,10 +54,10 @@ class Epoch:
 
 def epochs(loader: Loader) -> Iterator[Epoch]:
     """Yield the epochs that have batches left, from the loader's position on."""
-    passes: dict[int, dict[str, Pass]] = {}
-    for pass_ in loader.plan.passes:
-        passes.setdefault(pass_.epoch, {})[pass_.split] = pass_
-    for number, splits in passes.items():
+    phases: dict[int, dict[str, Phase]] = {}
+    for phase in loader.plan.phases:
+        phases.setdefault(phase.epoch, {})[phase.split] = phase
+    for number, splits in phases.items():
         train, val = (EpochBatches(loader, splits.get(split)) for split in ("train", "val"))
         if not (train.is_over and val.is_over):
             about = splits.get("train") or splits["val"]

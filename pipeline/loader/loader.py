@@ -31,14 +31,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from resolute import cuda
 from resolute.errors import DamagedSample, ResoluteError, StorageError, differences
 from resolute.machine import cpus_per_process
-from resolute.pipeline import cuda
 from resolute.pipeline.graph.graph import Graph, Transform
 from resolute.pipeline.graph.kernels.pread import EncodedImages
 from resolute.pipeline.jit import numba_interrupts
+from resolute.pipeline.plan.augment_params import used_ops
 from resolute.pipeline.plan.plan import BatchSpec, Plan
-from resolute.pipeline.plan.sampling import features
 from resolute.pipeline.plan.stage import Count, Index, Positive, Probability
 from resolute.settings import checked
 
@@ -164,7 +164,7 @@ class Loader(Iterator[Batch]):
         _check_range("Loader.rank", rank, 0, world_size - 1)
         _check_range("Loader.start", start, 0, plan.total_batches)
         self.plan, self.rank, self.world_size = plan, rank, world_size
-        self.device = cuda.usable(device)
+        self.device = cuda.resolve_device(device)
         on_gpu = self.device.type == "cuda"
         if decode == "gpu" and not on_gpu:
             raise ResoluteError("decode: got gpu with device cpu, expected cpu; leave it out")
@@ -180,11 +180,11 @@ class Loader(Iterator[Batch]):
                 f"transform: got {transform!r}, expected a function of a batch's images and its BatchSpec; correct it"
             )
         plan.check_ranks(world_size)
-        self._features = features([augment for stage in plan.stages for augment in stage.augments.values()])
+        self._ops = used_ops([augment for stage in plan.stages for augment in stage.augments.values()])
         self._skip = on_bad_sample == "skip"
         self.skipped: dict[tuple[str, int, int], str] = {}  # (split, stored res, sample): reason
         self._replacements: dict[tuple[str, int], dict[int, int]] = {}  # damaged sample: its replacement
-        self._depth, self._next = prefetch_batches, start
+        self._prefetch_batches, self._next = prefetch_batches, start
         self._settled = True  # False after an exception in `next()`: what is in flight is discarded, see `_settle`
         self._reading: deque[_PlannedBatch] = deque()
         # with keys and targets
@@ -192,13 +192,13 @@ class Loader(Iterator[Batch]):
         self._read_next = start
         self._reader = Reader(plan.shards, check_crc=check_crc)
         self._prefetcher = Prefetcher(plan, rank=rank, world_size=world_size)
-        shapes = {(res, size) for pass_ in plan.passes
-                  for (res, _), size in pass_.local_shapes(rank=rank, world_size=world_size).items()}  # fmt: skip
+        shapes = {(res, size) for phase in plan.phases
+                  for (res, _), size in phase.local_shapes(rank=rank, world_size=world_size).items()}  # fmt: skip
         try:
             self._graph = Graph(
-                batch_size=max((size for _, size in shapes), default=1), threads=num_threads or cpus_per_process(),
-                device_id=self.device.index if on_gpu else None, decode=decode, depth=prefetch_batches, mean=mean,
-                std=std, dtype=dtype, features=self._features, transform=transform,
+                batch_size=max((size for _, size in shapes), default=1), num_threads=num_threads or cpus_per_process(),
+                device_id=self.device.index if on_gpu else None, decode=decode, prefetch_batches=prefetch_batches,
+                mean=mean, std=std, dtype=dtype, ops=self._ops, transform=transform,
                 largest_pixels=max((res**2 * size for res, size in shapes), default=0),
                 hw_decoder_load=0.65 if hw_decoder_load is None else hw_decoder_load,
             )  # fmt: skip
@@ -328,7 +328,7 @@ class Loader(Iterator[Batch]):
         return unpack_labels(pack_labels(targets, partners, spec.lam, pin=True).to(self.device, non_blocking=True))
 
     def _read_ahead(self) -> None:
-        while len(self._reading) < self._depth + 1 and self._read_next < self.plan.total_batches:
+        while len(self._reading) < self._prefetch_batches + 1 and self._read_next < self.plan.total_batches:
             batch = _PlannedBatch(index=self._read_next)
             self._submit(batch)
             self._reading.append(batch)
@@ -338,8 +338,8 @@ class Loader(Iterator[Batch]):
     def _submit(self, batch: _PlannedBatch) -> None:
         """Plan a batch with the replacements known so far, and submit its reads."""
         try:
-            pass_ = self.plan.pass_at(batch.index)
-            replacements = self._replacements.get((pass_.split, self.plan.res_at(batch.index)[1]))
+            phase = self.plan.phase_at(batch.index)
+            replacements = self._replacements.get((phase.split, self.plan.res_at(batch.index)[1]))
             spec = self.plan.batch(batch.index, rank=self.rank, world_size=self.world_size, replacements=replacements)
             samples = self.plan.shards.splits[spec.split].samples[spec.ids]
             batch.spec, batch.keys = spec, samples["key"].astype(np.int64)
@@ -349,12 +349,12 @@ class Loader(Iterator[Batch]):
             batch.error = error
 
     def _fill_graph(self, *, wait: bool) -> None:
-        """Keep `depth` batches in DALI.
+        """Keep `prefetch_batches` batches in DALI.
 
         Blocks for a read, or raises its error, only if `wait` is set and no other batch can be returned.
         """
         self._read_ahead()
-        while len(self._running) < self._depth and self._reading:
+        while len(self._running) < self._prefetch_batches and self._reading:
             batch, due = self._reading[0], wait and not self._running
             if batch.pending is not None and not batch.pending.done() and not due:
                 return
@@ -435,12 +435,12 @@ class Loader(Iterator[Batch]):
             raise first_error
 
     def _largest_first(self) -> list[int]:
-        """A batch of each shape of each pass, by index: those with the most pixels first."""
+        """A batch of each shape of each phase, by index: those with the most pixels first."""
         pixels: dict[int, int] = {}
-        for pass_ in self.plan.passes:
-            for k in pass_.distinct_batches:
-                res, start, end = pass_.batch_at(k)
-                pixels[pass_.first + k] = res**2 * (end - start)
+        for phase in self.plan.phases:
+            for k in phase.distinct_batches:
+                res, start, end = phase.batch_at(k)
+                pixels[phase.first + k] = res**2 * (end - start)
         return sorted(pixels, key=lambda index: -pixels[index])
 
     def _readable_batch(self, index: int) -> tuple[BatchSpec, EncodedImages, NDArray[np.int64]]:

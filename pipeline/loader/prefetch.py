@@ -40,15 +40,15 @@ class Prefetcher:
             self._next, self._pending = index + 1, []
         self._current = index
         while self._hint():
-            pass_ = self._plan.pass_at(min(self._next, self._plan.total_batches - 1))
-            if self._next >= self._plan.total_batches or (self._next - index) * pass_.batch_size > self._samples:
+            phase = self._plan.phase_at(min(self._next, self._plan.total_batches - 1))
+            if self._next >= self._plan.total_batches or (self._next - index) * phase.batch_size > self._samples:
                 return
             with suppress(ResoluteError):  # why: a damaged index is reported when its batch is due
                 self._pending = self._chunks(self._next)
             self._next += 1
 
     def _hint(self) -> bool:
-        """Pass the pending chunks to the files; False if these accept no more for now."""
+        """Phase the pending chunks to the files; False if these accept no more for now."""
         while self._pending:
             chunk = self._pending[-1]
             if chunk in self._recent:
@@ -64,8 +64,8 @@ class Prefetcher:
 
     def _chunks(self, index: int) -> list[tuple[str, int]]:
         """The (name, chunk number) that contain this rank's samples of a batch."""
-        pass_ = self._plan.pass_at(index)
-        split = self._plan.shards.splits[pass_.split]
+        phase = self._plan.phase_at(index)
+        split = self._plan.shards.splits[phase.split]
         _, stored_res = self._plan.res_at(index)
         records = split.stored[stored_res][self._plan.ids(index, rank=self._rank, world_size=self._world_size)]
         first = records["offset"].astype(np.int64)

@@ -1,6 +1,6 @@
 """Division of an epoch's samples into batches: the resolution and the size of each batch, in O(1).
 
-`epoch_runs` is a pure function of a stage, the number of samples and, for drawn resolutions, the seed. The number of
+`epoch_batches` is a pure function of a stage, the number of samples and, for drawn resolutions, the seed. The number of
 batches never depends on the seed.
 """
 
@@ -16,13 +16,13 @@ from .permutation import stream_key
 from .rng import permute
 from .stage import BatchShape, Stage
 
-__all__ = ["Run", "epoch_runs", "rank_bounds", "run_epochs"]
+__all__ = ["BatchSequence", "each_epoch", "epoch_batches", "rank_bounds"]
 
-_RES = 4  # stream purpose; order.py uses 0 and 1, plan.py 2, sampling.py 3 and others
+_RES = 4  # stream purpose; order.py uses 0 and 1, plan.py 2, augment_params.py 3 and others
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class BatchSequence:
     """Consecutive batches of an epoch, all of one shape, or of several shapes in turn.
 
     With several, each group of `len(shapes)` consecutive batches has every shape once, in a random order. The last
@@ -43,7 +43,7 @@ class Run:
         return self._groups * len(self.shapes) + len(self._tail)
 
     def at(self, k: int) -> tuple[BatchShape, int, int]:
-        """Shape of batch `k` of the run, and its [start, end) as positions in the epoch."""
+        """Shape of batch `k` of the sequence, and its [start, end) as positions in the epoch."""
         group, place = divmod(k, len(self.shapes))
         if group >= self._groups:
             shape, low, high = self._tail[k - self._groups * len(self.shapes)]
@@ -57,7 +57,7 @@ class Run:
 
     @property
     def distinct_batches(self) -> Iterator[int]:
-        """Numbers of batches of the run in which each combination of resolution and number of samples occurs."""
+        """Numbers of batches of the sequence in which each combination of resolution and number of samples occurs."""
         yield from range(min(self._groups, 1) * len(self.shapes))
         yield from range(self._groups * len(self.shapes), self.batches)
 
@@ -72,7 +72,7 @@ class Run:
 
     @functools.cached_property
     def _tail(self) -> list[tuple[BatchShape, int, int]]:
-        """The batches after these groups, at most two for each shape, with [start, end) as positions in the run."""
+        """The batches after these groups, at most two for each shape, with [start, end) in the sequence."""
         low, tail = self._groups * self._group_samples, list[tuple[BatchShape, int, int]]()
         while low < self.samples:
             shape = self.shapes[(self.rotation + len(tail)) % len(self.shapes)]
@@ -85,7 +85,9 @@ class Run:
         return tail
 
 
-def epoch_runs(stage: Stage, *, samples: int, epoch: int, seed: int = 0, run_epoch: int = 0) -> tuple[Run, ...]:
+def epoch_batches(
+    stage: Stage, *, samples: int, epoch: int, seed: int = 0, run_epoch: int = 0
+) -> tuple[BatchSequence, ...]:
     """The batches of epoch `epoch` of the stage, which is epoch `run_epoch` of the run; `samples` per epoch.
 
     A ramp by epoch divides the stage's epochs evenly among its resolutions, in their order, a ramp by step its samples;
@@ -93,12 +95,12 @@ def epoch_runs(stage: Stage, *, samples: int, epoch: int, seed: int = 0, run_epo
     """
     shapes = stage.shapes
     if len(shapes) == 1:
-        return (Run(shapes=shapes, samples=samples),)
+        return (BatchSequence(shapes=shapes, samples=samples),)
     if stage.res_schedule == "random":
-        return (Run(shapes=shapes, samples=samples, rotation=epoch, key=stream_key(seed, _RES, run_epoch)),)
+        return (BatchSequence(shapes=shapes, samples=samples, rotation=epoch, key=stream_key(seed, _RES, run_epoch)),)
     if stage.res_schedule != "step":
-        return (Run(shapes=(shapes[epoch * len(shapes) // stage.epochs],), samples=samples),)
-    runs, at = list[Run](), 0
+        return (BatchSequence(shapes=(shapes[epoch * len(shapes) // stage.epochs],), samples=samples),)
+    sequences, at = list[BatchSequence](), 0
     for number, shape in enumerate(shapes, 1):
         # position in this epoch at which the next resolution begins
         end = number * stage.epochs * samples // len(shapes) - epoch * samples
@@ -108,20 +110,23 @@ def epoch_runs(stage: Stage, *, samples: int, epoch: int, seed: int = 0, run_epo
         rest = samples - at - count * shape.batch_size
         is_last = end >= samples or 2 * rest < shapes[number].batch_size  # why: no batch of only a few samples
         length = samples - at if is_last else count * shape.batch_size
-        runs.append(Run(shapes=(shape,), samples=length, start=at, first=sum(run.batches for run in runs)))
+        first = sum(sequence.batches for sequence in sequences)
+        sequences.append(BatchSequence(shapes=(shape,), samples=length, start=at, first=first))
         if is_last:
             break
         at += length
-    return tuple(runs)
+    return tuple(sequences)
 
 
-def run_epochs(stages: Sequence[Stage], *, samples: int, seed: int = 0) -> Iterator[tuple[int, int, tuple[Run, ...]]]:
+def each_epoch(
+    stages: Sequence[Stage], *, samples: int, seed: int = 0
+) -> Iterator[tuple[int, int, tuple[BatchSequence, ...]]]:
     """(stage number, samples, batches) of each epoch of a run on a set of `samples` training samples."""
     run_epoch = 0
     for number, stage in enumerate(stages):
         count = max(1, round(samples * stage.fraction))
         for epoch in range(stage.epochs):
-            yield number, count, epoch_runs(stage, samples=count, epoch=epoch, seed=seed, run_epoch=run_epoch)
+            yield number, count, epoch_batches(stage, samples=count, epoch=epoch, seed=seed, run_epoch=run_epoch)
             run_epoch += 1
 
 

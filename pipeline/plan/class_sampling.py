@@ -37,7 +37,7 @@ __all__ = ["ClassSampling", "EpochDraws", "Sampling", "quotas"]
 
 Sampling = Literal["uniform", "balanced", "sqrt"]
 
-_PHASE, _GROUP = 24, 25  # stream purposes; order.py, plan.py and sampling.py use others
+_PHASE, _GROUP = 24, 25  # stream purposes; order.py, plan.py and augment_params.py use others
 _LAP_BITS = U64(32)  # a lap is divided into 2^32 ticks, more than it has draws
 _CHUNK = 1 << 22  # numbers per step when targets are read
 

@@ -6,9 +6,9 @@ the first) and visits each exactly once. There are two orders:
 * `full`: the ring is a permutation of all samples, and an epoch is a permutation of its range. All reads are random.
 * `block`: the ring is a permutation of blocks of consecutively stored samples, and an epoch reads its blocks one after
   another, in a random order of its own. `WINDOW_BLOCKS` blocks are open at any time: each block is divided into as many
-  random groups, and slot t of the epoch (as long as a block) takes group 0 of the block opened in slot t, group 1 of
-  the block opened in slot t - 1, and so on, shuffled. So each slot opens one block and finishes one, and a batch is
-  drawn from `WINDOW_BLOCKS * BLOCK_SAMPLES` samples. (An epoch is cyclic: its first slots take groups of its last
+  random groups, and turn t of the epoch (as long as a block) takes group 0 of the block opened in turn t, group 1 of
+  the block opened in turn t - 1, and so on, shuffled. So each turn opens one block and finishes one, and a batch is
+  drawn from `WINDOW_BLOCKS * BLOCK_SAMPLES` samples. (An epoch is cyclic: its first turns take groups of its last
   blocks, so it begins by opening a full window.) Samples outside complete blocks (at the ends of the range and of the
   set) are spread evenly over the epoch.
 
@@ -38,8 +38,8 @@ BLOCK_SAMPLES = 1024
 WINDOW_BLOCKS = 16  # why 16: a batch of 256 has 16 samples of each open block; compare benchmarks/storage/order.py
 _MIN_BLOCKS = 64  # small sets get smaller blocks, so that there is still something to shuffle
 
-_RING, _ORDER = 0, 1  # stream purposes; plan.py and sampling.py use others
-_EPOCH_BLOCKS, _SLOT, _GROUPS, _REST, _SHIFT = (U64(i) for i in range(1, 6))
+_RING, _ORDER = 0, 1  # stream purposes; plan.py and augment_params.py use others
+_EPOCH_BLOCKS, _TURN, _GROUPS, _REST, _SHIFT = (U64(i) for i in range(1, 6))
 _RING_BLOCKS = U64(1)
 
 
@@ -108,7 +108,7 @@ def _blocks(
     positions: Any, samples: Any, size: Any, window: Any, runs: Any, rest: Any, ring_blocks: Any, ring_key: Any,
     epoch_key: Any, out: Any,
 ) -> None:  # fmt: skip
-    ring, chosen, slots = derive(ring_key, _RING_BLOCKS), derive(epoch_key, _EPOCH_BLOCKS), derive(epoch_key, _SLOT)
+    ring, chosen, turns = derive(ring_key, _RING_BLOCKS), derive(epoch_key, _EPOCH_BLOCKS), derive(epoch_key, _TURN)
     groups, rest_key = derive(epoch_key, _GROUPS), derive(epoch_key, _REST)
     blocks, spread, group = runs[0, 1] + runs[1, 1], rest[:, 1].sum(), size // window
     shift = np.int64(derive(epoch_key, _SHIFT) % U64(samples))
@@ -129,9 +129,9 @@ def _blocks(
             place = rest[row, 0] + left
         else:
             before = k - skipped if turned >= shift else k - skipped + spread  # remaining samples before position s
-            slot, inside = divmod(s - before, size)
-            inside = permute_index(derive(slots, U64(slot)), inside, size, half_size)
-            begun = (slot - inside // group) % blocks  # the slot in which the sample's block was opened
+            turn, inside = divmod(s - before, size)
+            inside = permute_index(derive(turns, U64(turn)), inside, size, half_size)
+            begun = (turn - inside // group) % blocks  # the turn in which the sample's block was opened
             inside = permute_index(derive(groups, U64(begun)), inside, size, half_size)
             number = permute_index(chosen, begun, blocks, half_blocks)
             number = runs[0, 0] + number if number < runs[0, 1] else runs[1, 0] + number - runs[0, 1]

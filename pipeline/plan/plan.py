@@ -1,6 +1,6 @@
 """`Plan`: the complete run as one sequence of batches, known before it starts.
 
-The sequence covers all stages and epochs and the validation passes between them. `Plan.batch(i)` is a pure function of
+The sequence covers all stages and epochs and the validations between them. `Plan.batch(i)` is a pure function of
 the shard set, the stages and the seed; it keeps no state. Its memory does not grow with the number of samples, unless
 these are sampled by class (see `class_sampling.py`).
 """
@@ -23,30 +23,30 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.settings import checked
 
-from .batching import Run, rank_bounds, run_epochs
+from .augment_params import alternating_flips, augment_params, mix_params
+from .batching import BatchSequence, each_epoch, rank_bounds
 from .class_sampling import ClassSampling, EpochDraws, Sampling
 from .crops import CROP_UNIFORMS, centre_crops, random_crops
 from .order import Order, sample_ids
 from .permutation import stream_key
 from .rng import uniforms
-from .sampling import alternating_flips, augment_params, mix_params
 from .stage import AUTO, Augment, BatchShape, BatchSize, Count, Fraction, Seed, Stage
 
-__all__ = ["BatchSpec", "Pass", "Plan"]
+__all__ = ["BatchSpec", "Phase", "Plan"]
 
 _FORMAT = 1  # version of `Plan.identity` and of the algorithms that turn it into batches
-_AUGMENT = 2  # stream purpose; order.py uses 0 and 1, sampling.py 3 and others
+_AUGMENT = 2  # stream purpose; order.py uses 0 and 1, augment_params.py 3 and others
 _CHUNK = 1 << 20  # samples per step when the classes of an epoch are counted
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass:
-    """A pass over a split: the training batches of one epoch, or one validation."""
+class Phase:
+    """A phase of a run: the training batches of one epoch, or one validation."""
 
     split: Literal["train", "val"]
     stage: int
     epoch: int  # 0-based, counted over the run
-    runs: tuple[Run, ...]  # its batches, with their resolutions and sizes
+    sequences: tuple[BatchSequence, ...]  # its batches, with their resolutions and sizes
     samples: int
     first: int  # index of its first batch in the run
     first_step: int  # optimizer steps before it
@@ -56,12 +56,12 @@ class Pass:
 
     @functools.cached_property
     def batches(self) -> int:
-        return sum(run.batches for run in self.runs)
+        return sum(sequence.batches for sequence in self.sequences)
 
     @functools.cached_property
     def shapes(self) -> tuple[BatchShape, ...]:
         """Resolutions and sizes of its full batches, in the order of their first use, each once."""
-        return tuple(dict.fromkeys(shape for run in self.runs for shape in run.shapes))
+        return tuple(dict.fromkeys(shape for sequence in self.sequences for shape in sequence.shapes))
 
     @property
     def res(self) -> int:
@@ -74,15 +74,15 @@ class Pass:
         return max(shape.batch_size for shape in self.shapes)
 
     def batch_at(self, k: int) -> tuple[int, int, int]:
-        """Resolution (px) of its batch `k`, and its [start, end) as positions in the pass."""
-        run = self.runs[bisect.bisect_right(self._run_firsts, k) - 1]
-        shape, start, end = run.at(k - run.first)
+        """Resolution (px) of its batch `k`, and its [start, end) as positions in the phase."""
+        sequence = self.sequences[bisect.bisect_right(self._sequence_firsts, k) - 1]
+        shape, start, end = sequence.at(k - sequence.first)
         return shape.res, start, end
 
     @functools.cached_property
     def distinct_batches(self) -> tuple[int, ...]:
         """Numbers of batches in which each combination of resolution and number of samples occurs."""
-        return tuple(run.first + k for run in self.runs for k in run.distinct_batches)
+        return tuple(sequence.first + k for sequence in self.sequences for k in sequence.distinct_batches)
 
     def local_shapes(self, *, rank: int, world_size: int) -> dict[tuple[int, int], int]:
         """Samples of `rank`'s part of a batch, by resolution (px) and samples of the batch."""
@@ -96,8 +96,8 @@ class Pass:
         return min(end - start for _, start, end in map(self.batch_at, self.distinct_batches))
 
     @functools.cached_property
-    def _run_firsts(self) -> list[int]:
-        return [run.first for run in self.runs]
+    def _sequence_firsts(self) -> list[int]:
+        return [sequence.first for sequence in self.sequences]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,16 +111,16 @@ class BatchSpec:
     epoch: int
     res: int  # px: what the model sees
     stored_res: int  # px: resolution of the shards it is read from
-    last: bool  # whether it is the last of its pass
+    last: bool  # whether it is the last of its phase
     global_size: int  # samples over all ranks
     ids: NDArray[np.int64]  # (N,) sample numbers in the split
     crops: NDArray[np.int32]  # (N, 4) x, y, width, height in px of the stored image
     flips: NDArray[np.bool_]  # (N,)
     partners: NDArray[np.int32]  # (N,) position in this batch of the image to mix with
-    modes: NDArray[np.int32]  # (N,) UNMIXED, MIXUP or CUTMIX of sampling.py
+    modes: NDArray[np.int32]  # (N,) UNMIXED, MIXUP or CUTMIX of augment_params.py
     lam: NDArray[np.float32]  # (N,) weight of the sample's own image and label; 1 - lam is the partner's
     boxes: NDArray[np.int32]  # (N, 4) x, y, width, height in px of the output: the region cutmix takes from the partner
-    # all other augmentation, see `sampling.augment_params`
+    # all other augmentation, see `augment_params.augment_params`
     augment_params: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -165,10 +165,10 @@ class Plan:
         sampling: Sampling = "uniform",
         eval_batch_size: BatchSize | None = 256,
         eval_every_epochs: Count = 1,
-        eval_crop_frac: Fraction | None = None,
+        eval_crop_pct: Fraction | None = None,
         train: bool = True,
     ) -> None:
-        """Lay out the passes of the run.
+        """Lay out the phases of the run.
 
         augment           augmentation of stages that do not set their own; None: `Augment()`
         order             sample order of stages that do not set their own; see `pipeline.plan.order`
@@ -177,7 +177,7 @@ class Plan:
         sampling          "uniform": each sample once per (full) epoch; else as `ClassSampling` draws them: an epoch is
                           as long, but may use a sample several times, with different crops and augmentation
         eval_batch_size   global; None: no validation
-        eval_crop_frac    side of the centre crop as a fraction of the short side; None: what fits the stored margin
+        eval_crop_pct    side of the centre crop as a fraction of the short side; None: what fits the stored margin
         train             False: validation only, see `evaluation`
 
         A batch is read from the smallest open resolution that is at least its own; crops are random fractions of an
@@ -205,41 +205,43 @@ class Plan:
             )
         self.shards, self.stages, self.seed, self.order = shards, tuple(stages), seed, order
         self._fraction_mode, self._eval_batch_size, self.sampling = fraction_mode, eval_batch_size, sampling
-        self._eval_every_epochs, self._eval_crop_frac = eval_every_epochs, eval_crop_frac
+        self._eval_every_epochs, self._eval_crop_frac = eval_every_epochs, eval_crop_pct
         for split in ("train",) * train + ("val",) * (eval_batch_size is not None):
             if split not in shards.splits or not len(shards.splits[split]):
                 how = "VAL_FRAC=0.1 (make shards)"
                 remedy = f"hold out a part with {how}, or a fold (FOLDS=5)" if split == "val" else "rebuild it"
                 raise ResoluteError(f"{shards.root}: split {split} has no samples, expected some; {remedy}")
-        self.passes: list[Pass] = []
+        self.phases: list[Phase] = []
         total = len(shards.splits["train"]) if train else 0
         first, step, first_sample, epoch, offset = 0, 0, 0, 0, 0
         epochs = sum(stage.epochs for stage in self.stages)
 
-        def add(number: int, split: Literal["train", "val"], samples: int, runs: tuple[Run, ...]) -> None:
+        def add(
+            number: int, split: Literal["train", "val"], samples: int, sequences: tuple[BatchSequence, ...]
+        ) -> None:
             nonlocal first, step, first_sample
             stage = self.stages[number]
-            pass_ = Pass(split=split, stage=number, epoch=epoch, runs=runs, samples=samples, first=first,
+            phase = Phase(split=split, stage=number, epoch=epoch, sequences=sequences, samples=samples, first=first,
                          first_step=step, first_sample=first_sample, offset=offset,
                          order=stage.order or order)  # fmt: skip
-            self.passes.append(pass_)
-            first += pass_.batches
-            step += pass_.batches if split == "train" else 0
+            self.phases.append(phase)
+            first += phase.batches
+            step += phase.batches if split == "train" else 0
             first_sample += samples if split == "train" else 0
 
-        for number, samples, runs in run_epochs(self.stages, samples=total, seed=seed):
+        for number, samples, sequences in each_epoch(self.stages, samples=total, seed=seed):
             if train:
-                add(number, "train", samples, runs)
+                add(number, "train", samples, sequences)
             if eval_batch_size is not None and ((epoch + 1) % eval_every_epochs == 0 or epoch + 1 == epochs):
                 val, shape = len(shards.splits["val"]), BatchShape(self.stages[number].validation_res, eval_batch_size)
-                add(number, "val", val, (Run(shapes=(shape,), samples=val),))
+                add(number, "val", val, (BatchSequence(shapes=(shape,), samples=val),))
             if train and fraction_mode == "rotate":
                 offset = (offset + samples) % total
             epoch += 1
         self.total_batches, self.total_steps = first, step
         self._check_shapes()
-        self._ring: Order = "block" if any(pass_.order == "block" for pass_ in self.passes) else "full"
-        self._firsts = [pass_.first for pass_ in self.passes]
+        self._ring: Order = "block" if any(phase.order == "block" for phase in self.phases) else "full"
+        self._firsts = [phase.first for phase in self.phases]
 
     @classmethod
     @checked("Plan.evaluation")
@@ -247,7 +249,7 @@ class Plan:
         cls, shards: ShardSet, resolutions: Sequence[int], *, split: str = "val", batch_size: BatchSize = 256,
         crop_frac: Fraction | None = None,
     ) -> Plan:  # fmt: skip
-        """A plan of validation passes only: pass i reads all of `split` and shows it at resolutions[i], in px.
+        """A plan of validations only: phase i reads all of `split` and shows it at resolutions[i], in px.
 
         Its batches have stage i and the split "val", whatever `split` is; each resolution is read from the smallest
         stored one that is at least as large. `batch_size` and `crop_frac` are those of validation, see `Plan`.
@@ -259,7 +261,7 @@ class Plan:
         return cls(
             dataclasses.replace(shards, splits={"val": shards.splits[split]}),
             [Stage(res=res, epochs=1, batch_size=1) for res in resolutions],
-            eval_batch_size=batch_size, eval_crop_frac=crop_frac, train=False,
+            eval_batch_size=batch_size, eval_crop_pct=crop_frac, train=False,
         )  # fmt: skip
 
     def __repr__(self) -> str:
@@ -280,10 +282,10 @@ class Plan:
             stages.append({
                 **_shapes_identity(stage), "epochs": stage.epochs, "fraction": stage.fraction,
                 "order": stage.order or self.order,
-                "eval_res": next((s.res for s in self.passes if s.stage == number and s.split == "val"), None),
+                "eval_res": next((s.res for s in self.phases if s.stage == number and s.split == "val"), None),
                 "augment": augments if any(augment != augments[0] for augment in augments) else augments[0],
             })  # fmt: skip
-        resolutions = {self.stored_res(pass_.split, shape.res) for pass_ in self.passes for shape in pass_.shapes}
+        resolutions = {self.stored_res(phase.split, shape.res) for phase in self.phases for shape in phase.shapes}
         identity = {
             "format": _FORMAT, "seed": self.seed, "order": self.order, "fraction_mode": self._fraction_mode,
             "eval_batch_size": self._eval_batch_size, "eval_every_epochs": self._eval_every_epochs,
@@ -299,29 +301,29 @@ class Plan:
         text = json.dumps(self.identity, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    def first_pass(self, split: str, stage: int) -> Pass:
-        """The first pass of a stage over `split`; StopIteration if there is none."""
-        return next(pass_ for pass_ in self.passes if (pass_.split, pass_.stage) == (split, stage))
+    def first_phase(self, split: str, stage: int) -> Phase:
+        """The first phase of a stage over `split`; StopIteration if there is none."""
+        return next(phase for phase in self.phases if (phase.split, phase.stage) == (split, stage))
 
     def largest_batch(self, stage: int) -> int:
         """Index of a training batch of the stage with its largest resolution, and the most samples at that."""
-        batches = ((pass_.batch_at(k), pass_.first + k) for pass_ in self.passes
-                   if (pass_.split, pass_.stage) == ("train", stage) for k in pass_.distinct_batches)  # fmt: skip
+        batches = ((phase.batch_at(k), phase.first + k) for phase in self.phases
+                   if (phase.split, phase.stage) == ("train", stage) for k in phase.distinct_batches)  # fmt: skip
         return max(batches, key=lambda batch: (batch[0][0], batch[0][2] - batch[0][1], -batch[1]))[1]
 
-    def pass_at(self, index: int) -> Pass:
-        """The pass of batch `index`. Raises IndexError."""
+    def phase_at(self, index: int) -> Phase:
+        """The phase of batch `index`. Raises IndexError."""
         if not 0 <= index < self.total_batches:
             raise IndexError(f"batch {index} of {self.total_batches}")
-        return self.passes[bisect.bisect_right(self._firsts, index) - 1]
+        return self.phases[bisect.bisect_right(self._firsts, index) - 1]
 
     def check_ranks(self, world_size: int) -> None:
         """Raise `ResoluteError` if any batch of the run has too few samples for `world_size` ranks."""
-        for pass_ in self.passes:
-            train, smallest = pass_.split == "train", pass_.min_batch()
+        for phase in self.phases:
+            train, smallest = phase.split == "train", phase.min_batch()
             if (smallest + 1) // 2 < world_size if train else smallest < world_size:
                 raise ResoluteError(
-                    f"epoch {pass_.epoch}, {pass_.split}: a batch of {smallest} samples cannot feed "
+                    f"epoch {phase.epoch}, {phase.split}: a batch of {smallest} samples cannot feed "
                     f"{world_size} ranks, expected {2 if train else 1} per rank; use a larger "
                     f"{'batch_size' if train else 'eval.batch_size'} or fewer ranks"
                 )
@@ -336,10 +338,10 @@ class Plan:
         single sample. All ranks have the same number of batches, and none is empty (see `check_ranks`).
         `replacements` maps samples that cannot be read to those used in their place.
         """
-        pass_ = self.pass_at(index)
-        k = index - pass_.first
-        res, start, end = pass_.batch_at(k)
-        stored_res = self.stored_res(pass_.split, res)
+        phase = self.phase_at(index)
+        k = index - phase.first
+        res, start, end = phase.batch_at(k)
+        stored_res = self.stored_res(phase.split, res)
         draws, ids = self._draws(index, rank=rank, world_size=world_size)
         n = len(ids)
         modes, lam, boxes = np.zeros(n, np.int32), np.ones(n, np.float32), np.zeros((n, 4), np.int32)
@@ -348,31 +350,31 @@ class Plan:
             ids = np.array([replacements.get(i, i) for i in ids.tolist()], np.int64)
         # counters of random numbers, unique in the epoch
         counters = ids if self.sampling == "uniform" else draws
-        stored = self.shards.splits[pass_.split].stored[stored_res][ids]
+        stored = self.shards.splits[phase.split].stored[stored_res][ids]
         sizes = np.stack([stored["width"], stored["height"]], axis=1).astype(np.int64)
-        if pass_.split == "train":
-            augment = self.stages[pass_.stage].augments[res]
-            key = stream_key(self.seed, _AUGMENT, pass_.epoch)
+        if phase.split == "train":
+            augment = self.stages[phase.stage].augments[res]
+            key = stream_key(self.seed, _AUGMENT, phase.epoch)
             u = uniforms(key, counters, 1 + CROP_UNIFORMS)
             crops = random_crops(sizes, u[:, 1:], augment)
             flips = u[:, 0] < augment.flip_prob
             if augment.flip_mode == "alternate":
-                flips = alternating_flips(seed=self.seed, epoch=pass_.epoch, ids=ids)
+                flips = alternating_flips(seed=self.seed, epoch=phase.epoch, ids=ids)
             partners = np.minimum(np.arange(n) ^ 1, n - 1).astype(np.int32)
-            params = augment_params(augment, seed=self.seed, epoch=pass_.epoch, ids=counters, res=res)
+            params = augment_params(augment, seed=self.seed, epoch=phase.epoch, ids=counters, res=res)
             if augment.mixes:
                 modes, lam, boxes = mix_params(
-                    augment, seed=self.seed, epoch=pass_.epoch, batch=k, ids=counters, res=res
+                    augment, seed=self.seed, epoch=phase.epoch, batch=k, ids=counters, res=res
                 )
         else:
             crops = centre_crops(sizes, self._crop_frac(res, stored_res))
             flips = np.zeros(n, bool)
             partners = np.arange(n, dtype=np.int32)
         return BatchSpec(
-            index=index, step=pass_.first_step + (k if pass_.split == "train" else 0),
-            split=pass_.split, stage=pass_.stage, epoch=pass_.epoch, res=res,
+            index=index, step=phase.first_step + (k if phase.split == "train" else 0),
+            split=phase.split, stage=phase.stage, epoch=phase.epoch, res=res,
             stored_res=stored_res,
-            last=k == pass_.batches - 1, global_size=end - start, ids=ids, crops=crops, flips=flips,
+            last=k == phase.batches - 1, global_size=end - start, ids=ids, crops=crops, flips=flips,
             partners=partners, modes=modes, lam=lam, boxes=boxes, augment_params=params,
         )  # fmt: skip
 
@@ -398,27 +400,27 @@ class Plan:
 
     def res_at(self, index: int) -> tuple[int, int]:
         """Resolution of batch `index`, px, and the stored one that it reads."""
-        pass_ = self.pass_at(index)
-        res, _, _ = pass_.batch_at(index - pass_.first)
-        return res, self.stored_res(pass_.split, res)
+        phase = self.phase_at(index)
+        res, _, _ = phase.batch_at(index - phase.first)
+        return res, self.stored_res(phase.split, res)
 
     def _check_shapes(self) -> None:
         """Raise `ResoluteError` if a batch is larger than an epoch, a resolution too large for the open shards, or a
         stage does not reach it."""
-        for pass_ in self.passes:
-            if pass_.split == "train" and pass_.batch_size > pass_.samples:
-                more = ", or raise its fraction" * (self.stages[pass_.stage].fraction < 1)
+        for phase in self.phases:
+            if phase.split == "train" and phase.batch_size > phase.samples:
+                more = ", or raise its fraction" * (self.stages[phase.stage].fraction < 1)
                 raise ResoluteError(
-                    f"stages[{pass_.stage}].batch_size: got {pass_.batch_size}, expected at most {pass_.samples}, the "
+                    f"stages[{phase.stage}].batch_size: got {phase.batch_size}, expected at most {phase.samples}, the "
                     f"training samples of an epoch; lower it{more}"
                 )
         reached: dict[int, set[int]] = {}
-        for pass_ in sorted(self.passes, key=lambda pass_: pass_.split):  # why: training is the more useful message
-            for shape in pass_.shapes:
-                self.stored_res(pass_.split, shape.res)
-            if pass_.split == "train" and len(self.stages[pass_.stage].resolutions) > 1:
-                used = {res for res, _ in pass_.local_shapes(rank=0, world_size=1)}
-                reached[pass_.stage] = reached.get(pass_.stage, set()) | used
+        for phase in sorted(self.phases, key=lambda phase: phase.split):  # why: training is the more useful message
+            for shape in phase.shapes:
+                self.stored_res(phase.split, shape.res)
+            if phase.split == "train" and len(self.stages[phase.stage].resolutions) > 1:
+                used = {res for res, _ in phase.local_shapes(rank=0, world_size=1)}
+                reached[phase.stage] = reached.get(phase.stage, set()) | used
         for number, resolutions in reached.items():
             if missing := [res for res in self.stages[number].resolutions if res not in resolutions]:
                 raise ResoluteError(
@@ -442,16 +444,16 @@ class Plan:
 
         A sample that is used twice counts twice. Of a complete set or sampled classes O(C), else O(samples).
         """
-        pass_ = next(pass_ for pass_ in self.passes if (pass_.split, pass_.epoch) == ("train", epoch))
+        phase = next(phase for phase in self.phases if (phase.split, phase.epoch) == ("train", epoch))
         target, samples = self.shards.target, self.shards.splits["train"].samples
-        if self.sampling == "uniform" and pass_.samples == len(samples):
+        if self.sampling == "uniform" and phase.samples == len(samples):
             return self.class_samples
         if self.sampling != "uniform" and target.kind == "class":
-            return self._epoch_draws(pass_).counts
+            return self._epoch_draws(phase).counts
         counts = np.zeros(len(target.classes), np.int64)
-        for low in range(0, pass_.samples if len(counts) else 0, _CHUNK):
-            places = np.arange(low, min(low + _CHUNK, pass_.samples))
-            counts += target.counts(samples[self._sample_ids(pass_, places)[1]])
+        for low in range(0, phase.samples if len(counts) else 0, _CHUNK):
+            places = np.arange(low, min(low + _CHUNK, phase.samples))
+            counts += target.counts(samples[self._sample_ids(phase, places)[1]])
         return counts
 
     def mean_class_counts(self) -> NDArray[np.float64]:
@@ -466,33 +468,33 @@ class Plan:
 
     def _draws(self, index: int, *, rank: int, world_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Numbers (N,) of the draws of `batch(index)` in their epoch, and the samples (N,) drawn."""
-        pass_ = self.pass_at(index)
-        _, start, end = pass_.batch_at(index - pass_.first)
-        low, high = rank_bounds(start, end, rank=rank, world_size=world_size, pairs=pass_.split == "train")
+        phase = self.phase_at(index)
+        _, start, end = phase.batch_at(index - phase.first)
+        low, high = rank_bounds(start, end, rank=rank, world_size=world_size, pairs=phase.split == "train")
         if high <= low:
             self.check_ranks(world_size)
             raise AssertionError((index, rank, world_size))  # unreachable: check_ranks raises first
         places = np.arange(low, high)
-        return (places, places) if pass_.split == "val" else self._sample_ids(pass_, places)
+        return (places, places) if phase.split == "val" else self._sample_ids(phase, places)
 
-    def _sample_ids(self, pass_: Pass, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Draws and samples at `places` (N,) of a training pass."""
+    def _sample_ids(self, phase: Phase, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Draws and samples at `places` (N,) of a training phase."""
         if self.sampling == "uniform":
             ids = sample_ids(
-                pass_.order, places, seed=self.seed, epoch=pass_.epoch, samples=pass_.samples,
-                offset=pass_.offset, total=len(self.shards.splits["train"]), ring=self._ring,
+                phase.order, places, seed=self.seed, epoch=phase.epoch, samples=phase.samples,
+                offset=phase.offset, total=len(self.shards.splits["train"]), ring=self._ring,
             )  # fmt: skip
             return ids, ids
         draws = sample_ids(
-            pass_.order, places, seed=self.seed, epoch=pass_.epoch, samples=pass_.samples, offset=0,
-            total=pass_.samples,
+            phase.order, places, seed=self.seed, epoch=phase.epoch, samples=phase.samples, offset=0,
+            total=phase.samples,
         )  # fmt: skip
-        epoch = self._epoch_draws(pass_)
+        epoch = self._epoch_draws(phase)
         # why in stored order: a block of draws is then read from one place of the set
-        return draws, epoch.ids(draws) if pass_.order == "full" else epoch.stored_order[draws].astype(np.int64)
+        return draws, epoch.ids(draws) if phase.order == "full" else epoch.stored_order[draws].astype(np.int64)
 
-    def _epoch_draws(self, pass_: Pass) -> EpochDraws:
-        return self._class_sampling.epoch(pass_.first_sample, pass_.samples, self._fraction_mode == "fixed")
+    def _epoch_draws(self, phase: Phase) -> EpochDraws:
+        return self._class_sampling.epoch(phase.first_sample, phase.samples, self._fraction_mode == "fixed")
 
     @functools.cached_property
     def _class_sampling(self) -> ClassSampling:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
 from resolute.machine import available_cpus
-from resolute.pipeline.storage.scratch import ScratchFolder
 from resolute.prep.storage.query_interrupts import deferred_interrupts, query_interrupts
+from resolute.scratch import ScratchFolder
 
 __all__ = ["Database"]
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from resolute.pipeline.dataset.format import SOURCE, STORED, index_name, source_name
 from resolute.pipeline.dataset.target import Target, widened
-from resolute.pipeline.storage.scratch import ScratchFolder
 from resolute.prep.listing.database import Database
 from resolute.prep.run.stats import RunStats
 from resolute.prep.shard_set.set_photos import SetPhotos, photos_name
 from resolute.prep.storage.output import Store
+from resolute.scratch import ScratchFolder
 
 __all__ = ["ShardSetReader", "tar_sizes", "work_seconds"]
 

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import manifest_bytes, shard_name
-from resolute.pipeline.storage.scratch import ScratchFolder
 from resolute.prep.convert.codecs import check_codecs
 from resolute.prep.listing.database import Database
 from resolute.prep.shard_set.cleanup import delete_partial_shards
@@ -31,6 +30,7 @@ from resolute.prep.shard_set.shard_plan import ShardPlan, ShardSpecs, missing_sh
 from resolute.prep.sources.archives.containers import check_containers, container_sizes
 from resolute.prep.storage.bulk import remove_many
 from resolute.prep.storage.output import Store, open_store
+from resolute.scratch import ScratchFolder
 
 from .local import convert_shards
 from .pool import open_pool

@@ -23,7 +23,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from resolute.errors import ResoluteError
-from resolute.pipeline.fork_server import fork_server
+from resolute.fork_server import fork_server
 from resolute.prep.convert.batch import Batch, BatchResult, EncodeOptions, receive_answer
 from resolute.prep.sources.image_ref import ByteRange
 

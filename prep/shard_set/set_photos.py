@@ -28,11 +28,11 @@ import numpy as np
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import generation_mark
-from resolute.pipeline.storage.scratch import ScratchFolder
 from resolute.prep.listing.database import Database
 from resolute.prep.listing.photos import objects
 from resolute.prep.shard_set.record import RECORDS
 from resolute.prep.storage.output import Store
+from resolute.scratch import ScratchFolder
 
 __all__ = ["SetPhotos", "file_info", "local_photos", "lost_photos", "photos_name", "put_file", "stored_plan",
            "write_photos"]  # fmt: skip

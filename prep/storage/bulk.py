@@ -13,8 +13,8 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 
 from resolute.errors import ResoluteError
+from resolute.fork_server import fork_server
 from resolute.machine import available_cpus
-from resolute.pipeline.fork_server import fork_server
 from resolute.prep.storage.child import init_child
 from resolute.prep.storage.thread_map import thread_map
 

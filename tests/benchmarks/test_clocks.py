@@ -52,8 +52,8 @@ def test_the_rate_counts_images_after_the_warm_up_only(monkeypatch: pytest.Monke
 
 def test_the_clock_of_a_paced_consumer_counts_waits_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "time", clock := Clock())
-    waits, passes = [9.0, 1.0, 1.0, 5.0, 2.0], iter([0, 0, 0, 1, 1])
-    batches = zip(passes, images(clock, each_s=iter(waits)), strict=False)
+    waits, phases = [9.0, 1.0, 1.0, 5.0, 2.0], iter([0, 0, 0, 1, 1])
+    batches = zip(phases, images(clock, each_s=iter(waits)), strict=False)
     assert child.clock(batches, lambda batch: batch[0], [100.0, 200.0], CPU) == [[9.0, 1.0, 1.0], [5.0, 2.0]]
     assert clock.now == sum(waits) + 3 * 100 + 2 * 200
 

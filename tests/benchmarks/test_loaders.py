@@ -134,8 +134,8 @@ def test_a_loader_closed_early_leaves_no_threads_or_processes(job: Job, name: st
 @pytest.mark.parametrize("batches", [1, 7, 30, 200])
 def test_stages_have_enough_batches_and_only_full_ones(shard_set: ShardSet, batches: int, batch_size: int) -> None:
     plan = training_plan(shard_set, [full_batches(shard_set, 32, batches=batches, batch_size=batch_size)])
-    assert batches <= plan.total_batches < batches + len(plan.passes)
-    for each in plan.passes:
+    assert batches <= plan.total_batches < batches + len(plan.phases)
+    for each in plan.phases:
         assert {end - start for _, start, end in map(each.batch_at, range(each.batches))} == {batch_size}
 
 

@@ -70,7 +70,7 @@ def test_a_learner_overfits_a_single_batch(shard_set: ShardSet, amp: str) -> Non
 def test_the_time_of_an_epoch_includes_its_last_kernel(shard_set: ShardSet, tmp_path: Path) -> None:
     device = torch.device("cuda")
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=16)], eval_batch_size=7)
-    first, last = (plan.batch(index) for index in (0, plan.passes[0].batches - 1))
+    first, last = (plan.batch(index) for index in (0, plan.phases[0].batches - 1))
     meter, loss = Meter(NullLogWriter(tmp_path / "run.jsonl"), device=device), torch.zeros((), device=device)
     for spec, least_s in ((first, 0.0), (last, 0.05)):
         torch.cuda._sleep(500_000_000)  # cycles: 0.2 s or so

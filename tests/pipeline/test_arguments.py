@@ -54,7 +54,7 @@ def test_a_wrong_setting_is_refused_as_in_a_recipe(cls: Any, values: dict[str, A
     ({"eval_every_epochs": 0}, "Plan.eval_every_epochs: got 0, expected integer, at least 1; correct it"),
     ({"eval_batch_size": 0}, "Plan.eval_batch_size: got 0, expected integer, 1 to 1048576; correct it"),
     ({"eval_batch_size": 8.0}, "Plan.eval_batch_size: got 8.0, expected integer, 1 to 1048576; correct it"),
-    ({"eval_crop_frac": 1.5}, "Plan.eval_crop_frac: got 1.5, expected number, above 0, at most 1; correct it"),
+    ({"eval_crop_pct": 1.5}, "Plan.eval_crop_pct: got 1.5, expected number, above 0, at most 1; correct it"),
     ({"seed": 0.5}, "Plan.seed: got 0.5, expected integer, 0 to 9223372036854775807; correct it"),
     ({"seed": -1}, "Plan.seed: got -1, expected integer, 0 to 9223372036854775807; correct it"),
     ({"eval_batchsize": 8}, "Plan.eval_batchsize: no such argument; did you mean eval_batch_size?"),
@@ -93,7 +93,7 @@ def test_numpy_numbers_and_lists_are_the_same_as_python_s(shard_set: ShardSet) -
                   augment=Augment(scale=(0.5, 1.0), flip_prob=1))  # fmt: skip
     assert written == stage
     assert {type(value) for value in (*stage.res, *stage.batch_size, stage.epochs)} == {int}
-    plans = [Plan(shard_set, [each], seed=seed, eval_batch_size=np.int64(7), eval_crop_frac=1) for each, seed in (
+    plans = [Plan(shard_set, [each], seed=seed, eval_batch_size=np.int64(7), eval_crop_pct=1) for each, seed in (
         (written, 3), (stage, np.int64(3)))]  # fmt: skip
     assert plans[0].fingerprint == plans[1].fingerprint
 

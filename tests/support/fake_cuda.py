@@ -1,4 +1,4 @@
-"""Simulated GPUs: replaces `torch.cuda` behind `pipeline.cuda`, with the errors that torch raises.
+"""Simulated GPUs: replaces `torch.cuda` behind `resolute.cuda`, with the errors that torch raises.
 
 Time is simulated: a test advances `host_s`, launched work is queued on the device, and an event can be read only after
 a later synchronisation, so that a blocking read is detected.
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from resolute.pipeline import cuda
+from resolute import cuda
 
 GIB = 2**30
 

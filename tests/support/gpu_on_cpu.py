@@ -18,8 +18,8 @@ from nvidia.dali.data_node import DataNode
 from resolute.pipeline.graph import gpu_finish, graph
 from resolute.pipeline.graph.kernels.triton_finish import ERASE_FIELDS
 from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.plan.augment_params import CUTMIX, MIXUP, NOISE_PX
 from resolute.pipeline.plan.plan import Plan
-from resolute.pipeline.plan.sampling import CUTMIX, MIXUP, NOISE_PX
 from tests.support.fake_cuda import FakeCuda
 
 __all__ = ["GpuLoader", "differences"]

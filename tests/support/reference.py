@@ -12,8 +12,8 @@ from PIL import Image
 
 from resolute.pipeline.dataset.format import key_name
 from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.plan.augment_params import CUTMIX, MIXUP
 from resolute.pipeline.plan.plan import BatchSpec
-from resolute.pipeline.plan.sampling import CUTMIX, MIXUP
 
 
 def stored_jpeg(shards: ShardSet, split: str, res: int, sample: int) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from resolute.pipeline import cuda
+from resolute import cuda
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import Target
 from resolute.pipeline.graph import gpu_finish

@@ -54,7 +54,7 @@ def test_rows_equal_the_first_training_batches_of_each_stage(shard_set: ShardSet
     ]  # fmt: skip
     assert [row.pixels.shape for row in rows] == [(6, 32, 32, 3)] * 2 + [(6, 48, 48, 3)] * 2
     plan = Plan(shard_set, recipe.stages, seed=recipe.seed, eval_batch_size=8)
-    first_batch = next(s for s in plan.passes if s.stage == 1 and s.split == "train").first
+    first_batch = next(s for s in plan.phases if s.stage == 1 and s.split == "train").first
     with Loader(plan, device="cpu") as loader:
         batch = next(batch for batch in loader if batch.spec.index == first_batch)
     mean, std = np.array(recipe.data.mean), np.array(recipe.data.std)

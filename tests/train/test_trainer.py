@@ -96,8 +96,8 @@ def test_a_finished_run_has_all_files_and_saw_each_sample_once_per_epoch(
     assert [r["kind"] for r in records if r["kind"] != "step"] == ["start", *["epoch"] * 5, "end"]
     plan = Plan(shard_set, Recipe.load(recipe_file).stages, seed=5, eval_batch_size=8)
     logged = [r["index"] for r in records if r["kind"] == "step"]
-    assert logged == [i for i in range(plan.total_batches) if plan.pass_at(i).split == "train"]
-    seen = Counter((plan.pass_at(i).epoch, int(sample)) for i in logged for sample in plan.batch(i).ids)
+    assert logged == [i for i in range(plan.total_batches) if plan.phase_at(i).split == "train"]
+    seen = Counter((plan.phase_at(i).epoch, int(sample)) for i in logged for sample in plan.batch(i).ids)
     assert set(seen.values()) == {1}
     assert Counter(epoch for epoch, _ in seen) == {0: 38, 1: 38, 2: 75, 3: 56, 4: 56}
     for record in records:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from resolute import cuda
 from resolute.errors import ResoluteError
-from resolute.pipeline import cuda
 
 from .distributed import Ranks
 
@@ -33,7 +33,7 @@ def _pick(name: str, ranks: Ranks | None) -> torch.device:
         )
     if name == "auto":
         if cuda.available():
-            return cuda.select("cuda")
+            return cuda.use_device("cuda")
         print("no GPU found: using the CPU")
         return torch.device("cpu")
     kind, _, number = name.partition(":")
@@ -44,7 +44,7 @@ def _pick(name: str, ranks: Ranks | None) -> torch.device:
             f"--device: got {name} on a machine with {cuda.device_count()} CUDA devices, expected one of them; use "
             "--device cpu"
         )
-    return cuda.select(name) if kind == "cuda" else torch.device(name)
+    return cuda.use_device(name) if kind == "cuda" else torch.device(name)
 
 
 def device_name(device: torch.device) -> str:

@@ -20,8 +20,8 @@ from torch import nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from resolute import cuda
 from resolute.errors import ResoluteError
-from resolute.pipeline import cuda
 from resolute.pipeline.plan.permutation import stream_key
 
 __all__ = ["Ranks", "join"]
@@ -58,7 +58,7 @@ class Ranks:
         count = cuda.device_count()
         if self.local_rank >= count:
             raise ResoluteError(f"got {count} GPUs on this machine, expected one per rank; lower GPUS")
-        return cuda.select(torch.device("cuda", self.local_rank))
+        return cuda.use_device(torch.device("cuda", self.local_rank))
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """`network` wrapped so that `backward` averages gradients over the ranks; `network` itself for a single rank.

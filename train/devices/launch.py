@@ -14,9 +14,9 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from resolute import cuda
 from resolute.console import say
 from resolute.errors import ResoluteError
-from resolute.pipeline import cuda
 from resolute.train.options import PlanOptions, TrainOptions
 
 __all__ = ["launch", "torchrun_arguments"]

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from resolute.pipeline.fork_server import fork_server
+from resolute.fork_server import fork_server
 
 __all__ = ["trial_fault"]
 

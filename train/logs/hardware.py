@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from resolute import cuda
 from resolute.machine import available_cpus
-from resolute.pipeline import cuda
 
 __all__ = ["GpuUtilization", "bf16_is_emulated", "describe", "peak_memory_bytes", "process_age_s", "reset_peak_memory"]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from resolute import cuda
 from resolute.errors import ResoluteError
-from resolute.pipeline import cuda
 from resolute.pipeline.plan.plan import BatchSpec
 from resolute.train.devices.distributed import Ranks
 from resolute.train.early_stopping import NotFinite

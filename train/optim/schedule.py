@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from resolute.pipeline.plan.batching import run_epochs
+from resolute.pipeline.plan.batching import each_epoch
 from resolute.train.recipe.schema import Optim, Schedule
 from resolute.train.recipe.stages import RecipeStage
 
@@ -21,12 +21,12 @@ __all__ = ["OneCycle", "Rates", "WarmCosine", "epoch_samples", "epoch_steps", "p
 
 def epoch_samples(stages: Sequence[RecipeStage], samples: int) -> list[int]:
     """Training samples of each epoch for a set of `samples`; equal to those of `Plan`."""
-    return [count for _, count, _ in run_epochs(stages, samples=samples)]
+    return [count for _, count, _ in each_epoch(stages, samples=samples)]
 
 
 def epoch_steps(stages: Sequence[RecipeStage], samples: int) -> list[int]:
     """Optimizer steps of each epoch for a set of `samples`; equal to those of `Plan`."""
-    return [sum(run.batches for run in runs) for _, _, runs in run_epochs(stages, samples=samples)]
+    return [sum(run.batches for run in runs) for _, _, runs in each_epoch(stages, samples=samples)]
 
 
 class Rates:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from resolute import cuda
 from resolute.errors import ResoluteError
-from resolute.pipeline import cuda
 from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.pipeline.plan.stage import AUTO
 from resolute.train.loop import Learner
@@ -87,17 +87,17 @@ def with_batch_sizes(
         )
     small = world_size * max(8, recipe.optim.grad_accum_steps)
     plan, fits = probe(_sized(recipe, [size or small for size in sizes]))
-    for pass_ in sorted(plan.passes, key=lambda pass_: -pass_.res):  # why: a ramp's largest resolution counts
-        number = pass_.stage
-        if pass_.split == "train" and sizes[number] == AUTO:
-            max_size = max(1, pass_.samples // world_size)
+    for phase in sorted(plan.phases, key=lambda phase: -phase.res):  # why: a ramp's largest resolution counts
+        number = phase.stage
+        if phase.split == "train" and sizes[number] == AUTO:
+            max_size = max(1, phase.samples // world_size)
             size = min_over_ranks(largest_that_fits(functools.partial(fits, number), max_size=max_size))
             if not size:
-                val = next((each for each in plan.passes if (each.split, each.stage) == ("val", number)), None)
+                val = next((each for each in plan.phases if (each.split, each.stage) == ("val", number)), None)
                 if val is not None and not fits(number, 0):
                     raise DoesNotFit("val", val.res, -(-val.batch_size // world_size)).describe(plan, recipe, device)
                 raise ResoluteError(
-                    f"stages[{number}].batch_size: got auto, but not one sample of {pass_.res} px fits into the GPU, "
+                    f"stages[{number}].batch_size: got auto, but not one sample of {phase.res} px fits into the GPU, "
                     "expected at least one; choose a smaller model or resolution"
                 )
             sizes[number] = world_size * size
@@ -140,7 +140,7 @@ def real_steps(plan: Plan, learner: Learner, *, world_size: int) -> Probe:
     """
     device = learner.device
     first = [plan.batch(plan.largest_batch(stage)) for stage in range(len(plan.stages))]
-    val = {pass_.stage: plan.batch(pass_.first) for pass_ in plan.passes if pass_.split == "val"}
+    val = {phase.stage: plan.batch(phase.first) for phase in plan.phases if phase.split == "val"}
     # why: with several ranks, DistributedDataParallel's buckets hold the gradients a second time
     bucket_bytes = sum(p.numel() * p.element_size() for p in learner.network.parameters()) if world_size > 1 else 0
 
@@ -207,8 +207,8 @@ class DoesNotFit(Exception):
 
     def describe(self, plan: Plan, recipe: Recipe, device: torch.device) -> ResoluteError:
         """The error for the user: which stages, the memory in use, and what to change in the recipe."""
-        stages = sorted({pass_.stage for pass_ in plan.passes if pass_.split == self.split
-                         and self.res in (shape.res for shape in pass_.shapes)})  # fmt: skip
+        stages = sorted({phase.stage for phase in plan.phases if phase.split == self.split
+                         and self.res in (shape.res for shape in phase.shapes)})  # fmt: skip
         samples = self.samples
         if self.split == "val":
             advice = f"set eval.batch_size = {_half(recipe.eval.batch_size)}"

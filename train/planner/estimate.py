@@ -95,11 +95,11 @@ def forecast(plan: Plan, paces: Sequence[Pace], *, eval_every: int, start_s: flo
     """The forecast of a run of `plan` with the measured `paces` of its stages."""
     val = len(plan.shards.splits["val"]) if "val" in plan.shards.splits else 0
     steps = Counter[int]()
-    for pass_ in plan.passes:
-        steps[pass_.stage] += pass_.batches if pass_.split == "train" else 0
+    for phase in plan.phases:
+        steps[phase.stage] += phase.batches if phase.split == "train" else 0
     stages = []
     for i, stage in enumerate(plan.stages):
-        images, size = plan.first_pass("train", i).samples, stage.shapes[0].batch_size
+        images, size = plan.first_phase("train", i).samples, stage.shapes[0].batch_size
         ramp_steps = steps[i] if len(stage.shapes) > 1 else None
         stages.append(StageForecast(
             stage=i, res=stage.max_res, batch_size=round(stage.epochs * images / ramp_steps) if ramp_steps else size,

@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from resolute.pipeline import cuda
+from resolute import cuda
 from resolute.pipeline.loader.loader import Batch, Loader
 from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.pipeline.plan.stage import BatchShape
@@ -108,14 +108,14 @@ def legs(plan: Plan, stage: int) -> list[Leg]:
     Beyond `_MAX_LEGS` resolutions, neighbours are grouped, and each group is measured at its middle one.
     """
     by_shapes: dict[tuple[BatchShape, ...], Leg] = {}
-    for pass_ in plan.passes:
-        if (pass_.split, pass_.stage) != ("train", stage):
+    for phase in plan.phases:
+        if (phase.split, phase.stage) != ("train", stage):
             continue
-        for run in pass_.runs:
-            leg = by_shapes.get(run.shapes) or Leg(shapes=run.shapes, samples=0, first=0, batches=0)
-            if run.batches > leg.batches:
-                leg = dataclasses.replace(leg, first=pass_.first + run.first, batches=run.batches)
-            by_shapes[run.shapes] = dataclasses.replace(leg, samples=leg.samples + run.samples)
+        for sequence in phase.sequences:
+            leg = by_shapes.get(sequence.shapes) or Leg(shapes=sequence.shapes, samples=0, first=0, batches=0)
+            if sequence.batches > leg.batches:
+                leg = dataclasses.replace(leg, first=phase.first + sequence.first, batches=sequence.batches)
+            by_shapes[sequence.shapes] = dataclasses.replace(leg, samples=leg.samples + sequence.samples)
     each = list(by_shapes.values())
     groups = np.array_split(np.arange(len(each)), min(len(each), _MAX_LEGS))
     return [dataclasses.replace(each[group[len(group) // 2]], samples=sum(each[i].samples for i in group))
@@ -243,9 +243,9 @@ def measure(
         )  # fmt: skip
         if watch.broadcast(int(pace.is_possible)):
             break
-    if validate is not None and any((s.split, s.stage) == ("val", stage) for s in plan.passes):
-        pass_ = plan.first_pass("val", stage)
-        pace = dataclasses.replace(pace, eval_images_per_s=live(pass_.first, pass_.batches, validate, 0.1)[0])
+    if validate is not None and any((s.split, s.stage) == ("val", stage) for s in plan.phases):
+        phase = plan.first_phase("val", stage)
+        pace = dataclasses.replace(pace, eval_images_per_s=live(phase.first, phase.batches, validate, 0.1)[0])
     return pace
 
 

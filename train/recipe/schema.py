@@ -167,7 +167,7 @@ class Recipe:
             shards, self.stages, seed=self.seed, order=order, fraction_mode=self.data.fraction_mode,
             sampling=self.data.sampling,
             eval_batch_size=self.eval.batch_size, eval_every_epochs=self.eval.every_epochs,
-            eval_crop_frac=self.eval.crop_pct,
+            eval_crop_pct=self.eval.crop_pct,
         )  # fmt: skip
 
     def regularization_at(self, stage: int, res: int) -> dict[str, float]:

@@ -204,8 +204,8 @@ def normalise_rows(image: Any, out: Any, scale: Any, shift: Any) -> None:
 
 
 @compiled
-def resize(image: Any, mirrored: bool, upturned: bool, out: Any, scale: Any, shift: Any) -> None:
-    """Resize `image` (H, W, 3) uint8 into `out` (h, w, 3); `mirrored` flips horizontally, `upturned` vertically.
+def resize(image: Any, hflip: bool, vflip: bool, out: Any, scale: Any, shift: Any) -> None:
+    """Resize `image` (H, W, 3) uint8 into `out` (h, w, 3); `hflip` flips horizontally, `vflip` vertically.
 
     A uint8 `out` receives the rounded values; a float32 one these times `scale` plus `shift`, (3,) float32 each.
     """
@@ -218,7 +218,7 @@ def resize(image: Any, mirrored: bool, upturned: bool, out: Any, scale: Any, shi
     spread = np.empty((len(starts) // 2, taps, 2, 4), np.float32)
     for x in range(len(starts)):
         column = min(x, wide - 1)
-        column = wide - 1 - column if mirrored else column
+        column = wide - 1 - column if hflip else column
         starts[x] = 3 * lefts[column]
         for k in range(taps):
             spread[x // 2, k, x % 2, :] = pixel_weights[column, k]
@@ -241,7 +241,7 @@ def resize(image: Any, mirrored: bool, upturned: bool, out: Any, scale: Any, shi
             ready += 1
         for k in range(down_taps):
             rows[k] = (tops[y] + k) % down_taps * pitch
-        d, w = (high - 1 - y if upturned else y) * line, y * down_taps
+        d, w = (high - 1 - y if vflip else y) * line, y * down_taps
         for i in range(0, line - line % _LANES, _LANES):
             if down_taps == 2:
                 _down_2(to, d, ring, rows, i, down, w, down_taps, scale, shift)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from resolute.pipeline.plan.sampling import CUTMIX, MIXUP, NOISE_PX
+from resolute.pipeline.plan.augment_params import CUTMIX, MIXUP, NOISE_PX
 
 from .triton_slot import _read
 

@@ -21,17 +21,17 @@ from resolute.pipeline.graph.gpu_finish import GpuFinish
 from resolute.pipeline.graph.kernels import augment as pixels
 from resolute.pipeline.graph.kernels import triton_finish, triton_slot
 from resolute.pipeline.plan import autoaugment as p
-from resolute.pipeline.plan.plan import BatchSpec, Plan
-from resolute.pipeline.plan.sampling import (
+from resolute.pipeline.plan.augment_params import (
     CUTMIX,
     MIXUP,
     NOISE_PX,
     UNMIXED,
-    Features,
+    AugmentOps,
     augment_params,
     erase_noise,
-    features,
+    used_ops,
 )
+from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.pipeline.plan.stage import Augment, Stage
 from tests.pipeline.graph.test_augment_kernels import CASES, EVERY, MEAN, STD, run
 from tests.support import reference_ops
@@ -75,7 +75,7 @@ def photos(res: int, count: int = 4) -> NDArray[np.uint8]:
 
 
 def augmented(
-    images: NDArray[np.uint8], spec_: BatchSpec, used: Features, *, dtype: torch.dtype = torch.float32,
+    images: NDArray[np.uint8], spec_: BatchSpec, used: AugmentOps, *, dtype: torch.dtype = torch.float32,
     mean: Any = EXACT["mean"], std: Any = EXACT["std"],
 ) -> torch.Tensor:  # fmt: skip
     kernels = GpuFinish(used, mean=mean, std=std, noise=erase_noise(MEAN, STD), dtype=dtype, device=CPU)
@@ -97,7 +97,7 @@ def under_every_operation(res: int, cases: Cases) -> tuple[Any, Any, Any, NDArra
     values = np.repeat(np.array([v for _, v in listed], np.float32), len(images), axis=0)[:, None]
     images = np.tile(images, (len(listed), 1, 1, 1))
     batch_spec = spec(len(images), res=res, augment_params={"policy_kinds": kinds, "policy_values": values})
-    return images, kinds, values, levels(augmented(images, batch_spec, Features(slots=(("policy", EVERY),))))
+    return images, kinds, values, levels(augmented(images, batch_spec, AugmentOps(slots=(("policy", EVERY),))))
 
 
 @pytest.mark.parametrize("res", [1, 2, 3, 7, 33, 67])
@@ -190,7 +190,7 @@ POLICIES = [
 @pytest.mark.parametrize(("augment", "n"), [(POLICIES[0], 1), *((augment, 6) for augment in POLICIES)])
 def test_random_policies_equal_the_cpu_graph(augment: Augment, n: int) -> None:
     """Slots in alternating buffers, then erasing: whole batches against the CPU graph."""
-    images, used = photos(19, n), features([augment])
+    images, used = photos(19, n), used_ops([augment])
     batch_spec = spec(n, res=19, augment_params=augment_params(augment, seed=n, epoch=0, ids=np.arange(n), res=19))
     np.testing.assert_array_equal(levels(augmented(images, batch_spec, used)), run(images, batch_spec, used))
 
@@ -207,7 +207,7 @@ def test_erasing_and_mixing_without_operations_equal_the_cpu_graph(fill: Any, n:
     boxes[modes == CUTMIX] = (3, 5, 8, 12)
     lam = np.where(modes == MIXUP, np.linspace(0.2, 0.8, n), 1).astype(np.float32)
     batch_spec = spec(n, res=res, augment_params=drawn, modes=modes, boxes=boxes, lam=lam)
-    used = features([augment])
+    used = used_ops([augment])
     assert not used.slots
     images = photos(res, n)
     got = levels(augmented(images, batch_spec, used))
@@ -226,7 +226,7 @@ def under_extreme_boxes() -> tuple[Any, Any]:
         n, res=res, augment_params=drawn, modes=modes, boxes=np.where(modes[:, None] == CUTMIX, edges[::-1], 0),
         lam=np.array([1, 0, 1, 1, 1, 1], np.float32), partners=np.array([0, 1, 5, 3, 0, 2], np.int32),
     )  # fmt: skip
-    used = Features(fills=frozenset({"mean", "noise"}), mixing=True)
+    used = AugmentOps(fills=frozenset({"mean", "noise"}), mixing=True)
     images = photos(res, n)
     return levels(augmented(images, batch_spec, used)), run(images, batch_spec, used)
 
@@ -259,7 +259,7 @@ def test_the_grey_levels_of_a_large_image_are_summed_exactly(monkeypatch: pytest
     images = np.full((1, 2912, 2912, 3), 255, np.uint8)
     drawn = {"policy_kinds": np.array([[p.CONTRAST]], np.int32), "policy_values": np.zeros((1, 1, 6), np.float32)}
     batch_spec = spec(1, res=2912, augment_params=drawn)
-    got = augmented(images, batch_spec, Features(slots=(("policy", EVERY),)))
+    got = augmented(images, batch_spec, AugmentOps(slots=(("policy", EVERY),)))
     assert got.min() == got.max() == pytest.approx(255)
 
 
@@ -271,7 +271,7 @@ def test_every_dtype_is_the_rounded_float32(dtype: torch.dtype) -> None:
         n, res=11, augment_params=augment_params(augment, seed=n, epoch=0, ids=np.arange(n), res=11), modes=modes,
         lam=lam, partners=np.arange(n, dtype=np.int32)[::-1].copy(), boxes=np.tile(np.array([2, 3, 5, 4]), (n, 1)),
     )  # fmt: skip
-    images, used = photos(11, n), features([augment])
+    images, used = photos(11, n), used_ops([augment])
     exact, rounded = (augmented(images, batch_spec, used, dtype=kind, mean=MEAN, std=STD)
                       for kind in (torch.float32, dtype))  # fmt: skip
     assert rounded.dtype == dtype
@@ -291,7 +291,7 @@ def test_levels_that_are_not_normalised_are_those_of_the_mixed_images() -> None:
         n, res=11, augment_params=params, modes=modes, lam=np.linspace(0.1, 1, n, dtype=np.float32),
         partners=np.arange(n, dtype=np.int32)[::-1].copy(), boxes=np.tile(np.array([2, 3, 5, 4]), (n, 1)),
     )  # fmt: skip
-    images, used = photos(11, n), features([augment])
+    images, used = photos(11, n), used_ops([augment])
     normalised = augmented(images, batch_spec, used, mean=MEAN, std=STD)
     kernels = GpuFinish(used, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), dtype=torch.float32, device=CPU,
                         as_bytes=True)  # fmt: skip
@@ -325,12 +325,12 @@ def test_in_the_loader_each_batch_gets_its_own_parameters(
             got = batch.images.permute(0, 2, 3, 1) * torch.tensor(STD) + torch.tensor(MEAN)
             params = {name: each for name, each in batch.spec.augment_params.items() if name != "vflips"}
             unflipped = replace(batch.spec, flips=np.zeros_like(batch.spec.flips), augment_params=params)
-            np.testing.assert_array_equal(levels(got * 255), run(images, unflipped, features([augment])))
+            np.testing.assert_array_equal(levels(got * 255), run(images, unflipped, used_ops([augment])))
     assert len(resized) == plan.total_batches >= 8
 
 
 def test_a_stage_without_augmentation_takes_one_launch_and_changes_no_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
-    images, used = photos(9), features([Augment(policy="randaugment", random_erasing_prob=0.5, mixup_alpha=0.2)])
+    images, used = photos(9), used_ops([Augment(policy="randaugment", random_erasing_prob=0.5, mixup_alpha=0.2)])
     launches = counted(monkeypatch)
     np.testing.assert_array_equal(levels(augmented(images, spec(4, res=9), used)), images)
     assert launches == ["finish"]
@@ -338,7 +338,7 @@ def test_a_stage_without_augmentation_takes_one_launch_and_changes_no_pixel(monk
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_images_are_normalised_in_every_dtype(dtype: torch.dtype) -> None:
-    images, used = photos(13), Features(fills=frozenset({"mean"}))
+    images, used = photos(13), AugmentOps(fills=frozenset({"mean"}))
     got = augmented(images, spec(4, res=13), used, dtype=dtype, mean=MEAN, std=STD)
     expected = (torch.from_numpy(images).double() / 255 - torch.tensor(MEAN).double()) / torch.tensor(STD).double()
     assert got.dtype == dtype
@@ -369,7 +369,7 @@ def test_a_batch_takes_one_launch_per_slot_plus_one(
     monkeypatch: pytest.MonkeyPatch, policy: Any
 ) -> None:
     augment = Augment(policy=policy, random_erasing_prob=0.5, mixup_alpha=0.2)
-    used, launches = features([augment]), counted(monkeypatch)
+    used, launches = used_ops([augment]), counted(monkeypatch)
     for seed in range(2):
         launches.clear()
         batch_spec = spec(8, res=3, augment_params=augment_params(augment, seed=seed, epoch=0, ids=np.arange(8), res=3))
@@ -378,7 +378,7 @@ def test_a_batch_takes_one_launch_per_slot_plus_one(
 
 
 def test_the_warm_up_launches_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    used, launches = features([Augment(policy="randaugment", num_ops=2)]), counted(monkeypatch)
+    used, launches = used_ops([Augment(policy="randaugment", num_ops=2)]), counted(monkeypatch)
     kernels = GpuFinish(used, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), dtype=torch.float32, device=CPU)
     kernels.warm_up()
     assert launches == ["apply_slot", "apply_slot", "finish"]

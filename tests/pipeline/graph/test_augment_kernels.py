@@ -18,8 +18,16 @@ from resolute.pipeline.graph import cpu_nodes as cpu
 from resolute.pipeline.graph.graph import _graph
 from resolute.pipeline.graph.kernels import augment as pixels
 from resolute.pipeline.plan import autoaugment as p
+from resolute.pipeline.plan.augment_params import (
+    CUTMIX,
+    MIXUP,
+    UNMIXED,
+    AugmentOps,
+    augment_params,
+    erase_noise,
+    used_ops,
+)
 from resolute.pipeline.plan.plan import BatchSpec
-from resolute.pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED, Features, augment_params, erase_noise, features
 from resolute.pipeline.plan.stage import Augment
 from tests import SHARED_DATA
 from tests.pipeline.graph.test_gpu_graph import PLAIN
@@ -49,7 +57,7 @@ def photos() -> NDArray[np.uint8]:
 PHOTOS = photos()
 
 
-def run(images: NDArray[np.uint8], spec_: BatchSpec, wanted: Features) -> Any:
+def run(images: NDArray[np.uint8], spec_: BatchSpec, wanted: AugmentOps) -> Any:
     """The graph's part that changes pixels, on `images` and to (N, res, res, 3) uint8; the resize changes none."""
 
     @pipeline_def(batch_size=len(images), num_threads=2, device_id=None, exec_dynamic=True, prefetch_queue_depth=1)
@@ -79,7 +87,7 @@ def run_kinds(kinds: list[int], values: list[Any]) -> Any:
     images = np.tile(PHOTOS, (len(kinds), 1, 1, 1))
     each = {"policy_kinds": np.repeat(np.array(kinds, np.int32), len(PHOTOS))[:, None],
             "policy_values": np.repeat(np.array(values, np.float32), len(PHOTOS), axis=0)[:, None]}  # fmt: skip
-    wanted = Features(slots=(("policy", EVERY),))
+    wanted = AugmentOps(slots=(("policy", EVERY),))
     out = run(images, batch_spec(len(images), res=RES, augment_params=each), wanted)
     return out.reshape(len(kinds), *PHOTOS.shape)
 
@@ -153,7 +161,7 @@ def test_operations_are_applied_in_sequence_and_per_sample() -> None:
     images = np.tile(PHOTOS, (4, 1, 1, 1))
     drawn = augment_params(augment, seed=0, epoch=0, ids=np.arange(n), res=RES)
     batch = batch_spec(n, res=RES, augment_params=drawn)
-    got = run(images, batch, features([augment]))
+    got = run(images, batch, used_ops([augment]))
     for i in range(n):
         ours, kinds = images[i].copy(), [drawn[f"{part}_kinds"][i] for part in reference_ops.PARTS]
         values = [drawn[f"{part}_values"][i] for part in reference_ops.PARTS]
@@ -175,7 +183,7 @@ def test_erasing_fills_its_box_and_changes_nothing_else(fill: Any) -> None:
     if fill == "noise":
         origins[:2] = [(200, 3), (210, 5)]
         drawn["erase_boxes"][:2] = [(10, 20, 50, 60), (0, 0, 48, 50)]
-    got = run(images, batch_spec(n, res=RES, augment_params=drawn), features([augment]))
+    got = run(images, batch_spec(n, res=RES, augment_params=drawn), used_ops([augment]))
     inside = []
     for i, (x, y, w, h) in enumerate(drawn["erase_boxes"]):
         box = np.zeros((RES, RES), bool)
@@ -200,9 +208,9 @@ def test_mixing_per_sample_uses_the_mode_and_weight_of_each_sample() -> None:
     lam = np.where(modes == MIXUP, np.linspace(0.2, 0.8, n), 1).astype(np.float32)
     batch = batch_spec(n, res=RES, modes=modes, boxes=boxes, lam=lam)
     assert {UNMIXED, MIXUP, CUTMIX} <= set(modes)
-    got = run(PHOTOS[:n], batch, Features(mixing=True))
+    got = run(PHOTOS[:n], batch, AugmentOps(mixing=True))
     assert np.abs(got.astype(int) - reference.mix(PHOTOS[:n], batch)).max() <= 1
-    unmixed = run(PHOTOS[:n], batch_spec(n, res=RES), Features(mixing=True))
+    unmixed = run(PHOTOS[:n], batch_spec(n, res=RES), AugmentOps(mixing=True))
     np.testing.assert_array_equal(unmixed, PHOTOS[:n])
 
 
@@ -225,7 +233,7 @@ def test_the_mean_colour_over_many_samples_equals_its_formula() -> None:
 
 def test_everything_that_changes_pixels_is_at_most_two_nodes_of_the_graph() -> None:
     def operators(*augments: Augment) -> list[str]:
-        pipe = _graph(decode_device="cpu", **{**PLAIN, "on_cpu": True, "mixing": features(augments).mixing})
+        pipe = _graph(decode_device="cpu", **{**PLAIN, "on_cpu": True, "mixing": used_ops(augments).mixing})
         pipe.build()
         return [re.sub(r"\W|\d", "", operator.name) for operator in pipe._ops]
 

@@ -10,7 +10,7 @@ import torch
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.graph.gpu_finish import GpuFinish
-from resolute.pipeline.plan.sampling import erase_noise, features
+from resolute.pipeline.plan.augment_params import erase_noise, used_ops
 from resolute.pipeline.plan.stage import Augment
 from tests.support.gpu_on_cpu import MEAN, STD
 
@@ -33,7 +33,7 @@ def program(path: Path) -> None:
 
 
 def open_on(device: str) -> None:
-    GpuFinish(features([Augment(grey_prob=0.5)]), mean=MEAN, std=STD, noise=erase_noise(MEAN, STD),
+    GpuFinish(used_ops([Augment(grey_prob=0.5)]), mean=MEAN, std=STD, noise=erase_noise(MEAN, STD),
                dtype=torch.float32, device=torch.device(device))  # fmt: skip
 
 

@@ -18,10 +18,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from resolute.pipeline import cuda
+from resolute import cuda
 from resolute.pipeline.graph import gpu_finish
 from resolute.pipeline.graph.gpu_finish import GpuFinish, Held
-from resolute.pipeline.plan.sampling import Features, erase_noise, features
+from resolute.pipeline.plan.augment_params import AugmentOps, erase_noise, used_ops
 from resolute.pipeline.plan.stage import Augment
 from tests.support.batch_spec import batch_spec
 from tests.support.fake_cuda import FakeCuda
@@ -29,7 +29,7 @@ from tests.support.gpu_on_cpu import MEAN, STD
 
 GPU = torch.device("cuda", 0)
 LIMIT = 3
-POLICY = features([Augment(policy="randaugment", random_erasing_prob=0.5, mixup_alpha=0.2, cutmix_alpha=1.0)])
+POLICY = used_ops([Augment(policy="randaugment", random_erasing_prob=0.5, mixup_alpha=0.2, cutmix_alpha=1.0)])
 
 
 class Model(FakeCuda):
@@ -132,7 +132,7 @@ def modelled(monkeypatch: pytest.MonkeyPatch, pace: Callable[[int], int]) -> Ite
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch, pace: Callable[[int], int], used: Features, *, batches: int = 40,
+    monkeypatch: pytest.MonkeyPatch, pace: Callable[[int], int], used: AugmentOps, *, batches: int = 40,
     interrupt: bool = False, close: bool = True,
 ) -> Model:  # fmt: skip
     """Finish batches of changing shapes as the graph does, and close; returns what the model saw."""
@@ -188,7 +188,7 @@ def at_random(seed: int) -> Callable[[int], int]:
 
 
 PACES = {"never": never, "at once": at_once} | {f"random {seed}": at_random(seed) for seed in range(8)}
-USED = {"plain": Features(), "policy": POLICY}
+USED = {"plain": AugmentOps(), "policy": POLICY}
 
 
 @pytest.mark.parametrize("used", USED)

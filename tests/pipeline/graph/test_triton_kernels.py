@@ -15,11 +15,11 @@ import torch
 import triton
 
 from resolute.benchmarks.kernels import CAPABILITIES, Launch, compiled, launches, over_budget, specialization, variants
-from resolute.pipeline.plan.sampling import Features, features
+from resolute.pipeline.plan.augment_params import AugmentOps, used_ops
 from resolute.pipeline.plan.stage import Augment
 from tests import ROOT
 
-EVERYTHING = features([
+EVERYTHING = used_ops([
     Augment(policy="randaugment", num_ops=4, jitter=(0.4, 0.4, 0.4, 0.1), grey_prob=0.1, blur_prob=0.1,
             random_erasing_prob=0.1, mixup_alpha=0.2)
 ])  # fmt: skip
@@ -137,4 +137,4 @@ def test_the_programs_of_a_launch_cover_each_image_once(n: int, res: int) -> Non
 
 
 def test_a_run_without_slots_takes_one_launch() -> None:
-    assert [launch.kernel.__name__ for launch in launches(Features(), torch.float16)] == ["finish"]
+    assert [launch.kernel.__name__ for launch in launches(AugmentOps(), torch.float16)] == ["finish"]

@@ -14,8 +14,8 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.graph.kernels import augment as kernels
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan import autoaugment as p
+from resolute.pipeline.plan.augment_params import pack_ops, used_ops
 from resolute.pipeline.plan.plan import Plan
-from resolute.pipeline.plan.sampling import features, pack_ops
 from resolute.pipeline.plan.stage import Augment, Stage
 from resolute.train.recipe.schema import Recipe
 from tests.support import reference
@@ -67,7 +67,7 @@ def test_the_order_is_crop_operations_erasing_mixing(shard_set: ShardSet) -> Non
                                   random_erasing_fill="mean")  # fmt: skip
     plan = Plan(shard_set, [stage(augment)], eval_batch_size=None)
     plain = {key: levels(image) for key, image in seen(Plan(shard_set, [stage(PLAIN)], eval_batch_size=None)).items()}
-    slots = features([augment]).slots
+    slots = used_ops([augment]).slots
     with Loader(plan) as loader:
         for batch in loader:
             spec, images = batch.spec, []

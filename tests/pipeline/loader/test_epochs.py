@@ -42,21 +42,21 @@ def test_epochs_have_the_batches_of_the_flat_stream(plan: Plan) -> None:
 
 
 def test_batches_that_a_loop_leaves_out_are_skipped(plan: Plan) -> None:
-    passes = plan.passes
+    phases = plan.phases
     with Loader(plan) as loader:
         epochs = loader.epochs()
         first = next(epochs)
         assert next(iter(first.train)).spec.index == 0
-        assert numbers(first.val) == [passes[1].first, passes[1].first + 1]
+        assert numbers(first.val) == [phases[1].first, phases[1].first + 1]
         second = next(epochs)
-        assert numbers(second.val) == [passes[3].first, passes[3].first + 1]
+        assert numbers(second.val) == [phases[3].first, phases[3].first + 1]
         assert numbers(second.train) == []  # they are over
         third = next(epochs)
-        assert next(iter(third.train)).spec.index == passes[4].first
+        assert next(iter(third.train)).spec.index == phases[4].first
 
 
 def test_after_a_resume_within_an_epoch_the_first_one_has_what_is_left(plan: Plan) -> None:
-    validation = plan.passes[1]
+    validation = plan.phases[1]
     with Loader(plan) as loader:
         loader.load_state_dict({"next_batch": 1})
         assert [len(list(epoch.train)) for epoch in loader.epochs()] == [2, 3, 3]
@@ -70,7 +70,7 @@ def test_an_epoch_without_validation_has_no_validation_batches(shard_set: ShardS
     plan = Plan(shard_set, [Stage(res=32, epochs=3, batch_size=25)], eval_batch_size=15, eval_every_epochs=2)
     with Loader(plan) as loader:
         assert [(len(list(epoch.train)), len(list(epoch.val))) for epoch in loader.epochs()] == [
-            (part, sum(p.batches for p in plan.passes if (p.split, p.epoch) == ("val", number)))
+            (part, sum(p.batches for p in plan.phases if (p.split, p.epoch) == ("val", number)))
             for number, part in enumerate([3, 3, 3])
         ]
 

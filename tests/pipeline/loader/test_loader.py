@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from resolute.cuda import resolve_device
 from resolute.errors import DamagedSample, ResoluteError, StorageError
-from resolute.pipeline.cuda import usable
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Batch, Loader, pack_labels, unpack_labels
 from resolute.pipeline.loader.reader import Reader
+from resolute.pipeline.plan.augment_params import CUTMIX, MIXUP
 from resolute.pipeline.plan.plan import Plan
-from resolute.pipeline.plan.sampling import CUTMIX, MIXUP
 from resolute.pipeline.plan.stage import Augment, Stage
 from tests.support import reference
 from tests.support.damage import damage_sample
@@ -83,7 +83,7 @@ def test_pixels_equal_pillow_within_rounding(shard_set: ShardSet) -> None:
 
 
 def test_mixed_batches_equal_the_numpy_oracle_within_rounding(shard_set: ShardSet, batches: list[Batch]) -> None:
-    plain = [dataclasses.replace(s, augment=dataclasses.replace(s.augment, mixup_prob=0.0)) for s in STAGES]
+    plain = [dataclasses.replace(s, augment=dataclasses.replace(s.augment or Augment(), mixup_prob=0.0)) for s in STAGES]
     seen = set()
     with Loader(Plan(shard_set, plain, seed=1, eval_batch_size=7)) as loader:
         for unmixed, mixed in zip(loader, batches, strict=True):
@@ -115,7 +115,7 @@ def test_validation_at_another_resolution_reads_shards_with_enough_detail(
     shard_set: ShardSet, eval_res: int, stored_res: int, frac: float | None
 ) -> None:
     stage = Stage(res=32, epochs=1, batch_size=16, eval_res=eval_res, augment=Augment(scale=(0.3, 1.0)))
-    plan = Plan(shard_set, [stage], eval_batch_size=7, eval_crop_frac=frac)
+    plan = Plan(shard_set, [stage], eval_batch_size=7, eval_crop_pct=frac)
     seen = 0
     with Loader(plan) as loader:
         for batch in loader:
@@ -347,12 +347,12 @@ def test_options_out_of_range_are_refused_in_one_line(plan: Plan, options: dict[
 
 def test_cuda_without_an_index_is_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = SimpleNamespace(is_available=lambda: True, device_count=lambda: 2, current_device=lambda: 1)
-    monkeypatch.setattr("resolute.pipeline.cuda.driver", driver)
-    assert usable("cuda") == torch.device("cuda", 1)
-    assert usable("cuda:0") == torch.device("cuda", 0)
-    assert usable("cpu") == torch.device("cpu")
+    monkeypatch.setattr("resolute.cuda.driver", driver)
+    assert resolve_device("cuda") == torch.device("cuda", 1)
+    assert resolve_device("cuda:0") == torch.device("cuda", 0)
+    assert resolve_device("cpu") == torch.device("cpu")
     with pytest.raises(ResoluteError, match="device cuda:2: got 2 CUDA devices, expected more"):
-        usable("cuda:2")
+        resolve_device("cuda:2")
 
 
 @pytest.mark.parametrize(("device", "index"), [("cuda", 1), ("cuda:0", 0)])

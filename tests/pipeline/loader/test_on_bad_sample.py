@@ -65,7 +65,7 @@ def test_a_skipped_sample_is_replaced_by_the_next_intact_sample(
                 assert seen == {("train", 32, 10), ("train", 32, 11), ("train", 32, 74), ("val", 32, 14)}
             for reason in loader.skipped.values():
                 assert "is damaged, got CRC-32" in reason
-            start = plan.passes[2].first + 1
+            start = plan.phases[2].first + 1
             loader.load_state_dict({"next_batch": start})
             assert torch.equal(next(loader).images, batches[start].images)
         with Loader(plan, on_bad_sample="skip", rank=rank, world_size=world, start=start) as again:

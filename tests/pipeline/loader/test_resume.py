@@ -47,7 +47,7 @@ def assert_same(got: Batch, expected: Batch) -> None:
 
 def borders(plan: Plan) -> list[int]:
     """First and last batches of all epochs, stages and validation passes, and ten random batches."""
-    places = {place for s in plan.passes for place in (s.first, s.first + s.batches - 1)}
+    places = {place for s in plan.phases for place in (s.first, s.first + s.batches - 1)}
     return sorted(places | set(np.random.default_rng(3).integers(0, plan.total_batches, 10).tolist()))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.plan.batching import Run, epoch_runs, run_epochs
+from resolute.pipeline.plan.batching import BatchSequence, each_epoch, epoch_batches
 from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.pipeline.plan.stage import Augment, BatchShape, Stage
 
@@ -37,7 +37,7 @@ def test_every_sample_is_in_one_batch_and_no_batch_is_tiny_or_too_large(
     stage = _stage(res_schedule=schedule, batch_size=sizes)
     for epoch in range(stage.epochs):
         at = first = 0
-        for run in epoch_runs(stage, samples=samples, epoch=epoch, seed=5, run_epoch=epoch):
+        for run in epoch_batches(stage, samples=samples, epoch=epoch, seed=5, run_epoch=epoch):
             assert (run.start, run.first) == (at, first)
             for k in range(run.batches):
                 shape, start, end = run.at(k)
@@ -54,7 +54,7 @@ def test_every_sample_is_in_one_batch_and_no_batch_is_tiny_or_too_large(
 
 @pytest.mark.parametrize("left", [1, 5, 12])
 def test_the_last_two_batches_share_the_rest_in_proportion_to_their_sizes(left: int) -> None:
-    run = Run(shapes=(BatchShape(32, 20), BatchShape(64, 5)), samples=100 + 20 + left, rotation=1)
+    run = BatchSequence(shapes=(BatchShape(32, 20), BatchShape(64, 5)), samples=100 + 20 + left, rotation=1)
     *_, before, last = [run.at(k) for k in range(run.batches)]
     assert {before[0].res, last[0].res} == {32, 64}
     shares = [(end - start) / shape.batch_size for shape, start, end in (before, last)]
@@ -64,7 +64,7 @@ def test_the_last_two_batches_share_the_rest_in_proportion_to_their_sizes(left: 
 
 def test_a_ramp_by_epoch_gives_each_resolution_an_equal_number_of_epochs_in_order() -> None:
     res = [[shape.res for run in runs for shape in run.shapes]
-           for _, _, runs in run_epochs([_stage(res_schedule=None, epochs=12)], samples=100)]  # fmt: skip
+           for _, _, runs in each_epoch([_stage(res_schedule=None, epochs=12)], samples=100)]  # fmt: skip
     assert [len(each) for each in res] == [1] * 12
     assert res == sorted(res)
     counts = Counter(each[0] for each in res)
@@ -75,7 +75,7 @@ def test_a_ramp_by_epoch_gives_each_resolution_an_equal_number_of_epochs_in_orde
 @pytest.mark.parametrize("sizes", [8, (41, 26, 18, 13, 10)])
 def test_a_ramp_by_step_gives_each_resolution_an_equal_number_of_samples_in_order(sizes: Any) -> None:
     stage = _stage(batch_size=sizes, epochs=3)
-    runs = [run for _, _, runs in run_epochs([stage], samples=1000) for run in runs]
+    runs = [run for _, _, runs in each_epoch([stage], samples=1000) for run in runs]
     batches = [run.at(k) for run in runs for k in range(run.batches)]
     assert [shape.res for shape, _, _ in batches] == sorted(shape.res for shape, _, _ in batches)
     samples = Counter[int]()
@@ -86,7 +86,7 @@ def test_a_ramp_by_step_gives_each_resolution_an_equal_number_of_samples_in_orde
 
 
 def test_drawn_resolutions_are_used_equally_often_in_a_random_order() -> None:
-    (run,) = epoch_runs(_stage(res_schedule="random"), samples=8 * 5 * 200, epoch=0, seed=1)
+    (run,) = epoch_batches(_stage(res_schedule="random"), samples=8 * 5 * 200, epoch=0, seed=1)
     drawn = np.array([run.at(k)[0].res for k in range(run.batches)]).reshape(-1, 5)
     assert (np.sort(drawn, axis=1) == RAMP).all()  # each group of five batches has all five
     orders = Counter(map(tuple, drawn[:-2].tolist()))
@@ -119,7 +119,7 @@ def test_ranks_have_the_same_resolution_and_together_the_global_batch(
         assert {part.res for part in parts} == {whole.res}
         np.testing.assert_array_equal(np.concatenate([part.ids for part in parts]), whole.ids)
         np.testing.assert_array_equal(np.concatenate([part.boxes for part in parts]), whole.boxes)
-        local = plan.pass_at(index).local_shapes(rank=1 % world, world_size=world)
+        local = plan.phase_at(index).local_shapes(rank=1 % world, world_size=world)
         assert local[whole.res, len(whole)] == len(parts[1 % world])
 
 

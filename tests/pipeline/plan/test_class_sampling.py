@@ -56,8 +56,8 @@ def plan_of(shards: ShardSet, sampling: Sampling, *stages: Stage, seed: int = 3,
 
 
 def epoch_ids(plan: Plan, epoch: int) -> list[int]:
-    pass_ = plan.passes[epoch]
-    return [i for k in range(pass_.batches) for i in plan.ids(pass_.first + k).tolist()]
+    phase = plan.phases[epoch]
+    return [i for k in range(phase.batches) for i in plan.ids(phase.first + k).tolist()]
 
 
 @pytest.mark.parametrize("sampling", MODES)
@@ -116,11 +116,11 @@ def test_short_epochs_have_their_share_of_each_quota(unbalanced: ShardSet, sampl
     plan, labels = plan_of(unbalanced, sampling, *stages), labels_of(unbalanced)
     quota = plan.mean_class_counts()
     total, drawn = np.zeros(len(labels), int), 0
-    for pass_ in plan.passes:
-        ids = epoch_ids(plan, pass_.epoch)
+    for phase in plan.phases:
+        ids = epoch_ids(plan, phase.epoch)
         counts = np.bincount(labels[ids], minlength=len(SIZES))
-        np.testing.assert_array_equal(counts, plan.class_counts(pass_.epoch))
-        assert np.abs(counts - quota * pass_.samples / len(labels)).max() < 2.5
+        np.testing.assert_array_equal(counts, plan.class_counts(phase.epoch))
+        assert np.abs(counts - quota * phase.samples / len(labels)).max() < 2.5
         drawn += len(ids)
         total += np.bincount(ids, minlength=len(labels))
         seen = np.bincount(labels, total, minlength=len(SIZES))
@@ -298,7 +298,7 @@ def test_a_loader_resumes_bit_exactly_at_any_batch(shard_set: ShardSet, order: O
     with Loader(plan) as loader:
         batches = list(loader)
     assert any(len(set(batch.spec.ids.tolist())) < len(batch.spec) for batch in batches)
-    for start in (1, plan.passes[1].first, plan.total_batches - 2):
+    for start in (1, plan.phases[1].first, plan.total_batches - 2):
         with Loader(plan, start=start, num_threads=1) as loader:
             for expected in batches[start : start + 2]:
                 got = next(loader)

@@ -19,11 +19,11 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.graph.kernels import augment as pixels
 from resolute.pipeline.plan import autoaugment as p
+from resolute.pipeline.plan.augment_params import AugmentOps, alternating_flips, augment_params, used_ops
 from resolute.pipeline.plan.crops import CROP_UNIFORMS, random_crops
 from resolute.pipeline.plan.permutation import stream_key
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.rng import uniforms
-from resolute.pipeline.plan.sampling import Features, alternating_flips, augment_params, features
 from resolute.pipeline.plan.stage import Augment, Stage
 from resolute.train.recipe.schema import Recipe
 
@@ -82,10 +82,10 @@ def test_every_shift_is_as_likely() -> None:
 
 
 def test_the_shift_has_the_first_slot_of_a_run() -> None:
-    run = features([Augment(policy="autoaugment"), Augment(shift_px=4)])
+    run = used_ops([Augment(policy="autoaugment"), Augment(shift_px=4)])
     assert run.slots[0] == ("shift", frozenset({p.AFFINE}))
     assert [part for part, _ in run.slots] == ["shift", "policy", "policy"]
-    assert features([Augment(crop_mode="simple", flip_mode="alternate")]) == Features()
+    assert used_ops([Augment(crop_mode="simple", flip_mode="alternate")]) == AugmentOps()
 
 
 def _flips(plan: Plan) -> list[dict[int, bool]]:

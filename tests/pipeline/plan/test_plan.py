@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.plan.batching import Run, rank_bounds
+from resolute.pipeline.plan.augment_params import CUTMIX, MIXUP, UNMIXED
+from resolute.pipeline.plan.batching import BatchSequence, rank_bounds
 from resolute.pipeline.plan.crops import centre_crops, random_crops
 from resolute.pipeline.plan.order import Order
 from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.pipeline.plan.rng import uniforms
-from resolute.pipeline.plan.sampling import CUTMIX, MIXUP, UNMIXED
 from resolute.pipeline.plan.stage import Augment, BatchShape, Stage
 from resolute.train.recipe.stages import RecipeStage
 from tests.support.commands import Ended
@@ -46,7 +46,7 @@ def _ids(plan: Plan, epoch: int, split: str = "train") -> list[int]:
 
 @pytest.mark.parametrize(("samples", "size"), [(1, 8), (8, 8), (9, 8), (16, 8), (17, 8), (75, 16), (1000, 7)])
 def test_batches_cover_every_sample_once_and_none_is_tiny(samples: int, size: int) -> None:
-    run = Run(shapes=(BatchShape(32, size),), samples=samples)
+    run = BatchSequence(shapes=(BatchShape(32, size),), samples=samples)
     assert run.batches == -(-samples // size)
     parts = [run.at(k)[1:] for k in range(run.batches)]
     assert [i for start, end in parts for i in range(start, end)] == list(range(samples))
@@ -141,7 +141,7 @@ def test_validation_counts_every_sample_once_on_up_to_four_ranks(shard_set: Shar
     plan = _plan(shard_set, eval_batch_size=eval_batch_size, stages=[Stage(res=32, epochs=2, batch_size=16)])
     labels = shard_set.splits["val"].samples["label"]
     predicted = np.random.default_rng(1).integers(0, 3, len(labels))
-    batches = [index for index in range(plan.total_batches) if plan.pass_at(index).split == "val"]
+    batches = [index for index in range(plan.total_batches) if plan.phase_at(index).split == "val"]
     for world in (1, 2, 3, 4) if eval_batch_size > 4 else (1, 2):
         plan.check_ranks(world)
         right, seen = 0, []
@@ -232,7 +232,7 @@ def test_an_evaluation_plan_equals_the_validation_of_a_run(shard_set: ShardSet, 
     plan = Plan.evaluation(shard_set, [32, 40], split=split, batch_size=7, crop_frac=0.8)
     as_val = dataclasses.replace(shard_set, splits={"train": shard_set.splits["val"], "val": shard_set.splits[split]})
     stages = [Stage(res=32, epochs=1, batch_size=8), Stage(res=48, eval_res=40, epochs=1, batch_size=8)]
-    run = Plan(as_val, stages, eval_batch_size=7, eval_crop_frac=0.8)
+    run = Plan(as_val, stages, eval_batch_size=7, eval_crop_pct=0.8)
     validations = [spec for spec in map(run.batch, range(run.total_batches)) if spec.split == "val"]
     assert plan.total_batches == len(validations)
     for spec, expected in zip(map(plan.batch, range(plan.total_batches)), validations, strict=True):
@@ -286,7 +286,7 @@ def test_the_fingerprint_changes_if_and_only_if_batches_change(
         _plan(shard_set, mode="fixed"), _plan(shard_set, seed=4), _plan(shard_set, order="block"),
         _plan(shard_set, eval_batch_size=5), _plan(shard_set, stages=STAGES[:2]),
         Plan(shard_set, STAGES, seed=3, eval_batch_size=4, eval_every_epochs=1),
-        Plan(shard_set, STAGES, seed=3, eval_batch_size=4, eval_every_epochs=2, eval_crop_frac=0.9),
+        Plan(shard_set, STAGES, seed=3, eval_batch_size=4, eval_every_epochs=2, eval_crop_pct=0.9),
         *(_plan(shard_set, stages=[dataclasses.replace(first, **{name: value}), *rest]) for name, value in (
             ("res", 64), ("epochs", 3), ("batch_size", 15), ("fraction", 0.25), ("order", "block"), ("eval_res", 48),
             ("augment", Augment(flip_prob=0.4)),

@@ -24,13 +24,13 @@ import fsspec
 import pytest
 
 from resolute.errors import ResoluteError, StorageError
-from resolute.pipeline.storage.scratch import ScratchFolder
 from resolute.prep.run import pool as process_pool
 from resolute.prep.shard_set.cleanup import delete_partial_shards
 from resolute.prep.sources.scan_cache import cached_scan, scan_all
 from resolute.prep.storage import lease
 from resolute.prep.storage.bulk import read_many, remove_many
 from resolute.prep.storage.output import LOCK, LocalStore, ObjectStore, open_store
+from resolute.scratch import ScratchFolder
 from tests.support.s3 import s3_server  # noqa: F401  # a fixture
 from tests.support.trees import tree
 
@@ -352,7 +352,7 @@ def test_the_scratch_folder_of_a_killed_process_is_deleted_and_one_in_use_is_not
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     killed = (
-        "import os; from resolute.pipeline.storage.scratch import ScratchFolder; folder = ScratchFolder();"
+        "import os; from resolute.scratch import ScratchFolder; folder = ScratchFolder();"
         "(folder.path / 'spool').write_bytes(b'x'); os.kill(os.getpid(), 9)"
     )
     used = ScratchFolder()

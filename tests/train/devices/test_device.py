@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from resolute import cuda
 from resolute.cli import main
 from resolute.errors import ResoluteError
-from resolute.pipeline import cuda
 from resolute.train.devices.device import device_name, pick_device
 from resolute.train.devices.distributed import Ranks
 from resolute.train.logs import hardware
@@ -101,5 +101,5 @@ def test_every_query_accepts_a_device_without_an_index(monkeypatch: pytest.Monke
     assert peak_memory_bytes(device) == driver.allocated
     reset_peak_memory(device)
     assert describe(device, threads=1)["gpu"] == "Fake GPU 1"
-    assert cuda.indexed(device) == torch.device("cuda", 1)
-    assert cuda.indexed("cpu") == torch.device("cpu")
+    assert cuda.with_index(device) == torch.device("cuda", 1)
+    assert cuda.with_index("cpu") == torch.device("cpu")

@@ -181,7 +181,7 @@ def test_the_ranks_see_the_planned_samples_in_the_planned_order(
     made: Made, driven: str, shard_set: ShardSet
 ) -> None:
     plan = Recipe.load(made.folder / "equal.toml").plan(shard_set)
-    planned = {i: plan.batch(i).ids.tolist() for i in range(plan.total_batches) if plan.pass_at(i).split == "train"}
+    planned = {i: plan.batch(i).ids.tolist() for i in range(plan.total_batches) if plan.phase_at(i).split == "train"}
     assert made.seen("three/whole") == planned
     assert made.seen("cut/run") | made.seen("three/cut") == planned
     assert not made.seen("cut/run").keys() & made.seen("three/cut").keys()
@@ -196,7 +196,7 @@ def test_all_ranks_validate_with_the_batch_statistics_of_rank_0(
     learner = Learner(recipe, classes=3, total_steps=plan.total_steps, device=CPU)
     folder = made.folder / "three" / "statistics"
     learner.load_state_dict(torch.load(folder / "last.pt", weights_only=True))
-    with Loader(plan, start=plan.passes[-1].first, num_threads=1) as loader:
+    with Loader(plan, start=plan.phases[-1].first, num_threads=1) as loader:
         sums = [learner.eval_step(batch).sums for batch in loader]
     counts = torch.stack([torch.cat([batch["raw"], batch["ema"]]) for batch in sums]).sum(0) / 15
     record = [r for r in without_clocks(folder / "run.jsonl") if r["kind"] == "epoch"][-1]
@@ -241,7 +241,7 @@ def test_every_rank_warms_up_the_same_number_of_shapes(shard_set: ShardSet) -> N
         assert len({len(rank_shapes) for rank_shapes in each}) == 1
         for rank, rank_shapes in enumerate(each):
             wanted = {(s.split, s.res, len(plan.batch(s.first + k, rank=rank, world_size=world)))
-                      for s in plan.passes for k in range(s.batches)}  # fmt: skip
+                      for s in plan.phases for k in range(s.batches)}  # fmt: skip
             assert set(rank_shapes) == wanted
         assert [shape[:2] for shape in each[0]] == [shape[:2] for shape in each[1]]
 

@@ -288,7 +288,7 @@ def test_steps_per_epoch_equal_those_of_the_plan(shard_set: ShardSet) -> None:
     stages = (*STAGES, RecipeStage(res=64, epochs=2, batch_size=11, fraction=0.3),
               RecipeStage(res=64, epochs=1, batch_size=75))  # fmt: skip
     plan = Plan(shard_set, stages, eval_batch_size=7)
-    expected = [segment.batches for segment in plan.passes if segment.split == "train"]
+    expected = [segment.batches for segment in plan.phases if segment.split == "train"]
     assert epoch_steps(stages, len(shard_set.splits["train"])) == expected
 
 

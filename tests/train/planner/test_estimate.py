@@ -69,7 +69,7 @@ def test_loader_model_and_training_are_each_timed_in_steady_state(shard_set: Sha
     waits: list[int] = []
     watch = Stopwatch(sync=lambda: waits.append(1), clock=lambda: machine.now)
     for stage, size in ((0, 2), (1, 1)):
-        first = next(s.first for s in plan.passes if s.stage == stage)
+        first = next(s.first for s in plan.phases if s.stage == stage)
         got = measure(
             plan, machine, stage, watch, train=machine.train, validate=machine.validate, memory=lambda: 7,
             synthetic_batch=SimpleNamespace(spec=plan.batch(first)),  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ def test_the_total_is_the_sum_over_all_passes(shard_set: ShardSet, every: int) -
     paces = [pace(900, 30, 20, 40), pace(900, 12, 10, 25)]
     got = forecast(plan, paces, eval_every=every, start_s=3, save_s=0.5, save_every_s=2.0)
     total = 3.0
-    for segment in plan.passes:
+    for segment in plan.phases:
         used = paces[segment.stage]
         rate = used.live_images_per_s if segment.split == "train" else used.eval_images_per_s
         total += segment.samples / rate
@@ -279,7 +279,7 @@ def test_measuring_does_not_change_the_training(shard_set: ShardSet, small: Path
     def losses(*, measured: bool) -> list[float]:
         learner = Learner(
             recipe, classes=3, total_steps=plan.total_steps, device=torch.device("cpu"),
-            epoch_steps=[s.batches for s in plan.passes if s.split == "train"],
+            epoch_steps=[s.batches for s in plan.phases if s.split == "train"],
         )  # fmt: skip
         with Loader(plan, device="cpu") as loader:
             losses_ = [float(learner.train_step(next(loader))[0]) for _ in range(2)]

@@ -59,7 +59,7 @@ class Machine:
             self.now += self.disk_s
             self.cached.add(self.at)
         self.at, self.since_open = self.at + 1, self.since_open + 1
-        return SimpleNamespace(spec=SimpleNamespace(global_size=1), segment=self.plan.pass_at(self.at - 1))
+        return SimpleNamespace(spec=SimpleNamespace(global_size=1), segment=self.plan.phase_at(self.at - 1))
 
     def step(self, batch: Any) -> None:
         segment = batch.segment

@@ -94,7 +94,7 @@ def test_order_auto_means_block_for_remote_sets_unless_a_checkpoint_has_an_order
     monkeypatch.setattr(Folder, "remote", remote)
     recipe = Recipe.parse({"stages": [{"res": 32, "epochs": 1, "batch_size": 8}], "data": {"order": order}}, name="a")
     plan = recipe.plan(shard_set, auto_order=saved)
-    assert (plan.order, {pass_.order for pass_ in plan.passes}) == (planned, {planned})
+    assert (plan.order, {phase.order for phase in plan.phases}) == (planned, {planned})
 
 
 def test_orders_are_validated_and_one_without_effect_is_refused() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resolute.pipeline.cuda_stack import choose_stack, driver_and_gpus
+from resolute.cuda_stack import choose_stack, driver_and_gpus
 from tests import ROOT
 from tests.support.fake_make import Make
 
@@ -92,8 +92,8 @@ def make(tmp_path: Path) -> Make:
     """`make` before `make env`: without the stamp of an environment."""
     make = Make(tmp_path)
     (tmp_path / ".venv" / ".resolute-ready").unlink()
-    (tmp_path / "pipeline").mkdir()
-    shutil.copy(ROOT / "pipeline" / "cuda_stack.py", tmp_path / "pipeline")
+    (tmp_path / "resolute").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "resolute" / "cuda_stack.py", tmp_path / "resolute")
     return make
 
 

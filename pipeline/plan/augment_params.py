@@ -4,7 +4,7 @@ They do not depend on the batch, the rank or earlier samples. Each purpose has i
 operation on or off does not change the parameters of the others.
 
 A sample's operations are arranged in slots, applied one after another: the shift, then those of the policy, of jitter,
-greyscale and blur. Each slot has a kind and six values (see `autoaugment.py`). `Features` describes the slots of a
+greyscale and blur. Each slot has a kind and six values (see `autoaugment.py`). `AugmentOps` describes the slots of a
 complete run, the union over its stages.
 """
 
@@ -26,8 +26,18 @@ from .permutation import stream_key
 from .rng import U64, beta, philox, uniforms
 from .stage import BINS, Augment
 
-__all__ = ["CUTMIX", "MIXUP", "UNMIXED", "Features", "alternating_flips", "augment_params", "erase_noise", "features",
-           "mix_params", "pack_ops"]  # fmt: skip
+__all__ = [
+    "CUTMIX",
+    "MIXUP",
+    "UNMIXED",
+    "AugmentOps",
+    "alternating_flips",
+    "augment_params",
+    "erase_noise",
+    "mix_params",
+    "pack_ops",
+    "used_ops",
+]  # fmt: skip
 
 UNMIXED, MIXUP, CUTMIX = 0, 1, 2
 # Stream purposes; order.py uses 0 and 1, plan.py 2.
@@ -43,16 +53,16 @@ AugmentParams = dict[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Features:
-    """Features that the graph of a run must support: the operation kinds of each slot, erasing fills, mixing."""
+class AugmentOps:
+    """AugmentOps that the graph of a run must support: the operation kinds of each slot, erasing fills, mixing."""
 
     slots: tuple[tuple[str, frozenset[int]], ...] = ()  # (shift | policy | jitter | grey | blur, kinds), in order
     fills: frozenset[str] = frozenset()  # of erasing: mean, noise
     mixing: bool = False
 
 
-def features(augments: Sequence[Augment]) -> Features:
-    """The features that at least one of `augments` uses."""
+def used_ops(augments: Sequence[Augment]) -> AugmentOps:
+    """The ops that at least one of `augments` uses."""
     slots: list[tuple[str, frozenset[int]]] = []
     if any(a.shift_px for a in augments):
         slots.append(("shift", frozenset({p.AFFINE})))
@@ -67,7 +77,7 @@ def features(augments: Sequence[Augment]) -> Features:
     if any(a.blur_prob for a in augments):
         slots.append(("blur", frozenset({p.BLUR})))
     fills = frozenset(a.random_erasing_fill for a in augments if a.random_erasing_prob)
-    return Features(slots=tuple(slots), fills=fills, mixing=any(a.mixes for a in augments))
+    return AugmentOps(slots=tuple(slots), fills=fills, mixing=any(a.mixes for a in augments))
 
 
 def augment_params(augment: Augment, *, seed: int, epoch: int, ids: NDArray[np.int64], res: int) -> AugmentParams:

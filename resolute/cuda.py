@@ -14,10 +14,32 @@ import torch
 from resolute.errors import ResoluteError
 
 __all__ = [
-    "allocated_bytes", "available", "available_bytes", "current_stream", "device_count", "device_name", "elapsed_s",
-    "empty_cache", "indexed", "limit_memory", "memory_limit_bytes", "on", "peak_allocated_bytes",
-    "peak_reserved_bytes", "record_event", "reserved_bytes", "reset_peak_memory", "rng_state", "rng_states",
-    "select", "set_rng_state", "set_rng_states", "synchronize", "total_bytes", "usable", "utilization",
+    "allocated_bytes",
+    "available",
+    "available_bytes",
+    "current_stream",
+    "device_count",
+    "device_guard",
+    "device_name",
+    "elapsed_s",
+    "empty_cache",
+    "limit_memory",
+    "memory_limit_bytes",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "record_event",
+    "reserved_bytes",
+    "reset_peak_memory",
+    "resolve_device",
+    "rng_state",
+    "rng_states",
+    "set_rng_state",
+    "set_rng_states",
+    "synchronize",
+    "total_bytes",
+    "use_device",
+    "utilization",
+    "with_index",
 ]  # fmt: skip
 
 driver: Any = torch.cuda
@@ -31,7 +53,7 @@ def device_count() -> int:
     return int(driver.device_count())
 
 
-def indexed(device: str | torch.device) -> torch.device:
+def with_index(device: str | torch.device) -> torch.device:
     """Add the index of the current device to a CUDA device without one; other devices are returned unchanged."""
     device = torch.device(device)
     if device.type != "cuda" or device.index is not None:
@@ -39,85 +61,85 @@ def indexed(device: str | torch.device) -> torch.device:
     return torch.device("cuda", driver.current_device())
 
 
-def usable(device: str | torch.device) -> torch.device:
-    """Resolve "cpu", "cuda" or "cuda:N" (see `indexed`). Raises `ResoluteError` if the device is not available."""
+def resolve_device(device: str | torch.device) -> torch.device:
+    """Resolve "cpu", "cuda" or "cuda:N" (see `with_index`). Raises `ResoluteError` if the device is not available."""
     kind = torch.device(device).type
     if kind not in ("cpu", "cuda"):
         raise ResoluteError(f"device: got {device}, expected cpu or cuda; choose one")
     if kind == "cuda" and not available():
         raise ResoluteError(f"device {device}: no CUDA device found, expected one; use device cpu")
-    resolved = indexed(device)
+    resolved = with_index(device)
     if kind == "cuda" and (resolved.index or 0) >= device_count():
         raise ResoluteError(f"device {device}: got {device_count()} CUDA devices, expected more; choose another")
     return resolved
 
 
-def select(device: str | torch.device) -> torch.device:
+def use_device(device: str | torch.device) -> torch.device:
     """Make `device` the current device of this process; returns it with its index."""
-    device = indexed(device)
+    device = with_index(device)
     driver.set_device(device)
     return device
 
 
-def on(device: torch.device) -> Any:
+def device_guard(device: torch.device) -> Any:
     """Context manager: `device` is the current device within the block."""
-    return driver.device(indexed(device))
+    return driver.device(with_index(device))
 
 
 def device_name(device: torch.device) -> str:
-    return str(driver.get_device_name(indexed(device)))
+    return str(driver.get_device_name(with_index(device)))
 
 
 def has_bf16(device: torch.device) -> bool:
     """Whether the GPU computes in bf16 itself: compute capability 8.0 (Ampere) or newer, and ROCm's GPUs."""
-    return torch.version.hip is not None or driver.get_device_capability(indexed(device)) >= (8, 0)
+    return torch.version.hip is not None or driver.get_device_capability(with_index(device)) >= (8, 0)
 
 
 def utilization(device: torch.device) -> float:
     """Fraction of time in which kernels were running, 0 to 1. Raises NVML's errors if it is not supported."""
-    return float(driver.utilization(indexed(device))) / 100
+    return float(driver.utilization(with_index(device))) / 100
 
 
 def total_bytes(device: torch.device) -> int:
-    return int(driver.get_device_properties(indexed(device)).total_memory)
+    return int(driver.get_device_properties(with_index(device)).total_memory)
 
 
 def limit_memory(device: torch.device, limit_bytes: float) -> None:
     """Limit the memory of this process's tensors to `limit_bytes`."""
-    driver.set_per_process_memory_fraction(limit_bytes / total_bytes(device), indexed(device))
+    driver.set_per_process_memory_fraction(limit_bytes / total_bytes(device), with_index(device))
 
 
 def memory_limit_bytes(device: torch.device) -> float:
     """Memory limit of this process's tensors: the device's memory unless `limit_memory` set less."""
-    return float(driver.get_per_process_memory_fraction(indexed(device)) * total_bytes(device))
+    return float(driver.get_per_process_memory_fraction(with_index(device)) * total_bytes(device))
 
 
 def available_bytes(device: torch.device) -> int:
     """Free memory of the device plus what torch's allocator reserves for this process."""
-    return int(driver.mem_get_info(indexed(device))[0] + driver.memory_reserved(indexed(device)))
+    return int(driver.mem_get_info(with_index(device))[0] + driver.memory_reserved(with_index(device)))
 
 
 def allocated_bytes(device: torch.device) -> int:
     """Memory of this process's tensors."""
-    return int(driver.memory_allocated(indexed(device)))
+    return int(driver.memory_allocated(with_index(device)))
 
 
 def reserved_bytes(device: torch.device) -> int:
     """Memory that torch's allocator holds for this process, tensors included."""
-    return int(driver.memory_reserved(indexed(device)))
+    return int(driver.memory_reserved(with_index(device)))
 
 
 def peak_allocated_bytes(device: torch.device) -> int:
     """Peak of `allocated_bytes` since `reset_peak_memory`."""
-    return int(driver.max_memory_allocated(indexed(device)))
+    return int(driver.max_memory_allocated(with_index(device)))
 
 
 def peak_reserved_bytes(device: torch.device) -> int:
-    return int(driver.max_memory_reserved(indexed(device)))
+    return int(driver.max_memory_reserved(with_index(device)))
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    driver.reset_peak_memory_stats(indexed(device))
+    driver.reset_peak_memory_stats(with_index(device))
 
 
 def empty_cache() -> None:
@@ -127,11 +149,11 @@ def empty_cache() -> None:
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device has finished all launched work. Every call is marked `# sync:` with its reason."""
-    driver.synchronize(indexed(device))
+    driver.synchronize(with_index(device))
 
 
 def current_stream(device: torch.device) -> Any:
-    return driver.current_stream(indexed(device))
+    return driver.current_stream(with_index(device))
 
 
 def record_event(device: torch.device, *, timing: bool = True) -> Any:
@@ -147,12 +169,12 @@ def elapsed_s(first: Any, last: Any) -> float:
 
 
 def rng_state(device: torch.device) -> torch.Tensor:
-    state: torch.Tensor = driver.get_rng_state(indexed(device))
+    state: torch.Tensor = driver.get_rng_state(with_index(device))
     return state
 
 
 def set_rng_state(state: torch.Tensor, device: torch.device) -> None:
-    driver.set_rng_state(state, indexed(device))
+    driver.set_rng_state(state, with_index(device))
 
 
 def rng_states() -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ from tests import ROOT
 
 PROGRAM = """
 import signal, sys
-from resolute.pipeline.fork_server import fork_server
+from resolute.fork_server import fork_server
 
 def blocked(pipe):
     pipe.send(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))

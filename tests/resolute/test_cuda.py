@@ -1,4 +1,4 @@
-"""All questions about CUDA devices go through `pipeline.cuda`, so that tests can simulate any machine."""
+"""All questions about CUDA devices go through `resolute.cuda`, so that tests can simulate any machine."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from resolute import cuda
 from resolute.errors import ResoluteError
-from resolute.pipeline import cuda
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
@@ -23,12 +23,12 @@ from tests.support.gpu_on_cpu import GpuLoader
 QUESTIONS: dict[str, Callable[[Any], Any]] = {
     name: getattr(cuda, name) for name in
     ("allocated_bytes", "available_bytes", "current_stream", "device_name", "memory_limit_bytes",
-     "peak_allocated_bytes", "peak_reserved_bytes", "reserved_bytes", "reset_peak_memory", "rng_state", "select",
+     "peak_allocated_bytes", "peak_reserved_bytes", "reserved_bytes", "reset_peak_memory", "rng_state", "use_device",
      "synchronize", "total_bytes", "utilization", "record_event")
 } | {
     "limit_memory": lambda device: cuda.limit_memory(device, 2**30),
     "set_rng_state": lambda device: cuda.set_rng_state(torch.ones(16, dtype=torch.uint8), device),
-    "on": lambda device: cuda.on(device).__enter__(),
+    "device_guard": lambda device: cuda.device_guard(device).__enter__(),
 }  # fmt: skip
 
 
@@ -46,12 +46,12 @@ def test_every_question_is_asked_of_the_device_that_is_meant(monkeypatch: pytest
 
 def test_every_function_with_a_device_is_such_a_question() -> None:
     takes_device = {name for name in cuda.__all__ if "device" in inspect.signature(getattr(cuda, name)).parameters}
-    assert takes_device - {"indexed", "usable"} == set(QUESTIONS)
+    assert takes_device - {"with_index", "resolve_device"} == set(QUESTIONS)
 
 
 def test_the_current_device_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = FakeCuda(devices=2).install(monkeypatch)
-    with cuda.on(torch.device("cuda:1")):
+    with cuda.device_guard(torch.device("cuda:1")):
         assert driver.current == 1
     assert driver.current == 0
 
@@ -68,8 +68,8 @@ def test_random_states_of_all_devices_are_restored(monkeypatch: pytest.MonkeyPat
 
 
 def calls_of_the_driver() -> Iterator[tuple[str, int]]:
-    """(function, number of positional arguments) of each call that `pipeline.cuda` makes to torch.cuda."""
-    for node in ast.walk(ast.parse((ROOT / "pipeline/cuda.py").read_text())):
+    """(function, number of positional arguments) of each call that `resolute.cuda` makes to torch.cuda."""
+    for node in ast.walk(ast.parse((ROOT / "resolute/cuda.py").read_text())):
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("driver."):
             yield ast.unparse(node.func).removeprefix("driver."), len(node.args)
 
@@ -105,7 +105,7 @@ def uses_of_torch_cuda(source: str) -> list[str]:
 
 
 def test_only_one_module_uses_torch_cuda() -> None:
-    paths = {*(ROOT / "pipeline").rglob("*.py"), *(ROOT / "train").rglob("*.py")} - {ROOT / "pipeline/cuda.py"}
+    paths = {*(ROOT / "pipeline").rglob("*.py"), *(ROOT / "train").rglob("*.py")}
     assert {path.name: uses for path in paths if (uses := uses_of_torch_cuda(path.read_text()))} == {}
 
 
