@@ -28,14 +28,15 @@ from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
+import simplejpeg
 import torch
 from numpy.typing import NDArray
 
 from resolute import cuda
-from resolute.errors import DamagedSample, ResoluteError, StorageError, differences
+from resolute.errors import DamagedSample, ResoluteError, differences
 from resolute.machine import cpus_per_process
 from resolute.pipeline.graph.graph import Graph, Transform
-from resolute.pipeline.graph.kernels.pread import EncodedImages
+from resolute.pipeline.graph.kernels.pread import TAG_BYTES
 from resolute.pipeline.jit import numba_interrupts
 from resolute.pipeline.plan.augment_params import used_ops
 from resolute.pipeline.plan.plan import BatchSpec, Plan
@@ -51,6 +52,7 @@ __all__ = ["Batch", "Loader", "mix_targets", "pack_labels", "unpack_labels"]
 _LOG = logging.getLogger("resolute")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 _NO_LABELS = torch.empty(0, dtype=torch.int64)
+_MAX_COMMENT = 65_533  # bytes in a comment of a JPEG file
 _MAX_NEIGHBOURS = 1000  # samples tried as the replacement of a damaged one
 
 
@@ -418,51 +420,25 @@ class Loader(Iterator[Batch]):
         raise ResoluteError(f"{error} (nor can the {min(total, _MAX_NEIGHBOURS) - 1} samples after it be read)")
 
     def _prime(self) -> None:
-        """Run the plan's largest readable batch through the graph, so that no buffer has to grow later.
+        """Run a batch as large as the plan's largest through the graph, so that no buffer has to grow later.
 
-        Raises `StorageError` immediately, and the error of the largest batch if none is readable.
+        Nothing is read for it: each image is the same grey one, which holds all crops of that batch.
         """
-        first_error: ResoluteError | None = None
-        for index in self._largest_first():
-            try:
-                self._graph.prime(*self._readable_batch(index))
-                return
-            except StorageError:
-                raise
-            except ResoluteError as error:  # why not raised: damage is reported when its batch is due
-                first_error = first_error or error
-        if first_error is not None:
-            raise first_error
-
-    def _largest_first(self) -> list[int]:
-        """A batch of each shape of each phase, by index: those with the most pixels first."""
         pixels: dict[int, int] = {}
         for phase in self.plan.phases:
             for k in phase.distinct_batches:
                 res, start, end = phase.batch_at(k)
                 pixels[phase.first + k] = res**2 * (end - start)
-        return sorted(pixels, key=lambda index: -pixels[index])
-
-    def _readable_batch(self, index: int) -> tuple[BatchSpec, EncodedImages, NDArray[np.int64]]:
-        """Batch `index` and its encoded images, with every damaged sample replaced by an intact one."""
-        spec = self.plan.batch(index, rank=self.rank, world_size=self.world_size)
-        read = self._reader.submit(spec.split, spec.stored_res, spec.ids).result()
-        if not read.errors:
-            return spec, read.images, read.nbytes
-        ids, images, places = spec.ids.tolist(), list(read.images), list(read.errors)
-        intact = [place for place in range(len(spec)) if place not in read.errors]
-        if intact:
-            sample, piece, nbytes = ids[intact[0]], images[intact[0]], read.nbytes[intact[0]]
-        else:
-            sample = self._next_intact(spec, ids[0], read.errors[0])
-            single = self._reader.submit(spec.split, spec.stored_res, np.array([sample])).result()
-            piece, nbytes = single.images[0], single.nbytes[0]
-        read.nbytes[places] = nbytes
-        for place in places:
-            images[place] = piece
-        replacements = {ids[place]: sample for place in places}
-        spec = self.plan.batch(index, rank=self.rank, world_size=self.world_size, replacements=replacements)
-        return spec, images, read.nbytes
+        if not pixels:
+            return
+        spec = self.plan.batch(max(pixels, key=pixels.__getitem__), rank=self.rank, world_size=self.world_size)
+        width, height = (spec.crops[:, :2] + spec.crops[:, 2:]).max(axis=0).tolist()
+        stored = self.plan.shards.splits[spec.split].stored[spec.stored_res][spec.ids]
+        jpeg = grey_jpeg(width, height, nbytes=int(stored["nbytes"].max()))
+        images = np.empty((len(spec), len(jpeg) + TAG_BYTES), np.uint8)
+        images[:, : len(jpeg)] = np.frombuffer(jpeg, np.uint8)
+        images[:, len(jpeg) :] = np.array([spec.index], np.int32).view(np.uint8)
+        self._graph.prime(spec, images, np.full(len(spec), len(jpeg)))
 
     def close(self) -> None:
         """End threads and close files. Batches already returned stay valid."""
@@ -479,6 +455,16 @@ class Loader(Iterator[Batch]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def grey_jpeg(width: int, height: int, *, nbytes: int) -> bytes:
+    """A grey image of `width` x `height` px as a JPEG of `nbytes` bytes, or a few more, most of which are comments."""
+    jpeg = simplejpeg.encode_jpeg(np.full((height, width, 3), 128, np.uint8), quality=90)
+    comments = list[bytes]()
+    for start in range(0, nbytes - len(jpeg), _MAX_COMMENT):
+        text = bytes(min(_MAX_COMMENT, nbytes - len(jpeg) - start))
+        comments.append(b"\xff\xfe" + (len(text) + 2).to_bytes(2, "big") + text)
+    return b"".join([jpeg[:2], *comments, jpeg[2:]])  # after the marker that begins the file
 
 
 def _release(reader: Reader, graph: Graph | None) -> None:

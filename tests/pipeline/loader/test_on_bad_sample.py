@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import shutil
 from pathlib import Path
 from typing import Any, NoReturn
@@ -10,10 +11,11 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from resolute.errors import DamagedSample, ResoluteError, StorageError
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.loader.loader import Loader, grey_jpeg
 from resolute.pipeline.loader.reader import EncodedBatch, Reader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
@@ -88,7 +90,7 @@ def test_pixels_and_labels_of_a_batch_use_the_same_replacements(
         pending = submit(reader, split, res, ids, tag=tag)
         if len(ids) == 75:
             reads += 1
-            bad = {2: first, 3: second}.get(reads)  # the first read is the warm-up with the largest batch
+            bad = {1: first, 2: second}.get(reads)
             result = pending.result
 
             def with_damage() -> EncodedBatch:
@@ -172,7 +174,7 @@ def test_a_split_without_an_intact_sample_is_an_error(shard_root: Path, tmp_path
 
 
 def test_many_damaged_samples_do_not_prevent_the_start(shard_root: Path, tmp_path: Path) -> None:
-    """The largest batch is run through the graph first, with those of its samples that can be read."""
+    """Of the first batch, all but two."""
     root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
     plan = Plan(ShardSet.open(root), [Stage(res=64, epochs=1, batch_size=32)], eval_batch_size=None)
     bad = plan.batch(0).ids[1:31].tolist()
@@ -180,6 +182,28 @@ def test_many_damaged_samples_do_not_prevent_the_start(shard_root: Path, tmp_pat
     with Loader(plan, on_bad_sample="skip") as loader:
         assert not set(next(loader).spec.ids.tolist()) & set(bad)
     assert {sample for _, _, sample in loader.skipped} >= set(bad)
+
+
+def test_a_stage_whose_photos_are_all_damaged_is_an_error_when_it_begins(shard_root: Path, tmp_path: Path) -> None:
+    """The graph is prepared for its batches, the largest of the run, without reading them."""
+    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
+    for tar in (root / "64").glob("train-*.tar"):
+        tar.write_bytes(bytes(tar.stat().st_size))
+    stages = [Stage(res=res, epochs=1, batch_size=16) for res in (32, 64)]
+    plan = Plan(ShardSet.open(root), stages, eval_batch_size=None)
+    with Loader(plan) as loader:
+        for _ in range(plan.phases[1].first):
+            next(loader)
+        with pytest.raises(DamagedSample):
+            next(loader)
+
+
+def test_grey_images_have_the_size_and_the_bytes_that_were_asked_for() -> None:
+    for width, height, nbytes in ((1, 1, 0), (40, 30, 5_000), (300, 200, 200_000), (17, 9, 65_533 + 700)):
+        jpeg = grey_jpeg(width, height, nbytes=nbytes)
+        image = Image.open(io.BytesIO(jpeg))
+        assert (image.size, image.convert("RGB").getextrema()) == ((width, height), ((128, 128),) * 3)
+        assert nbytes <= len(jpeg) <= nbytes + 1_000 + 16
 
 
 def test_a_damaged_sample_that_an_epoch_uses_several_times_is_replaced_each_time(
