@@ -93,7 +93,7 @@ def variants() -> Iterator[tuple[str, Launch]]:
     """(name, launch) of everything that a run can launch: `apply_slot`, and `finish` for each dtype and feature."""
     slots = (("policy", frozenset(range(1, 11))),)
     yield "apply_slot", launches(AugmentOps(slots=slots), torch.float32)[0]
-    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
     for dtype, erases, mixes in itertools.product(dtypes, (False, True), (False, True)):
         ops = AugmentOps(slots=slots, fills=frozenset({"mean"} if erases else ()), mixing=mixes)
         name = " ".join(["finish", str(dtype).removeprefix("torch."), *["erases"] * erases, *["mixes"] * mixes])

@@ -19,6 +19,7 @@ from resolute.train.recipe.schema import Recipe
 
 pytestmark = pytest.mark.gpu
 
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 MIXED = Augment(scale=(0.3, 1.0), mixup_alpha=0.8, cutmix_alpha=1.0)
 STAGES = (
     Stage(res=32, epochs=1, batch_size=16, augment=MIXED),
@@ -50,6 +51,35 @@ def test_delivered_batches_are_not_overwritten(shard_set: ShardSet) -> None:
         kept = [(batch.images, batch.images.double().sum()) for batch in loader]
     for images, total in kept:
         assert torch.equal(images.double().sum(), total)
+
+
+@pytest.mark.parametrize("sleep_cycles", [0, 100_000_000])
+def test_batches_of_a_device_that_lags_behind_the_host_are_their_own(shard_set: ShardSet, sleep_cycles: int) -> None:
+    """DALI's memory is read by kernels that begin late; DALI must not write the next batch there before."""
+    plan = Plan(shard_set, STAGES, seed=1, eval_batch_size=7)
+    with Loader(plan) as loader:
+        expected = [batch.images for batch in loader]
+    with Loader(plan, device="cuda") as loader:
+        got = []
+        for _ in expected:
+            torch.cuda._sleep(sleep_cycles)
+            got.append(next(loader).images)
+        assert loader._graph._finish is not None
+        assert len(loader._graph._finish._held) <= 3
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ((ours.cpu() - theirs).abs() * 0.226 * 255).mean() < 1.0
+
+
+def test_a_transform_on_the_gpu_gets_the_levels(shard_set: ShardSet) -> None:
+    plan = Plan(shard_set, STAGES, seed=1, eval_batch_size=7)
+    with (
+        Loader(plan, device="cuda") as plain,
+        Loader(plan, device="cuda", transform=lambda images, _: 255 - images) as negative,
+    ):
+        for batch, other in zip(plain, negative, strict=True):
+            levels = (batch.images.permute(0, 2, 3, 1).cpu() * torch.tensor(STD) + torch.tensor(MEAN)) * 255
+            inverse = (other.images.permute(0, 2, 3, 1).cpu() * torch.tensor(STD) + torch.tensor(MEAN)) * 255
+            torch.testing.assert_close(levels + inverse, torch.full_like(levels, 255.0), atol=0.01, rtol=0)
 
 
 @pytest.mark.parametrize("amp", ["bf16", "fp16", "off"])

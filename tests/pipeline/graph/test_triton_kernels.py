@@ -23,7 +23,7 @@ EVERYTHING = used_ops([
     Augment(policy="randaugment", num_ops=4, jitter=(0.4, 0.4, 0.4, 0.1), grey_prob=0.1, blur_prob=0.1,
             random_erasing_prob=0.1, mixup_alpha=0.2)
 ])  # fmt: skip
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ def test_the_largest_kernels_compile_within_their_budgets() -> None:
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_every_kernel_compiles_for_every_architecture_within_its_budget(capability: int) -> None:
     measured = rows(".*", capability)
-    assert len(measured) == 1 + 3 * 2 * 2
-    assert all(row["registers"] >= 16 and row["code_bytes"] > 10_000 for row in measured)
+    assert len(measured) == 1 + 4 * 2 * 2
+    assert all(row["registers"] >= 16 and row["code_bytes"] > 8_000 for row in measured)
     assert over_budget(measured) == []
 
 
