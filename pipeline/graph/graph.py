@@ -158,7 +158,7 @@ class Graph:
             self.transform_s += time.perf_counter() - began
         if self._on_cpu and images.dtype != self._dtype:
             rounded = torch.from_numpy(self._rounded.take(tuple(images.shape), np.int16)).view(self._dtype)
-            return rounded.copy_(images)
+            return rounded.copy_(images)  # no sync: on a CPU
         return images
 
     def _normalised(self, images: torch.Tensor) -> torch.Tensor:

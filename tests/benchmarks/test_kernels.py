@@ -16,7 +16,7 @@ def test_every_kernel_is_in_the_table_and_in_the_file(tmp_path: Path, capsys: py
     assert main(["--capabilities", "80", "--out", str(out)]) == 0
     rows = json.loads(out.read_text())["kernels"]
     printed = capsys.readouterr().out.splitlines()[3:-2]
-    assert len(rows) == len(printed) == 13
+    assert len(rows) == len(printed) == 17
     for row, line in zip(rows, printed, strict=True):
         assert line.split("  ")[1] == row["kernel"]
         assert line.split()[-8:-3] == [f"{row[key]:,}" for key in

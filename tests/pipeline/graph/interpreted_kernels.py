@@ -310,7 +310,7 @@ def test_in_the_loader_each_batch_gets_its_own_parameters(
 
     class Recording(GpuFinish):
         def __call__(self, images: Any, *others: Any) -> torch.Tensor:
-            resized.append(np.array(images))
+            resized.append(np.asarray(images).copy())
             return super().__call__(images, *others)
 
     augment = Augment(policy="randaugment", grey_prob=0.2, random_erasing_prob=0.5, mixup_alpha=0.5, cutmix_alpha=1.0,
