@@ -152,9 +152,9 @@ while caught < 500 and time.monotonic() < until:
     try:
         if thread.ident is None:
             thread.start()
-        while caught < 500:
+        while caught < 500 and time.monotonic() < until:
             try:
-                while True:
+                while time.monotonic() < until:
                     records[ids]
             except KeyboardInterrupt:
                 caught += 1
