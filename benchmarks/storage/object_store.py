@@ -104,10 +104,10 @@ class _Handler(BaseHTTPRequestHandler):
         with path.open("rb") as file, suppress(ConnectionError):
             for at in range(start, stop, _PIECE_BYTES):
                 self.wfile.flush()
-                size = os.sendfile(self.connection.fileno(), file.fileno(), at, min(_PIECE_BYTES, stop - at))
-                assert size == min(_PIECE_BYTES, stop - at)
+                size = min(_PIECE_BYTES, stop - at)
                 until = max(began + (at + size - start) / self.bytes_per_s, self.bandwidth.reserve(size))
                 time.sleep(max(0.0, until - time.perf_counter()))
+                assert os.sendfile(self.connection.fileno(), file.fileno(), at, size) == size
 
 
 def _serve() -> None:

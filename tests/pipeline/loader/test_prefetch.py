@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import fsspec
@@ -20,6 +21,7 @@ from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
 from resolute.pipeline.storage.base import open_files
 from resolute.pipeline.storage.cache import CacheSettings
+from resolute.pipeline.storage.client import _BACKOFF
 from resolute.pipeline.storage.remote import Remote
 from tests.support.s3 import FaultyProxy, proxy, running_s3  # noqa: F401
 
@@ -29,6 +31,11 @@ def s3_server() -> Iterator[str]:
     """One server for all tests of this module, each of which uploads the whole set."""
     with running_s3() as url:
         yield url
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_BACKOFF, "init_backoff", timedelta(seconds=0.01))
 
 
 @pytest.fixture
