@@ -29,11 +29,11 @@ class Prefetcher:
         self._last: set[str] = set()  # names of the last batch. why: neighbouring batches share files
 
     def advance(self, index: int) -> None:
-        """Batch `index` is being read: prefetch the batches after it, as far as the files accept hints."""
+        """Batch `index` is being read: prefetch it and the batches after it, as far as the files accept hints."""
         if not self._files.remote:
             return
         if not self._current <= index < self._next:  # the loader moved in the plan
-            self._next, self._pending, self._last = index + 1, [], set()
+            self._next, self._pending, self._last = index, [], set()
         self._current = index
         while self._hint():
             pass_ = self._plan.pass_at(min(self._next, self._plan.total_batches - 1))

@@ -95,7 +95,7 @@ class Cache:
         with cache_errors(folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             with self._locked(self._folder):
-                self._evict(limit_bytes)  # why: the limit may have been larger, and processes may have been killed
+                self._evict(limit_bytes, sweep=True)  # why: the limit may have been larger before
 
     def has(self, name: str) -> bool:
         """Whether a file is cached now; it may be damaged, or be evicted a moment later."""
@@ -198,42 +198,41 @@ class Cache:
                 if error.errno not in _FULL:
                     raise
                 with self._locked(self._folder):
-                    used, _, _ = self._count()
+                    used = self._count()[0]
                     if self._evict(used - len(data))[0] == used:
                         raise
                 continue
             data, offset = data[done:], offset + done
 
-    def _evict(self, target_bytes: int) -> tuple[int, bool]:
+    def _evict(self, target_bytes: int, *, sweep: bool = False) -> tuple[int, bool]:
         """Evict files if more than `target_bytes` are in use; returns the bytes in use and whether some are being
-        downloaded. The caller holds the lock.
+        downloaded. Then, and with `sweep`, what killed processes left is removed first. The caller holds the lock.
         """
-        used, waits, files = self._count()
+        used, files, unfinished = self._count()
+        if sweep or used > target_bytes:
+            for name in [name for name in unfinished if _remove_abandoned(name)]:
+                used -= unfinished.pop(name)
         if used > target_bytes:
             for _, nbytes, path in sorted(files):
                 if used <= target_bytes - self._limit_bytes // _FREE_FRACTION:
                     break
                 if _remove(path):
                     used, self.evicted = used - nbytes, self.evicted + 1
-        return used, waits
+        return used, any(unfinished.values())
 
-    def _count(self) -> tuple[int, bool, list[tuple[int, int, str]]]:
-        """Bytes of all files, whether some are being downloaded, and (last use, bytes, path) of each complete file.
-
-        Removes what killed processes left.
-        """
-        used, waits, files = 0, False, []
-        for entry in sorted(os.scandir(self._folder), key=lambda entry: entry.name):  # a lock before its part
-            name, _, kind = entry.path.rpartition(".")
-            if kind == "lock" and _remove_abandoned(name):
-                continue
+    def _count(self) -> tuple[int, list[tuple[int, int, str]], dict[str, int]]:
+        """Bytes of all files; (last use, bytes, path) of each complete file; bytes of others, by path."""
+        used, files, unfinished = 0, [], dict[str, int]()
+        for entry in list(os.scandir(self._folder)):
             with suppress(FileNotFoundError):  # removed meanwhile
                 stat = entry.stat()
                 used += stat.st_size
-                waits |= kind == "part" and stat.st_size > 0
-                if kind not in ("lock", "part"):
+                name, _, kind = entry.path.rpartition(".")
+                if kind in ("part", "lock"):
+                    unfinished[name] = unfinished.get(name, 0) + stat.st_size
+                else:
                     files.append((stat.st_atime_ns, stat.st_size, entry.path))
-        return used, waits, files
+        return used, files, unfinished
 
     @contextmanager
     def _locked(self, path: Path, stopped: threading.Event | None = None) -> Iterator[None]:
