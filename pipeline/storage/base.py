@@ -17,9 +17,11 @@ from resolute.errors import ResoluteError
 if TYPE_CHECKING:
     from .cache import CacheSettings
 
-__all__ = ["MAX_OPEN_FILES", "Files", "OpenFile", "is_url", "open_files"]
+__all__ = ["MAX_OPEN_FILES", "Files", "OpenFile", "Write", "is_url", "open_files"]
 
 MAX_OPEN_FILES = 256  # that `Files` keeps open: well below the usual limit of 1024 per process
+
+Write = Callable[[memoryview, int], object]  # some bytes of a file, at an offset
 
 
 class Files(Protocol):

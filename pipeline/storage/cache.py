@@ -29,13 +29,13 @@ from filelock import FileLock, Timeout
 from resolute.errors import Interrupted, ResoluteError, StorageError
 from resolute.lock import same_file, try_lock
 
-from .base import OpenFile
+from .base import OpenFile, Write
 
 __all__ = ["DAMAGED", "Cache", "CacheSettings", "cache_errors"]
 
 DAMAGED = (errno.EIO, errno.ESTALE)  # read errors after which a cached file is downloaded again
 _VERSION = "v2"
-_FREE_FRACTION = 20  # an eviction frees 1/20 of the quota
+_FREE_FRACTION = 20  # an eviction frees 1/20 more than it must
 _POLL_S, _PATIENCE_S = 0.01, 3600.0  # waits for other processes
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -105,8 +105,8 @@ class Cache:
         return self._folder / name
 
     def open(
-        self, name: str, nbytes: int, download: Callable[[Callable[[memoryview, int], None]], object], *,
-        stopped: threading.Event, keep: bool = False, sha256: str | None = None,
+        self, name: str, nbytes: int, download: Callable[[Write], object], *, stopped: threading.Event,
+        keep: bool = False, sha256: str | None = None,
     ) -> OpenFile:  # fmt: skip
         """Open a file of `nbytes`, downloaded first by `download(write)` unless it is cached.
 
@@ -139,7 +139,7 @@ class Cache:
                 if not same_file(path, file.fd):  # evicted while this process waited for the lock
                     return None
             stat = os.fstat(file.fd)
-            if stat.st_size == nbytes and sha256 in (None, _sha256_of(file.fd) if sha256 else None):
+            if stat.st_size == nbytes and (sha256 is None or _sha256_of(file.fd) == sha256):
                 with suppress(PermissionError):  # owned by another user, in a shared folder
                     os.utime(file.fd, ns=(time.time_ns(), stat.st_mtime_ns))
                 return file
@@ -152,9 +152,8 @@ class Cache:
         return None
 
     def _download(
-        self, path: Path, nbytes: int, download: Callable[[Callable[[memoryview, int], None]], object],
-        stopped: threading.Event, keep: bool,
-    ) -> OpenFile:  # fmt: skip
+        self, path: Path, nbytes: int, download: Callable[[Write], object], stopped: threading.Event, keep: bool
+    ) -> OpenFile:
         part = Path(f"{path}.part")
         part.unlink(missing_ok=True)  # of a killed process
         handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -199,7 +198,7 @@ class Cache:
                     raise
                 with self._locked(self._folder):
                     used = self._count()[0]
-                    if self._evict(used - len(data))[0] == used:
+                    if self._evict(used - len(data))[0] == used:  # nothing is left to evict
                         raise
                 continue
             data, offset = data[done:], offset + done
@@ -213,8 +212,9 @@ class Cache:
             for name in [name for name in unfinished if _remove_abandoned(name)]:
                 used -= unfinished.pop(name)
         if used > target_bytes:
+            target_bytes -= used // _FREE_FRACTION
             for _, nbytes, path in sorted(files):
-                if used <= target_bytes - self._limit_bytes // _FREE_FRACTION:
+                if used <= target_bytes:
                     break
                 if _remove(path):
                     used, self.evicted = used - nbytes, self.evicted + 1

@@ -22,12 +22,12 @@ from typing import Any, TypeVar
 
 from resolute.errors import Interrupted, Missing, ResoluteError, StorageError, strip_credentials
 
+from .base import Write
 from .drivers import GONE, driver_errors, http_status
 
-__all__ = ["Client", "Write"]
+__all__ = ["Client"]
 
 Answer = TypeVar("Answer")
-Write = Callable[[memoryview, int], object]  # of some bytes at an offset
 
 _OBSTORE = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "http", "https")
 _BYTES_PER_S = 128 << 10  # a body arrives in pieces of what this rate brings in `stall_s`
@@ -76,8 +76,7 @@ class Client:
 
             meta = self._call(name, stopped, lambda: obstore.head_async(self._store, name))
             return meta["size"], str(meta["e_tag"] or meta["last_modified"])
-        self._fs.invalidate_cache()  # why: huggingface_hub keeps listings, whatever the option says
-        info = self._call(name, stopped, lambda: self._fs.info(f"{self._base}/{name}"))
+        info = self._info(name, stopped)
         return int(info["size"]), "; ".join(f"{word}={info[word]}" for word in _IDENTITY if word in info)
 
     def download(self, name: str, write: Write, nbytes: int | None = None, *, most: int | None = None) -> str:
@@ -124,9 +123,14 @@ class Client:
             stream = got.stream(min_chunk_size=self._piece_bytes)
             # why: obstore repeats requests, but continues a body that broke off only if the file has an ETag
             return got.meta["size"], self._pieces(name, stopped, lambda: anext(stream, b""))
-        size = self._call(name, stopped, lambda: self._fs.info(f"{self._base}/{name}")["size"])
+        size = int(self._info(name, stopped)["size"])
         file = self._call(name, stopped, lambda: self._fs.open(f"{self._base}/{name}", "rb", cache_type="none"))
         return size, self._pieces(name, stopped, lambda: file.read(self._piece_bytes) if file.tell() < size else b"")
+
+    def _info(self, name: str, stopped: threading.Event) -> dict[str, Any]:
+        """What a driver knows of a file."""
+        self._fs.invalidate_cache()  # why: huggingface_hub keeps listings, whatever the option says
+        return dict(self._call(name, stopped, lambda: self._fs.info(f"{self._base}/{name}")))
 
     def _pieces(self, name: str, stopped: threading.Event, next_piece: Callable[[], Any]) -> Iterator[memoryview]:
         while len(piece := memoryview(self._call(name, stopped, next_piece, body=True))):

@@ -22,9 +22,9 @@ from typing import Any
 
 from resolute.errors import FileEndsEarly, Missing, ResoluteError, StorageError
 
-from .base import MAX_OPEN_FILES, Files, OpenFile
+from .base import MAX_OPEN_FILES, Files, OpenFile, Write
 from .cache import DAMAGED, Cache, CacheSettings, cache_errors
-from .client import Client, Write
+from .client import Client
 from .read_at import read_at
 from .threads import DaemonPool
 
