@@ -1,7 +1,7 @@
 """`Client`: downloads the files below a URL; every request ends in time, and no message contains credentials.
 
 Object stores and web servers are read through obstore, which repeats failed requests, continues bodies that broke off,
-and has the timeouts. Any other URL (hf://, sftp://, ...) is read through its fsspec driver, which does that itself.
+and has the timeouts. Any other URL (hf://, sftp://, ...) is read through its fsspec driver.
 
 The calling thread waits for each request, so that Ctrl-C, `interrupt` and `stop` end it at once: requests of obstore
 run on fsspec's event loop and are cancelled, those of drivers run in daemon threads, which are abandoned.
@@ -70,14 +70,17 @@ class Client:
 
     def info(self, name: str) -> tuple[int, str]:
         """(size in bytes, identity such as an ETag)."""
-        stopped = self.stopped
-        if self._store is not None:
-            import obstore
 
-            meta = self._call(name, stopped, lambda: obstore.head_async(self._store, name))
-            return meta["size"], str(meta["e_tag"] or meta["last_modified"])
-        info = self._info(name, stopped)
-        return int(info["size"]), "; ".join(f"{word}={info[word]}" for word in _IDENTITY if word in info)
+        def once(stopped: threading.Event) -> tuple[int, str]:
+            if self._store is not None:
+                import obstore
+
+                meta = self._call(name, stopped, lambda: obstore.head_async(self._store, name))
+                return meta["size"], str(meta["e_tag"] or meta["last_modified"])
+            info = self._info(name, stopped)
+            return int(info["size"]), "; ".join(f"{word}={info[word]}" for word in _IDENTITY if word in info)
+
+        return self._repeated(name, once)
 
     def download(self, name: str, write: Write, nbytes: int | None = None, *, most: int | None = None) -> str:
         """Download a file through `write`; returns the SHA-256 of its bytes, in hex.
@@ -86,42 +89,51 @@ class Client:
 
         If a body breaks off, everything is written again.
         """
-        stopped = self.stopped
-        for again in range(_DOWNLOADS):
-            if again and stopped.wait(2.0 ** (again - 1) * min(1.0, self._patience_s / 10)):
-                break
+
+        def once(stopped: threading.Event) -> str:
+            size, pieces = self._open(name, stopped)
+            if most is not None and size > most:
+                raise ResoluteError(
+                    f"{self.where(name)}: too large, got {size} bytes, expected at most {most}; upload the set again"
+                )
+            if nbytes not in (None, size):
+                raise _BrokenOffError(f"{size} of {nbytes} bytes")
+            digest, offset = hashlib.sha256(), 0
+            for piece in pieces:
+                write(piece, offset)
+                digest.update(piece)
+                offset += len(piece)
+            if offset != size:
+                raise _BrokenOffError(f"{offset} of {size} bytes")
+            with self._lock:
+                self.fetched_bytes += size
+            return digest.hexdigest()
+
+        return self._repeated(name, once)
+
+    def _repeated(self, name: str, once: Callable[[threading.Event], Answer]) -> Answer:
+        """`once(stopped)`, again after each `_BrokenOffError`.
+
+        why: obstore repeats requests by itself, but continues a body that broke off only if the file has an ETag.
+        Drivers repeat only some requests.
+        """
+        stopped, reason = self.stopped, ""
+        for tried in range(_DOWNLOADS if self._store is not None else self._tries):
+            if tried and stopped.wait(min(0.25 * 2**tried, 20.0)):
+                raise self._interrupted(name)
             try:
-                size, pieces = self._open(name, stopped)
-                if most is not None and size > most:
-                    raise ResoluteError(
-                        f"{self.where(name)}: too large, got {size} bytes, expected at most {most}; "
-                        "upload the set again"
-                    )
-                digest, offset = hashlib.sha256(), 0
-                for piece in pieces if nbytes in (None, size) else ():
-                    write(piece, offset)
-                    digest.update(piece)
-                    offset += len(piece)
+                return once(stopped)
             except _BrokenOffError as error:
                 reason = str(error)
-                continue
-            with self._lock:
-                self.fetched_bytes += offset
-            if offset == (size if nbytes is None else nbytes) and nbytes in (None, size):
-                return digest.hexdigest()
-            reason = f"{offset or size} of {nbytes or size} bytes"
-        if stopped.is_set():
-            raise self._interrupted(name)
         raise self._unavailable(name, reason)
 
     def _open(self, name: str, stopped: threading.Event) -> tuple[int, Iterator[memoryview]]:
-        """Size of a file and its bytes in pieces. The pieces raise `_BrokenOffError`."""
+        """Size of a file and its bytes in pieces."""
         if self._store is not None:
             import obstore
 
             got = self._call(name, stopped, lambda: obstore.get_async(self._store, name))
             stream = got.stream(min_chunk_size=self._piece_bytes)
-            # why: obstore repeats requests, but continues a body that broke off only if the file has an ETag
             return got.meta["size"], self._pieces(name, stopped, lambda: anext(stream, b""))
         size = int(self._info(name, stopped)["size"])
         file = self._call(name, stopped, lambda: self._fs.open(f"{self._base}/{name}", "rb", cache_type="none"))
@@ -171,7 +183,8 @@ class Client:
                 f"{self.where(name)}: access is refused, got '{reason}', expected its bytes; check the address, the "
                 "credentials and the permissions, then run the same command again"
             )
-        if body and not isinstance(error, TimeoutError):  # why: after a timeout, the time for all tries is over
+        # why not after a timeout: the time for all tries is over
+        if (body or self._fs is not None) and not isinstance(error, TimeoutError):
             return _BrokenOffError(reason)
         return self._unavailable(name, reason)
 
@@ -203,7 +216,7 @@ class Client:
 
 
 class _BrokenOffError(Exception):
-    """The body of an answer ended early."""
+    """The body of an answer ended early, or a driver failed: to be repeated here."""
 
 
 def _reason(error: Exception) -> str:

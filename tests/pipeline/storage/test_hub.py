@@ -79,6 +79,14 @@ def test_a_request_to_the_hub_that_fails_is_repeated(tmp_path: Path, hub_proxy: 
         assert sum(hub_proxy.requests.values()) >= 2
 
 
+def test_a_hub_that_fails_for_a_while_is_asked_again(tmp_path: Path, hub: Hub) -> None:
+    hub.handler.status = 503  # also its API, whose requests its client does not repeat
+    threading.Timer(1.0, setattr, [hub.handler, "status", 0]).start()
+    with opened(URL, tmp_path, stall_s=20.0) as files:
+        assert files.identity("32/a.tar") is not None
+        assert files.local("manifest.json").read_bytes() == SET["manifest.json"]
+
+
 def test_a_hub_that_fails_is_unavailable(tmp_path: Path, hub_proxy: FaultyProxy) -> None:
     with opened(URL, tmp_path, tries=2, stall_s=20.0) as files:
         files.local("manifest.json")
