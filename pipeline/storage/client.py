@@ -261,7 +261,6 @@ def _in_thread(work: Callable[[], Answer]) -> Future[Answer]:
 def _open_store(url: str, *, tries: int, stall_s: float) -> Any:
     """obstore's store for a URL. Raises `ResoluteError`."""
     try:
-        from obstore.exceptions import BaseError
         from obstore.store import HTTPStore, from_url
     except ImportError:
         raise ResoluteError(
@@ -287,7 +286,7 @@ def _open_store(url: str, *, tries: int, stall_s: float) -> Any:
 
                 options["credential_provider"] = Boto3CredentialProvider()  # ~/.aws, with its profiles
         return from_url(f"gs://{rest}" if protocol == "gcs" else url, **options)
-    except (BaseError, ValueError) as error:
+    except Exception as error:  # why any: boto3 raises its own, as for a profile that does not exist
         raise ResoluteError(
             f"{strip_credentials(url)}: not understood, got '{_reason(error)}', expected a URL such as "
             "s3://bucket/shards; correct it or set what is missing"

@@ -407,3 +407,6 @@ def test_credentials_come_from_the_profiles_of_the_aws_tools(
     monkeypatch.setenv("AWS_PROFILE", "mine")
     with opened(url, tmp_path / "cache") as files:
         assert files.read("32/a.tar", 0, 9) == TAR[:9]
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(ResoluteError, match=r"got '.*profile .nobody. could not be found'"):
+        opened(url, tmp_path / "cache")
