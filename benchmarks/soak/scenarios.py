@@ -231,7 +231,7 @@ class Scenario(ABC):
 
 def shorten_limits() -> None:
     """In a forked process: use short time limits, and fork prep's workers instead of starting interpreters."""
-    from resolute.pipeline.storage.disk_cache import CacheSettings
+    from resolute.pipeline.storage.cache import CacheSettings
     from resolute.prep.run import pool as process_pool
     from resolute.prep.storage import lease
 
@@ -245,7 +245,7 @@ def shorten_limits() -> None:
     lease._LEASE_S, lease._MARGIN_S, lease._RENEW_S = 8.0, 2.0, 1.0
     defaults = CacheSettings.__init__.__kwdefaults__
     assert defaults is not None
-    defaults.update(first_wait_s=0.05, stall_s=1.5)
+    defaults.update(stall_s=1.5)
 
 
 class Prep(Scenario):

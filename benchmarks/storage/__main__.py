@@ -46,7 +46,6 @@ class Delayed:
     """A set's files, each read of which takes `delay_s` longer."""
 
     remote = True
-    chunk_bytes = 0
 
     def __init__(self, files: Files, delay_s: float) -> None:
         self._files, self._delay_s = files, delay_s
@@ -54,7 +53,7 @@ class Delayed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._files, name)
 
-    def locate(self, *_: Any) -> None:
+    def open(self, *_: Any) -> None:
         """Have every sample fetched by `read`."""
 
     def read(self, *range_of: Any, **options: Any) -> bytes:
@@ -154,7 +153,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 @contextmanager
 def remote(args: argparse.Namespace) -> Iterator[Callable[[], Files]]:
     """A function that opens the set's files in the store, through a new, empty cache."""
-    from resolute.pipeline.storage.disk_cache import CacheSettings
+    from resolute.pipeline.storage.cache import CacheSettings
 
     from .object_store import store
 
@@ -163,8 +162,7 @@ def remote(args: argparse.Namespace) -> Iterator[Callable[[], Files]]:
         store(args.shards, latency_s=args.latency_ms / 1e3, bytes_per_s=args.mib_per_s * 2**20,
               total_bytes_per_s=args.total_mib_per_s * 2**20) as url,
     ):  # fmt: skip
-        settings = CacheSettings(folder=Path(folder), chunk_bytes=round(args.chunk_mib * 2**20))
-        yield lambda: open_files(url, cache=settings)
+        yield lambda: open_files(url, cache=CacheSettings(folder=Path(folder)))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -198,7 +196,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--mib-per-s", type=float, default=80, metavar="MIB", help="store: of a request (default: %(default)s)")
     add("--total-mib-per-s", type=float, default=100, metavar="MIB", help="store: of all requests together; should be "
         "about four times pace x bytes per sample, as 1 GB/s is for 20 000 images/s (default: %(default)s)")
-    add("--chunk-mib", type=float, default=4, metavar="MIB", help="store: size of a request (default: %(default)s)")
     add("--only", default=",".join(PARTS), metavar="PART,…", help="parts to run (default: %(default)s)")
     add("--out", type=Path, default=Path("benchmarks/results/storage.json"), metavar="FILE",
         help="JSON to write (default: %(default)s)")  # fmt: skip
@@ -212,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> None:
     args.only = chosen(args.only, PARTS)
-    for name in ("pace", "seconds", "mib_per_s", "total_mib_per_s", "chunk_mib", "batch_size"):
+    for name in ("pace", "seconds", "mib_per_s", "total_mib_per_s", "batch_size"):
         if not 0 < getattr(args, name) < math.inf:
             raise ResoluteError(f"--{name.replace('_', '-')}: got {getattr(args, name)}, expected above 0; raise it")
     check_writable(args.out)

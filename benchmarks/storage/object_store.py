@@ -29,7 +29,7 @@ _PREFIX = "/bucket/set/"
 
 @contextmanager
 def store(folder: Path, *, latency_s: float, bytes_per_s: float, total_bytes_per_s: float) -> Iterator[str]:
-    """The URL of `folder` behind such a store; within the block, environment variables point s3fs to it."""
+    """The URL of `folder` behind such a store; within the block, environment variables lead s3fs and obstore to it."""
     speeds = (latency_s, bytes_per_s, total_bytes_per_s)
     argv = [sys.executable, "-m", __name__, str(folder.resolve()), *map(str, speeds)]
     server = subprocess.Popen(argv, cwd=Path(__file__).resolve().parents[2], stdout=subprocess.PIPE, text=True)
@@ -94,6 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(206 if "Range" in self.headers else 200)
         self.send_header("Content-Length", str(stop - start))
         self.send_header("ETag", f'"{total}-{path.stat().st_mtime_ns}"')
+        self.send_header("Last-Modified", self.date_time_string(path.stat().st_mtime))
         if "Range" in self.headers:
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{total}")
         self.end_headers()
@@ -103,10 +104,10 @@ class _Handler(BaseHTTPRequestHandler):
         with path.open("rb") as file, suppress(ConnectionError):
             for at in range(start, stop, _PIECE_BYTES):
                 self.wfile.flush()
-                size = os.sendfile(self.connection.fileno(), file.fileno(), at, min(_PIECE_BYTES, stop - at))
-                assert size == min(_PIECE_BYTES, stop - at)
+                size = min(_PIECE_BYTES, stop - at)
                 until = max(began + (at + size - start) / self.bytes_per_s, self.bandwidth.reserve(size))
                 time.sleep(max(0.0, until - time.perf_counter()))
+                assert os.sendfile(self.connection.fileno(), file.fileno(), at, size) == size
 
 
 def _serve() -> None:

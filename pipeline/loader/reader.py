@@ -140,29 +140,18 @@ class Reader:
     def _read(self, task: _Task) -> Errors:
         """Read the samples of a task; returns the errors of damaged ones by position in the batch."""
         split, records, files = self._shards.splits[task.split], task.records, self._shards.files
-        shards = records["shard"].astype(np.int64)
+        shards = records["shard"]
         names = {n: tar_name(task.res, split.shards[n]) for n in set(shards.tolist())}
         sizes, offsets = records["nbytes"].astype(np.int64), records["offset"].astype(np.int64)
         errors, opened = Errors(), list[OpenFile]()  # `opened` keeps the files open until the reads are done
-        # samples of one chunk of a remote file, or of one local file, are in the same file at the same distance
-        step = files.chunk_bytes
-        chunks = offsets // step if step else np.zeros_like(offsets)
-        _, firsts, places = np.unique(shards << 32 | chunks, return_index=True, return_inverse=True)
-        fds = np.full(len(firsts), -1, np.int32)  # why -1: such reads fail in `fetch` and are repeated below
-        shifts = np.zeros(len(firsts), np.int64)
-        for k, first in enumerate(firsts.tolist()):
+        handles = np.full(len(records), -1, np.int32)  # why -1: such reads fail in `fetch` and are repeated below
+        for n, name in names.items():
             if self._closed.is_set():
                 raise Interrupted(f"{files.root}: the reader was closed, expected it open; open another")
-            begin = int(chunks[first]) * step
-            with suppress(Missing, DamagedSample):  # why: `_read_sample` will raise it
-                location = files.locate(names[int(shards[first])], begin, 1)
-                if location is not None:
-                    opened.append(location[0])
-                    fds[k], shifts[k] = location[0].fd, location[1] - begin
-        handles = fds[places]
-        if step:
-            handles[offsets + sizes > (chunks + 1) * step] = -1  # those that continue in the next chunk
-        offsets += shifts[places]
+            with suppress(Missing):  # why: `_read_sample` will raise it
+                if (file := files.open(name)) is not None:
+                    opened.append(file)
+                    handles[shards == n] = file.fd
         crcs = records["crc32"].astype(np.int64)
         good = fetch(handles, offsets, sizes, crcs, self._check_crc, task.buffer, task.starts)
         for i in np.flatnonzero(~good).tolist():

@@ -1,6 +1,6 @@
 """`Files`: uniform access to the files of a shard set, in a local folder (`local.py`) or behind a URL (`remote.py`).
 
-A folder is read in place; a URL is read through a local disk cache (`disk_cache.py`). Errors are of two kinds:
+A folder is read in place; a URL is read through a local disk cache (`cache.py`). Errors are of two kinds:
 `StorageError` if the storage does not deliver (after retries), `DamagedSample` if a file exists but is too short.
 Contents are checked by the reader, not here.
 """
@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Protocol, Self
 from resolute.errors import ResoluteError
 
 if TYPE_CHECKING:
-    from .disk_cache import CacheSettings
+    from .cache import CacheSettings
 
-__all__ = ["MAX_OPEN_FILES", "Files", "OpenFile", "is_url", "open_files"]
+__all__ = ["MAX_OPEN_FILES", "Files", "OpenFile", "Write", "is_url", "open_files"]
 
 MAX_OPEN_FILES = 256  # that `Files` keeps open: well below the usual limit of 1024 per process
+
+Write = Callable[[memoryview, int], object]  # some bytes of a file, at an offset
 
 
 class Files(Protocol):
@@ -29,9 +31,6 @@ class Files(Protocol):
     def root(self) -> str: ...  # folder or URL for messages, without credentials
     @property
     def remote(self) -> bool: ...  # True: `local` and `read` may send requests
-
-    @property
-    def chunk_bytes(self) -> int: ...  # reads are fetched in aligned ranges of this size; 0: exactly as requested
 
     def where(self, name: str) -> str:
         """Path or URL of a file, for messages."""
@@ -57,18 +56,18 @@ class Files(Protocol):
         `FileEndsEarly` if the file exists but ends too early.
         """
 
-    def locate(self, name: str, offset: int, nbytes: int) -> tuple[OpenFile, int] | None:
-        """(open local file, offset) at which these bytes can be read; None: use `read`. Remote bytes are fetched first.
+    def open(self, name: str) -> OpenFile | None:
+        """The file, open, with its own offsets; a remote one is downloaded first. None: use `read`. Raises as `read`.
 
-        The file stays open for as long as the `OpenFile` lives. Raises as `read`.
+        It stays open for as long as the `OpenFile` lives.
         """
         return None
 
-    def prefetch(self, name: str, offset: int, nbytes: int) -> bool:
-        """Hint that these bytes will be read soon: start fetching them. False: too much is pending, ask again later."""
+    def prefetch(self, name: str) -> bool:
+        """Hint that the file will be read soon: start downloading it. False: too much is pending, ask again later."""
 
     def release(self) -> None:
-        """Close cached file handles; the next `locate` or `read` opens them again."""
+        """Close cached file handles; the next `open` or `read` opens them again."""
 
     def interrupt(self) -> None:
         """End running reads, their retries and pending prefetches with `Interrupted`; later reads work."""
@@ -99,7 +98,7 @@ def is_url(root: str | Path) -> bool:
 
 
 def open_files(root: str | Path, *, cache: CacheSettings | None = None) -> Files:
-    """Open a folder, a `file://` URL or an fsspec URL (`s3://`, `gs://`, `http(s)://`, ...).
+    """Open a folder, a `file://` URL or another URL (`s3://`, `gs://`, `http(s)://`, `hf://`, ...).
 
     `cache` is only for remote URLs; None: the defaults of `CacheSettings`.
     Raises `ResoluteError` if the URL's driver is not installed, the cache cannot be written, or `cache` is set for a

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
+import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from resolute.errors import FileEndsEarly, Missing
+from resolute.errors import FileEndsEarly, Interrupted, Missing, StorageError
 
 from .base import MAX_OPEN_FILES, Files, OpenFile, is_url
 from .read_at import read_at
-from .retry import retry_call
 
 __all__ = ["Folder", "retry_local"]
 
@@ -21,14 +22,18 @@ Answer = TypeVar("Answer")
 
 # Attempts of a local read that fails (EIO, ESTALE, ...) and the first wait: 25 to 50 s in all, about the time a file
 # server takes to restart.
-_TRIES, _FIRST_WAIT_S = 10, 0.1
+_TRIES, _FIRST_WAIT_S, _MAX_WAIT_S = 10, 0.1, 20.0
+_FINAL_ERRNO = (
+    errno.EACCES, errno.EINVAL, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOSYS, errno.EPERM
+)  # that a retry cannot change  # fmt: skip
+# why not the global generator: a flaky disk must not change the random numbers of a seeded run
+_jitter = random.SystemRandom()
 
 
 class Folder(Files):
     """A folder on a local or mounted disk; files are read in place."""
 
     remote = False
-    chunk_bytes = 0
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -89,13 +94,13 @@ class Folder(Files):
             )  # fmt: skip
         return data
 
-    def locate(self, name: str, offset: int, nbytes: int) -> tuple[OpenFile, int] | None:
+    def open(self, name: str) -> OpenFile | None:
         try:
-            return self._open(name), offset
+            return self._open(name)
         except OSError:
             return None
 
-    def prefetch(self, name: str, offset: int, nbytes: int) -> bool:
+    def prefetch(self, name: str) -> bool:
         return True  # the operating system reads ahead by itself
 
     def release(self) -> None:
@@ -120,13 +125,29 @@ def retry_local(request: Callable[[], Answer], where: object, *, stop: threading
     `stop` is set.
     """
 
-    def checked() -> Answer:
+    for tried in range(1, _TRIES + 1):
         try:
             return request()
+        except FileNotFoundError:
+            raise
         except NotADirectoryError:  # a parent folder was replaced by a file
             raise FileNotFoundError(2, "No such file or directory", str(where)) from None
-
-    return retry_call(
-        checked, where=str(where), tries=_TRIES, first_wait_s=_FIRST_WAIT_S, stop=stop or threading.Event(),
-        source="disk or the mount", retried=OSError,
-    )  # fmt: skip
+        except OSError as error:
+            if stop is not None and stop.is_set():
+                break
+            reason = error.strerror or str(error) or type(error).__name__
+            if error.errno in _FINAL_ERRNO:
+                raise StorageError(
+                    f"{where}: access is refused, got '{reason}', expected its bytes; check the address and the "
+                    "permissions, then run the same command again"
+                ) from None
+            if tried == _TRIES:
+                raise StorageError(
+                    f"{where}: cannot be read, got '{reason}' at the last of {_TRIES} tries, expected its bytes; check "
+                    "the disk or the mount, then run the same command again: it continues"
+                ) from None
+        # "Exponential Backoff And Jitter", AWS Architecture Blog, 2015 ("equal jitter")
+        wait_s = min(_FIRST_WAIT_S * 2 ** (tried - 1), _MAX_WAIT_S) * _jitter.uniform(0.5, 1.0)
+        if (stop or threading.Event()).wait(wait_s):
+            break
+    raise Interrupted(f"{where}: the read was interrupted, expected files that stay open; open them again")

@@ -1,6 +1,6 @@
 """`Remote`: the files of a shard set behind a URL, read through the machine's disk cache.
 
-A cache key is made of a file's URL and its identity: the SHA-256 from the set's manifest, else what the store reports
+A cached file is known by its URL and its identity: the SHA-256 from the set's manifest, else what the store reports
 (size and ETag, or similar). A changed set therefore never gets bytes of the old one. The manifest itself is fetched
 every time it is opened.
 
@@ -13,41 +13,33 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from resolute.errors import FileEndsEarly, Missing, ResoluteError
+from resolute.errors import FileEndsEarly, Missing, ResoluteError, StorageError
 
-from .base import MAX_OPEN_FILES, Files, OpenFile
-from .disk_cache import HEADER, TOUCH_S, Cache, CacheSettings, sha256_of, write_at
-from .object_store import Store
+from .base import MAX_OPEN_FILES, Files, OpenFile, Write
+from .cache import DAMAGED, Cache, CacheSettings, cache_errors
+from .client import Client
+from .read_at import read_at
 from .threads import DaemonPool
 
 __all__ = ["Remote"]
 
-_SHA256 = "sha256:"  # begins an identity that is the content's SHA-256
+TOUCH_S = 5.0  # an open file is opened again after this long: sets its access time, and lets go of an evicted one
+_MAX_MANIFEST_BYTES = 256 << 20
 
 
+@dataclass(frozen=True)
 class _RemoteFile:
-    """Size, content identity and cache keys of a remote file, which is fetched in chunks of `step` bytes."""
-
-    def __init__(self, url: str, name: str, nbytes: int, identity: str, step: int) -> None:
-        self.name, self.nbytes, self._step = name, nbytes, step
-        self.sha256 = identity.removeprefix(_SHA256) if identity.startswith(_SHA256) else None  # of the content, hex
-        self._seed = hashlib.sha256(json.dumps([url, name, identity, nbytes, step]).encode())
-
-    def key(self, index: int) -> str:
-        """Cache key, 40 hex digits, of a chunk; `index` -1 is the complete file."""
-        digest = self._seed.copy()
-        digest.update(str(index).encode())
-        return digest.hexdigest()[:40]
-
-    def span(self, index: int) -> tuple[int, int]:
-        """Offset and bytes of a chunk; the last one may be short."""
-        return index * self._step, min(self._step, self.nbytes - index * self._step)
+    name: str
+    nbytes: int
+    sha256: str | None  # of its content, if the manifest lists it
+    cached: str  # its name in the cache
 
 
 class Remote(Files):
@@ -58,17 +50,15 @@ class Remote(Files):
     def __init__(self, url: str, cache: CacheSettings | None = None) -> None:
         """Raises `ResoluteError` if the URL's driver is not installed, `StorageError` if the cache cannot be used."""
         self._url, self._settings = url.rstrip("/"), cache or CacheSettings()
-        self._store = Store(
-            self._url, tries=self._settings.tries, first_wait_s=self._settings.first_wait_s,
-            stall_s=self._settings.stall_s,
-        )  # fmt: skip
+        self._client = Client(self._url, tries=self._settings.tries, stall_s=self._settings.stall_s)
         self._cache = Cache(self._settings.folder, self._settings.limit_bytes)
-        self._lock = threading.Lock()
-        self._pending_bytes = 0
-        self._remote_files: dict[str, _RemoteFile] = {}
+        self._lock = threading.RLock()  # why: `read` drops a file under it
+        self._files: dict[str, _RemoteFile] = {}
         self._listed: dict[str, Any] = {}  # `files` of the manifest
-        self._prefetching: set[str] = set()
-        self._opened: dict[tuple[str, int], tuple[OpenFile, float]] = {}  # by name and chunk index; when opened
+        self._opened: dict[str, tuple[OpenFile, float]] = {}  # and when
+        self._kept: dict[Path, OpenFile] = {}  # of `local`
+        self._renewed: set[str] = set()  # downloaded again by `read`
+        self._prefetching: dict[str, int] = {}  # bytes by name
         self._pool = DaemonPool(self._settings.requests, name="resolute-fetch", files=self)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -76,190 +66,176 @@ class Remote(Files):
 
     @property
     def root(self) -> str:
-        return self._store.root
-
-    @property
-    def chunk_bytes(self) -> int:
-        """Reads and prefetches are fetched in ranges of this size, aligned to the start of each file."""
-        return self._settings.chunk_bytes
+        return self._client.root
 
     def counts(self) -> dict[str, int]:
-        """Counters of this process: requests, retries among them, fetched bytes, damaged and evicted cache files."""
+        """Counters of this process: requests, downloaded bytes, damaged and evicted files of the cache."""
         return {
-            "requests": self._store.requests, "retries": self._store.retries,
-            "fetched_bytes": self._store.fetched_bytes, "damaged": self._cache.damaged,
-            "evicted": self._cache.quota.evicted,
+            "requests": self._client.requests, "fetched_bytes": self._client.fetched_bytes,
+            "damaged": self._cache.damaged, "evicted": self._cache.evicted,
         }  # fmt: skip
 
     def where(self, name: str) -> str:
-        return self._store.where(name)
+        return self._client.where(name)
 
     def identity(self, name: str) -> tuple[int, str] | None:
         try:
-            return self._store.info(name)
-        except FileNotFoundError:
+            return self._client.info(name)
+        except Missing:
             return None
 
     def local(self, name: str) -> Path:
-        if name == "manifest.json":
-            text = self._store.read_all(name)
-            with suppress(ValueError, TypeError, KeyError):  # why: `read_manifest` reports what is wrong with it
-                self._listed = dict(json.loads(text)["files"])
-                self._remote_files.clear()
-                self._opened.clear()
-            identity = f"{_SHA256}{hashlib.sha256(text).hexdigest()}"
-            return self._file(self._remote_file_of(name, len(text), identity), text)
-        return self._file(self._remote_file(name))
+        try:
+            if name != "manifest.json":
+                return self._keep(self._file(name), partial(self._download, self._file(name), kept=True))
+            text = bytearray()
+
+            def write(data: memoryview, offset: int) -> None:
+                text[offset:] = data
+
+            sha256 = self._client.download(name, write, most=_MAX_MANIFEST_BYTES)
+        except Missing as error:
+            raise FileNotFoundError(2, str(error), self.where(name)) from None
+        with suppress(ValueError, TypeError, KeyError):  # why: `read_manifest` reports what is wrong with it
+            self._listed = dict(json.loads(text)["files"])
+            self._files.clear()
+            self._renewed.clear()
+            self.release()
+        return self._keep(self._known(name, len(text), sha256), lambda write: write(memoryview(text), 0))
 
     def read(self, name: str, offset: int, nbytes: int, *, fresh: bool = False) -> bytes:
-        with self._missing(name):
-            file = self._remote_file(name)
-        stop, step = offset + nbytes, self._settings.chunk_bytes
-        if fresh:
-            self._opened.clear()
-        if stop > file.nbytes:
+        file = self._file(name)
+        if offset + nbytes > file.nbytes:
             raise FileEndsEarly(
-                f"{self.where(name)}: ends too early, got {file.nbytes} bytes, expected {stop} or more; "
+                f"{self.where(name)}: ends too early, got {file.nbytes} bytes, expected {offset + nbytes} or more; "
                 "upload the set again", max(0, file.nbytes - offset),
             )  # fmt: skip
-        parts = [
-            self._chunk(file, index, max(offset - index * step, 0), min(stop - index * step, step), fresh)
-            for index in range(offset // step, -(-stop // step))
-        ]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        if fresh:
+            with self._lock:  # why once: if the file is damaged in the store too, each of its samples is read afresh
+                if name not in self._renewed:
+                    self._renewed.add(name)
+                    self._drop(file)
+        path = self._cache.path(file.cached)
+        for _ in range(2):
+            with cache_errors(path):
+                opened = self._cached(file) if fresh else self.open(name)
+                try:
+                    data = read_at(opened.fd, nbytes, offset)
+                except OSError as error:
+                    if error.errno not in DAMAGED:
+                        raise
+                    data = b""
+            if len(data) == nbytes:
+                return data
+            self._drop(file)
+        raise StorageError(
+            f"{path}: the cache cannot be used, got a file that was damaged again at once, expected a working disk; "
+            "set RESOLUTE_CACHE to a folder on another one"
+        )
 
-    def locate(self, name: str, offset: int, nbytes: int) -> tuple[OpenFile, int] | None:
-        index, step, now = offset // self._settings.chunk_bytes, self._settings.chunk_bytes, time.monotonic()
-        if not 0 < nbytes <= (index + 1) * step - offset:
-            return None
-        file, since = self._opened.get((name, index), (None, 0.0))
-        if file is None or now - since > TOUCH_S:
-            file = self._open(name, index)
-            if file is None:
-                return None
-            if len(self._opened) >= MAX_OPEN_FILES:  # why the old ones: they may keep evicted chunks on the disk
-                self._opened = {key: opened for key, opened in list(self._opened.items()) if now - opened[1] <= TOUCH_S}
-            if len(self._opened) < MAX_OPEN_FILES:
-                self._opened[name, index] = file, now
-        return file, HEADER.size + offset - index * step
+    def open(self, name: str) -> OpenFile:
+        file, since = self._opened.get(name, (None, 0.0))
+        if file is None or time.monotonic() - since > TOUCH_S:
+            file, now = self._cached(self._file(name)), time.monotonic()
+            with self._lock:  # why the old ones go: they may keep evicted files on the disk
+                self._opened = {key: each for key, each in self._opened.items() if now - each[1] <= TOUCH_S}
+                if len(self._opened) >= MAX_OPEN_FILES:
+                    self._opened.pop(next(iter(self._opened)))
+                self._opened[name] = file, now
+        return file
 
-    def _open(self, name: str, index: int) -> OpenFile | None:
-        with self._missing(name):
-            file = self._remote_file(name)
-            _, nbytes = file.span(index)
-            if nbytes <= 0:
-                return None
-            fetch = partial(self._fetch, file, index)
-            return self._cache.open(file.key(index), nbytes, fetch, closed=self._store.stopped)
+    def prefetch(self, name: str) -> bool:
+        """Download a file in the background, at most `requests` at a time.
 
-    def prefetch(self, name: str, offset: int, nbytes: int) -> bool:
-        """Fetch the chunks that hold these bytes in the background, at most `requests` at a time.
-
-        False if more than `ahead_bytes` would be pending (or a quarter of the cache, so that no prefetched chunk is
-        evicted before it is read); the chunks accepted up to then are fetched.
+        False if more than `ahead_bytes` would be pending (or a quarter of the cache, so that no prefetched file is
+        evicted before it is read).
         """
-        step, max_bytes = self._settings.chunk_bytes, min(self._settings.ahead_bytes, self._settings.limit_bytes // 4)
+        if name in self._opened:
+            return True
         try:
-            file = self._remote_file(name)
-        except (FileNotFoundError, ResoluteError):
+            file = self._file(name)
+        except ResoluteError:
             return True  # why: `read` will raise it
-        for index in range(offset // step, -(-min(offset + nbytes, file.nbytes) // step)):
-            key, (_, size_bytes) = file.key(index), file.span(index)
-            if key in self._prefetching or self._cache.has(key):
-                continue
-            with self._lock:
-                if self._pending_bytes and self._pending_bytes + size_bytes > max_bytes:
-                    return False
-                self._prefetching.add(key)
-                self._pending_bytes += size_bytes
-            try:
-                future = self._pool.submit(partial(self._prefetch_chunk, file, index))
-            except RuntimeError:  # closed meanwhile
-                self._prefetch_done(key, size_bytes)
-            else:
-                future.add_done_callback(lambda _, key=key, size=size_bytes: self._prefetch_done(key, size))  # type: ignore[misc]
+        with self._lock:
+            if name in self._prefetching or self._cache.has(file.cached):
+                return True
+            pending = sum(self._prefetching.values())
+            if pending and pending + file.nbytes > min(self._settings.ahead_bytes, self._settings.limit_bytes // 4):
+                return False
+            self._prefetching[name] = file.nbytes
+        try:
+            future = self._pool.submit(partial(self._cached, file))
+        except RuntimeError:  # closed meanwhile
+            self._prefetched(name)
+        else:  # its errors are ignored. why: `read` will raise them
+            future.add_done_callback(lambda _: self._prefetched(name))
         return True
+
+    def _prefetched(self, name: str) -> None:
+        with self._lock:
+            del self._prefetching[name]
 
     def pending_bytes(self) -> int:
         """Bytes of prefetches that are not complete yet."""
-        return self._pending_bytes
-
-    def _prefetch_chunk(self, file: _RemoteFile, index: int) -> None:
-        with suppress(FileNotFoundError, ResoluteError):  # why: `read` will raise it
-            self._chunk(file, index, 0, 0, False)
-
-    def _prefetch_done(self, key: str, size_bytes: int) -> None:
         with self._lock:
-            self._prefetching.discard(key)
-            self._pending_bytes -= size_bytes
+            return sum(self._prefetching.values())
 
-    def _fetch(self, file: _RemoteFile, index: int) -> bytes:
-        return self._store.read_range(file.name, *file.span(index))
+    def _cached(self, file: _RemoteFile) -> OpenFile:
+        """The file, downloaded if it is not cached."""
+        download, stopped = partial(self._download, file), self._client.stopped
+        return self._cache.open(file.cached, file.nbytes, download, stopped=stopped)
 
-    def _chunk(self, file: _RemoteFile, index: int, start: int, stop: int, fresh: bool) -> bytes:
-        """Bytes [start, stop) of a chunk."""
-        _, nbytes = file.span(index)
-        fetch = partial(self._fetch, file, index)
-        with self._missing(file.name):
-            return self._cache.read(
-                file.key(index), start, stop, nbytes, fetch, fresh=fresh, closed=self._store.stopped
+    def _keep(self, file: _RemoteFile, download: Callable[[Write], object]) -> Path:
+        """Path of a file that stays in the cache until `close`."""
+        path = self._cache.path(file.cached)
+        if path not in self._kept:
+            self._kept[path] = self._cache.open(
+                file.cached, file.nbytes, download, stopped=self._client.stopped, keep=True, sha256=file.sha256
             )
+        return path
 
-    def _file(self, file: _RemoteFile, text: bytes | None = None) -> Path:
-        """A complete file in the cache: `text` if it was already fetched, else downloaded in parallel ranges."""
-
-        def write(handle: int) -> None:
-            if text is not None:
-                write_at(handle, text, 0)
+    def _download(self, file: _RemoteFile, write: Write, *, kept: bool = False) -> None:
+        before = ""
+        for _ in range(3):  # why: bytes may change on the way
+            got = self._client.download(file.name, write, file.nbytes)
+            # why twice the same is taken: the store has these bytes, and the reader finds the samples that are damaged
+            if file.sha256 in (None, got) or (got == before and not kept):
                 return
+            before = got
+        raise ResoluteError(
+            f"{self.where(file.name)}: not what the set's manifest lists, got SHA-256 {got[:12]}…, expected "
+            f"{str(file.sha256)[:12]}…; upload the set again, its manifest last"
+        )
 
-            def fetch_chunk(index: int) -> None:
-                write_at(handle, self._fetch(file, index), file.span(index)[0])
+    def _drop(self, file: _RemoteFile) -> None:
+        with self._lock:
+            self._cache.drop(file.cached)
+            self._opened.pop(file.name, None)
 
-            chunks = range(-(-file.nbytes // self._settings.chunk_bytes))
-            with DaemonPool(self._settings.requests, name="resolute-fetch-file", files=self) as pool:
-                for part in [pool.submit(partial(fetch_chunk, index)) for index in chunks]:
-                    part.result()
-            if file.sha256 is not None and (got := sha256_of(handle)) != file.sha256:
-                raise ResoluteError(
-                    f"{self.where(file.name)}: not what the set's manifest lists, got SHA-256 {got[:12]}…, expected "
-                    f"{file.sha256[:12]}…; upload the set again, its manifest last"
-                )
-
-        label = file.name.replace("/", "-")[-80:]
-        return self._cache.file(f"{file.key(-1)}-{label}", file.nbytes, file.sha256, write, closed=self._store.stopped)
-
-    def _remote_file(self, name: str) -> _RemoteFile:
-        if (file := self._remote_files.get(name)) is None:
+    def _file(self, name: str) -> _RemoteFile:
+        """Raises as `read`."""
+        if (file := self._files.get(name)) is None:
             try:
                 listed = self._listed[name]
-                nbytes, identity = int(listed["bytes"]), f"{_SHA256}{listed['sha256']}"
+                file = self._known(name, int(listed["bytes"]), str(listed["sha256"]))
             except (KeyError, TypeError, ValueError):
-                nbytes, identity = self._store.info(name)
-            file = self._remote_files[name] = self._remote_file_of(name, nbytes, identity)
+                file = self._known(name, *self._client.info(name), listed=False)
+            self._files[name] = file
         return file
 
-    def _remote_file_of(self, name: str, nbytes: int, identity: str) -> _RemoteFile:
-        return _RemoteFile(self._url, name, nbytes, identity, self._settings.chunk_bytes)
-
-    @contextmanager
-    def _missing(self, name: str) -> Iterator[None]:
-        """Turn a `FileNotFoundError` into `Missing`."""
-        try:
-            yield
-        except FileNotFoundError:
-            raise Missing(f"{self.where(name)}: not found, expected a file of the set; upload the set again") from None
+    def _known(self, name: str, nbytes: int, identity: str, *, listed: bool = True) -> _RemoteFile:
+        key = hashlib.sha256(json.dumps([self._url, name, nbytes, identity]).encode()).hexdigest()[:40]
+        return _RemoteFile(name, nbytes, identity if listed else None, f"{key}-{name.replace('/', '-')[-80:]}")
 
     def release(self) -> None:
-        self._opened.clear()
+        self._opened = {}
 
     def interrupt(self) -> None:
         self._pool.cancel()
-        self._store.interrupt()
+        self._client.interrupt()
 
     def close(self) -> None:
-        self._store.stop()
+        self._client.stop()
         self._pool.close()
         self.release()
-        self._cache.close()
-        self._store.close()
+        self._kept.clear()

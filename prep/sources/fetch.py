@@ -20,9 +20,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from resolute.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
-from resolute.pipeline.storage.object_store import driver_errors
+from resolute.pipeline.storage.drivers import GONE, driver_errors, http_status
 from resolute.pipeline.storage.read_at import read_at
-from resolute.pipeline.storage.retry import GONE, http_status
 from resolute.prep.sources.reject import NOT_THERE, Reject
 from resolute.prep.storage.retry import WAITS_S, is_retryable, unavailable
 from resolute.prep.storage.thread_map import thread_map

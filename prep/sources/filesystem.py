@@ -18,8 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 from braceexpand import braceexpand
 
 from resolute.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
-from resolute.pipeline.storage.object_store import driver_errors
-from resolute.pipeline.storage.retry import GONE, http_status
+from resolute.pipeline.storage.drivers import GONE, driver_errors, http_status
 from resolute.prep.storage.retry import is_retryable, retry
 
 from .image_ref import is_url

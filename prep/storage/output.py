@@ -22,8 +22,7 @@ from typing import Any, BinaryIO, Protocol, cast
 from resolute.errors import ResoluteError, StorageError, strip_credentials
 from resolute.files import atomic_file, delete_partial, sync_folder, write_errors
 from resolute.lock import exclusive_lock
-from resolute.pipeline.storage.object_store import driver_errors
-from resolute.pipeline.storage.retry import GONE, http_status
+from resolute.pipeline.storage.drivers import GONE, driver_errors, http_status
 
 from .hashed_file import AtomicFile, FileInfo
 from .lease import Lease

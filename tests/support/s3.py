@@ -56,16 +56,15 @@ def s3_server() -> Iterator[str]:
 
 
 class FaultyProxy:
-    """A proxy that injects `faults` into ranged GETs, one fault per request, in order.
+    """A proxy that injects `faults` into GETs of objects, one fault per request, in order.
 
     an int   answer with this HTTP status        "cut"    send half of the body, then hang up
     "hang"   answer nothing until `release`      "drop"   hang up
-    "whole"  pass it on without its range        "short"  half of the body, as if that were all
-    None     pass it on
+    None     pass it on                          "short"  half of the body, as if that were all
 
-    The faults of `each` apply to every range separately, one per request, in an order of its own, so that the number of
-    faults of a range does not depend on threads. `requests` counts ranged GETs by (path, range); `slow_bytes_per_s` is
-    the bandwidth of a body, None for no limit.
+    The faults of `each` apply to every object separately, one per request, in an order of its own, so that the number
+    of faults of an object does not depend on threads. `requests` counts GETs by path; `slow_bytes_per_s` is the
+    bandwidth of a body, None for no limit; without `etags`, answers have no ETag.
     """
 
     def __init__(self, server_address: str) -> None:
@@ -73,9 +72,10 @@ class FaultyProxy:
         self.faults: deque[int | str | None] = deque()
         self.each: Sequence[int | str | None] = ()  # before `faults`
         self.always: int | str | None = None  # after both
-        self.requests: Counter[tuple[str, str]] = Counter()
+        self.requests: Counter[str] = Counter()
+        self.etags = True
         self.slow_bytes_per_s: float | None = None
-        self.concurrent = self.max_concurrent = 0  # ranged GETs being answered
+        self.concurrent = self.max_concurrent = 0  # GETs being answered
         self.lock = threading.Lock()
         self.released = threading.Event()
         proxy = self
@@ -107,24 +107,25 @@ class _ProxyHandler(BaseHTTPRequestHandler):
         pass
 
     def _pass(self) -> None:
-        proxy, byte_range = self.owner, self.headers.get("Range")
-        ranged = self.command == "GET" and byte_range is not None
+        proxy, path = self.owner, self.path
+        # not those of listings, nor of the API of the Hub
+        counted = self.command == "GET" and path.count("/") > 1 and "?" not in path and not path.startswith("/api/")
         fault: int | str | None = None
-        if ranged:
+        if counted:
             with proxy.lock:
-                proxy.requests[self.path, byte_range] += 1
+                proxy.requests[path] += 1
                 proxy.concurrent += 1
                 proxy.max_concurrent = max(proxy.max_concurrent, proxy.concurrent)
-                nth = proxy.requests[self.path, byte_range] - 1
+                nth = proxy.requests[path] - 1
                 if nth < len(proxy.each):
-                    fault = random.Random(byte_range).sample(proxy.each, len(proxy.each))[nth]
+                    fault = random.Random(path).sample(proxy.each, len(proxy.each))[nth]
                 else:
                     fault = proxy.faults.popleft() if proxy.faults else proxy.always
         try:
             with suppress(ConnectionError):  # why: a client that timed out has closed the connection
                 self._answer(fault)
         finally:
-            if ranged:
+            if counted:
                 with proxy.lock:
                     proxy.concurrent -= 1
 
@@ -139,8 +140,7 @@ class _ProxyHandler(BaseHTTPRequestHandler):
             status, headers, data = fault, [], b""
         else:
             link = http.client.HTTPConnection(self.owner.server_address, timeout=60)
-            words = {name: value for name, value in self.headers.items() if fault != "whole" or name != "Range"}
-            link.request(self.command, self.path, body, words)
+            link.request(self.command, self.path, body, dict(self.headers.items()))
             answer = link.getresponse()
             status, headers, data = answer.status, answer.getheaders(), answer.read()
             link.close()
@@ -148,6 +148,8 @@ class _ProxyHandler(BaseHTTPRequestHandler):
         own_headers = {"connection", "transfer-encoding", "server"}
         if self.command != "HEAD":
             own_headers.add("content-length")
+        if not self.owner.etags:
+            own_headers.add("etag")
         for name, value in headers:
             if name.lower() not in own_headers:
                 self.send_header(name, value)

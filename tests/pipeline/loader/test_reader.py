@@ -198,7 +198,7 @@ class Slow:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._files, name)
 
-    def locate(self, *args: Any) -> None:
+    def open(self, *args: Any) -> None:
         return None  # so that all reads come here
 
     def read(self, *args: Any, **options: Any) -> bytes:

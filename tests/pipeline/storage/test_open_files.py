@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import pickle
 import sys
+import threading
 from pathlib import Path
 
+import fsspec
 import pytest
 
-from resolute.errors import ResoluteError
+from resolute.errors import Interrupted, ResoluteError, StorageError
 from resolute.pipeline.storage.base import open_files
-from resolute.pipeline.storage.retry import is_final, wait_s
+from resolute.pipeline.storage.local import retry_local
 from tests.pipeline.storage.test_remote import TAR, read_everywhere, settings
 
 
@@ -26,7 +30,7 @@ def test_a_folder_is_read_in_place(tmp_path: Path) -> None:
             assert files.size("32/a.tar/below") is None
             assert files.local("32/a.tar") == tmp_path / "32" / "a.tar"
             assert files.where("32/a.tar") == str(tmp_path / "32" / "a.tar")
-            assert files.prefetch("32/a.tar", 0, 1)
+            assert files.prefetch("32/a.tar")
             read_everywhere(files)
             with pytest.raises(FileNotFoundError):
                 files.local("gone")
@@ -42,25 +46,49 @@ def test_a_folder_is_read_in_place(tmp_path: Path) -> None:
 def test_the_package_of_a_missing_driver_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
-    monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, "s3", raising=False)
-    for scheme, package in (("s3", "s3fs"), ("gs", "gcsfs")):
-        with pytest.raises(ResoluteError, match=rf"no driver for {scheme}://, got '.*{package}.*', expected its"):
-            open_files(f"{scheme}://b/set", cache=settings(tmp_path))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, "hf", raising=False)
+    with pytest.raises(ResoluteError, match=r"no driver for hf://, got '.*huggingface_hub.*', expected its package"):
+        open_files("hf://datasets/user/set", cache=settings(tmp_path))
     with pytest.raises(ResoluteError, match="not understood"):
         open_files("nosuch://b/set", cache=settings(tmp_path))
+    with pytest.raises(ResoluteError, match=r"not understood, got '.*Account must be specified'"):
+        open_files("az://container/set", cache=settings(tmp_path))
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    for scheme in ("s3", "gs", "az", "http", "https"):
+        with pytest.raises(ResoluteError, match=r"the package obstore is not installed, .* `pip install obstore`"):
+            open_files(f"{scheme}://b/set", cache=settings(tmp_path))
 
 
-def test_retry_delays_double_with_jitter() -> None:
-    for tried, longest in ((1, 0.25), (2, 0.5), (5, 4.0), (30, 20.0)):
-        waits = [wait_s(tried, 0.25) for _ in range(200)]
-        assert longest / 2 <= min(waits) < longest * 0.55
-        assert longest * 0.95 < max(waits) <= longest
+def test_only_transient_errors_of_a_disk_are_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resolute.pipeline.storage.local._FIRST_WAIT_S", 0.001)
+    errors: list[OSError] = []
+
+    def read() -> bytes:
+        if errors:
+            raise errors.pop(0)
+        return b"x"
+
+    for number in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
+        errors[:] = [OSError(number, os.strerror(number))] * 3
+        assert retry_local(read, "a") == b"x"
+    for number in (errno.EACCES, errno.EPERM, errno.EINVAL):
+        errors[:] = [OSError(number, os.strerror(number))] * 3
+        with pytest.raises(StorageError, match="a: access is refused"):
+            retry_local(read, "a")
+        assert len(errors) == 2
+    errors[:] = [OSError(errno.EIO, "broken")] * 99
+    with pytest.raises(StorageError, match="a: cannot be read, got 'broken' at the last of 10 tries"):
+        retry_local(read, "a")
+    (stop := threading.Event()).set()
+    with pytest.raises(Interrupted):
+        retry_local(read, "a", stop=stop)
 
 
-def test_only_transient_errors_are_retried() -> None:
-    for error in (OSError("reset"), TimeoutError(), ConnectionResetError(104, "x"), ValueError("odd")):
-        assert not is_final(error)
-    for final in (FileNotFoundError("x"), PermissionError("x"), OSError(22, "bad argument")):
-        assert is_final(final)
+def test_any_driver_of_fsspec_is_read(tmp_path: Path) -> None:
+    fs = fsspec.filesystem("memory")
+    fs.pipe("/set/32/a.tar", TAR)
+    with open_files("memory://set", cache=settings(tmp_path)) as files:
+        assert files.identity("32/a.tar") is not None
+        assert files.identity("gone") is None
+        read_everywhere(files)

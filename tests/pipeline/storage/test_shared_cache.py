@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -13,11 +14,11 @@ import pytest
 
 from resolute.errors import ResoluteError
 from tests import ROOT
-from tests.pipeline.storage.test_remote import INDEX, STEP, TAR, manifest, opened, s3_server, url  # noqa: F401
+from tests.pipeline.storage.test_remote import INDEX, MORE, TAR, manifest, opened, s3_server, url  # noqa: F401
 from tests.support.s3 import FaultyProxy, proxy  # noqa: F401
 
 
-def test_a_changed_set_is_never_read_from_old_chunks(tmp_path: Path, url: str, proxy: FaultyProxy) -> None:  # noqa: F811
+def test_a_changed_set_is_never_read_from_old_files(tmp_path: Path, url: str, proxy: FaultyProxy) -> None:  # noqa: F811
     fs, new = fsspec.filesystem("s3"), TAR[::-1]  # as long as the old one
     with opened(url, tmp_path) as files:
         assert files.read("32/a.tar", 0, 9) == TAR[:9]  # known by its ETag
@@ -39,58 +40,74 @@ def test_a_changed_set_is_never_read_from_old_chunks(tmp_path: Path, url: str, p
             files.local("index/a.npy")
 
 
+def test_damaged_cached_files_are_downloaded_again(tmp_path: Path, url: str, proxy: FaultyProxy) -> None:  # noqa: F811
+    with opened(url, tmp_path) as files:
+        files.local("manifest.json")
+        assert files.read("32/a.tar", 0, 9) == TAR[:9]
+        (path,) = tmp_path.rglob("*.tar")
+        path.write_bytes(bytes(len(TAR)))  # in place: as by a bad disk
+        assert files.read("32/a.tar", 0, 9) == bytes(9)  # its reader finds wrong CRCs
+        assert files.read("32/a.tar", 0, 9, fresh=True) == TAR[:9]
+        asked = sum(proxy.requests.values())
+        assert files.read("32/a.tar", 0, 9, fresh=True) == TAR[:9]  # as for each sample of a damaged file
+        assert sum(proxy.requests.values()) == asked
+        (path,) = tmp_path.rglob("*.tar")
+        os.truncate(path, 5)
+        assert files.read("32/a.tar", 0, 9) == TAR[:9]
+
+
 READ_ALL = """
-import random, sys, time
+import hashlib, random, sys
 from pathlib import Path
-from resolute.pipeline.storage.disk_cache import CacheSettings
+from resolute.pipeline.storage.cache import CacheSettings
 from resolute.pipeline.storage.base import open_files
-url, folder, step, total, seed = sys.argv[1:]
-step, total = int(step), int(total)
-settings = CacheSettings(folder=Path(folder), limit_bytes=4 << 20, chunk_bytes=step, stall_s=30.0)
+url, folder, seed, *names = sys.argv[1:]
+settings = CacheSettings(folder=Path(folder), limit_bytes=4 << 20, stall_s=30.0)
 with open_files(url, cache=settings) as files:
     files.local("manifest.json"), files.local("index/a.npy")
     print("ready", flush=True)
     sys.stdin.readline()
-    order = list(range(0, total, step))
-    random.Random(int(seed)).shuffle(order)
-    for at in order:
-        sys.stdout.write(files.read("32/a.tar", at, min(step, total - at)).hex() + f" {at}\\n")
+    random.Random(int(seed)).shuffle(names)
+    for name in names:
+        print(name, hashlib.sha256(files.read(name, 0, files.size(name))).hexdigest(), flush=True)
 """
 
 
 def reading(where: str, folder: Path, seed: int) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-c", READ_ALL, where, str(folder), str(STEP), str(len(TAR)), str(seed)]
-    return subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                            text=True, env=os.environ)  # fmt: skip
+    argv = [sys.executable, "-c", READ_ALL, where, str(folder), str(seed), *MORE]
+    process = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ)
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    return process
 
 
-def test_processes_share_chunks_and_survive_the_kill_of_one_of_them(
+def test_processes_share_files_and_survive_the_kill_of_one_of_them(
     tmp_path: Path, url: str, proxy: FaultyProxy  # noqa: F811
 ) -> None:
-    proxy.faults.append("hang")  # the first request of any process
     doomed = reading(url, tmp_path, 0)
-    assert doomed.stdin
-    assert doomed.stdout
-    proxy.faults.clear()
-    assert doomed.stdout.readline() == "ready\n"
-    asked = dict(proxy.requests)
+    both = [reading(url, tmp_path, seed) for seed in (1, 2)]
+    proxy.requests.clear()
     proxy.faults.append("hang")
+    assert doomed.stdin
     doomed.stdin.write("\n")
     doomed.stdin.flush()
-    while len(proxy.requests) == len(asked):
+    while not proxy.requests:
         time.sleep(0.01)
-    doomed.kill()  # in the middle of a fetch
+    (lost,) = proxy.requests
+    for process in both:
+        assert process.stdin
+        process.stdin.write("\n")
+        process.stdin.flush()
+    while len(proxy.requests) < len(MORE) // 2:
+        time.sleep(0.01)
+    doomed.kill()  # in the middle of a download
     doomed.communicate()
-    (lost,) = set(proxy.requests) - set(asked)
-    both = [reading(url, tmp_path, seed) for seed in (1, 2)]
     for process in both:
-        assert process.stdout
-        assert process.stdout.readline() == "ready\n"
-    proxy.slow_bytes_per_s = 1 << 20
-    for process in both:
-        out, _ = process.communicate("\n", timeout=60)
+        out, _ = process.communicate(timeout=60)
         assert process.returncode == 0
-        parts = dict(reversed(line.split()) for line in out.splitlines())
-        assert b"".join(bytes.fromhex(parts[str(at)]) for at in range(0, len(TAR), STEP)) == TAR
-    assert {key: n for key, n in proxy.requests.items() if n > 1} == {lost: 2}
+        assert dict(line.split() for line in out.splitlines()) == {
+            name: hashlib.sha256(data).hexdigest() for name, data in MORE.items()
+        }
+    assert {name: n for name, n in proxy.requests.items() if n > 1} == {lost: 2}
     assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob("*.tar.lock"))

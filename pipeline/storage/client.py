@@ -1,0 +1,293 @@
+"""`Client`: downloads the files below a URL; every request ends in time, and no message contains credentials.
+
+Object stores and web servers are read through obstore, which repeats failed requests, continues bodies that broke off,
+and has the timeouts. Any other URL (hf://, sftp://, ...) is read through its fsspec driver.
+
+The calling thread waits for each request, so that Ctrl-C, `interrupt` and `stop` end it at once: requests of obstore
+run on fsspec's event loop and are cancelled, those of drivers run in daemon threads, which are abandoned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from resolute.errors import Interrupted, Missing, ResoluteError, StorageError, strip_credentials
+
+from .base import Write
+from .drivers import GONE, driver_errors, http_status
+
+__all__ = ["Client"]
+
+Answer = TypeVar("Answer")
+
+_OBSTORE = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "http", "https")
+_BYTES_PER_S = 128 << 10  # a body arrives in pieces of what this rate brings in `stall_s`
+_DOWNLOADS = 3  # of a file whose body broke off
+_BACKOFF = {"init_backoff": timedelta(seconds=0.25), "max_backoff": timedelta(seconds=20), "base": 3}
+_RETRIED_STATUS = frozenset({408, 425, 429})  # HTTP statuses below 500 that a retry may change
+# Keys under which fsspec's drivers report a file's content hash or version.
+_IDENTITY = ("ETag", "etag", "md5Hash", "generation", "blob_id", "last_modified", "mtime")
+
+
+class Client:
+    """The files below a URL. All methods are thread-safe; do not share one between processes, or make it before a fork.
+
+    All reads raise `Missing`, `Interrupted`, or `StorageError` for a store that refuses or does not deliver.
+    """
+
+    def __init__(self, url: str, *, tries: int, stall_s: float) -> None:
+        """Sends no request yet. Raises `ResoluteError` if the URL is not understood or a package is missing."""
+        self.root = strip_credentials(url)  # for messages
+        self.requests = self.fetched_bytes = 0
+        self.stopped = threading.Event()  # replaced by `interrupt`: set for the reads that began before
+        self._closed = False
+        self._tries, self._patience_s = tries, tries * stall_s
+        self._piece_bytes = max(1, int(stall_s * _BYTES_PER_S))
+        self._lock = threading.Lock()
+        self._pending: set[Future[Any]] = set()
+        self._store: Any = None  # obstore's, or
+        self._fs: Any = None  # fsspec's driver, with the path of the URL in it
+        if url.partition("://")[0] in _OBSTORE:
+            self._store = _open_store(url, tries=tries, stall_s=stall_s)
+        else:
+            import fsspec  # why here: slow to import
+
+            with driver_errors(url):
+                self._fs, base = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+            self._base = str(base).rstrip("/")
+
+    def where(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def info(self, name: str) -> tuple[int, str]:
+        """(size in bytes, identity such as an ETag)."""
+
+        def once(stopped: threading.Event) -> tuple[int, str]:
+            if self._store is not None:
+                import obstore
+
+                meta = self._call(name, stopped, lambda: obstore.head_async(self._store, name))
+                return meta["size"], str(meta["e_tag"] or meta["last_modified"])
+            info = self._info(name, stopped)
+            return int(info["size"]), "; ".join(f"{word}={info[word]}" for word in _IDENTITY if word in info)
+
+        return self._repeated(name, once)
+
+    def download(self, name: str, write: Write, nbytes: int | None = None, *, most: int | None = None) -> str:
+        """Download a file through `write`; returns the SHA-256 of its bytes, in hex.
+
+        nbytes   the size it must have; None: any up to `most`, else `ResoluteError`
+
+        If a body breaks off, everything is written again.
+        """
+
+        def once(stopped: threading.Event) -> str:
+            size, pieces = self._open(name, stopped)
+            if most is not None and size > most:
+                raise ResoluteError(
+                    f"{self.where(name)}: too large, got {size} bytes, expected at most {most}; upload the set again"
+                )
+            if nbytes not in (None, size):
+                raise _BrokenOffError(f"{size} of {nbytes} bytes")
+            digest, offset = hashlib.sha256(), 0
+            for piece in pieces:
+                write(piece, offset)
+                digest.update(piece)
+                offset += len(piece)
+            if offset != size:
+                raise _BrokenOffError(f"{offset} of {size} bytes")
+            with self._lock:
+                self.fetched_bytes += size
+            return digest.hexdigest()
+
+        return self._repeated(name, once)
+
+    def _repeated(self, name: str, once: Callable[[threading.Event], Answer]) -> Answer:
+        """`once(stopped)`, again after each `_BrokenOffError`.
+
+        why: obstore repeats requests by itself, but continues a body that broke off only if the file has an ETag.
+        Drivers repeat only some requests.
+        """
+        stopped, reason = self.stopped, ""
+        for tried in range(_DOWNLOADS if self._store is not None else self._tries):
+            if tried and stopped.wait(min(0.25 * 2**tried, 20.0)):
+                raise self._interrupted(name)
+            try:
+                return once(stopped)
+            except _BrokenOffError as error:
+                reason = str(error)
+        raise self._unavailable(name, reason)
+
+    def _open(self, name: str, stopped: threading.Event) -> tuple[int, Iterator[memoryview]]:
+        """Size of a file and its bytes in pieces."""
+        if self._store is not None:
+            import obstore
+
+            got = self._call(name, stopped, lambda: obstore.get_async(self._store, name))
+            stream = got.stream(min_chunk_size=self._piece_bytes)
+            return got.meta["size"], self._pieces(name, stopped, lambda: anext(stream, b""))
+        size = int(self._info(name, stopped)["size"])
+        file = self._call(name, stopped, lambda: self._fs.open(f"{self._base}/{name}", "rb", cache_type="none"))
+        return size, self._pieces(name, stopped, lambda: file.read(self._piece_bytes) if file.tell() < size else b"")
+
+    def _info(self, name: str, stopped: threading.Event) -> dict[str, Any]:
+        """What a driver knows of a file."""
+        self._fs.invalidate_cache()  # why: huggingface_hub keeps listings, whatever the option says
+        return dict(self._call(name, stopped, lambda: self._fs.info(f"{self._base}/{name}")))
+
+    def _pieces(self, name: str, stopped: threading.Event, next_piece: Callable[[], Any]) -> Iterator[memoryview]:
+        while len(piece := memoryview(self._call(name, stopped, next_piece, body=True))):
+            yield piece
+
+    def _call(self, name: str, stopped: threading.Event, work: Callable[[], Any], *, body: bool = False) -> Any:
+        """The answer to a request, within `tries` times `stall_s`."""
+        future = _in_loop(work) if self._store is not None else _in_thread(work)
+        with self._lock:
+            self.requests += not body
+            self._pending.add(future)
+        try:
+            if stopped.is_set():
+                raise self._interrupted(name)
+            return future.result(self._patience_s)
+        except CancelledError:
+            raise self._interrupted(name) from None
+        except ResoluteError:
+            raise
+        except Exception as error:  # why any: drivers raise anything
+            raise self._explained(name, error, body=body) from None
+        finally:
+            future.cancel()
+            with self._lock:
+                self._pending.discard(future)
+
+    def _explained(self, name: str, error: Exception, *, body: bool) -> Exception:
+        """What an error of obstore or of a driver means, in one line and without credentials."""
+        reason = _reason(error)
+        status = re.fullmatch(r"HTTP status (\d+)", reason)
+        code = int(status[1]) if status else None
+        # why the cause: huggingface_hub raises FileNotFoundError from other failures, too
+        cause, is_missing = error.__cause__, isinstance(error, FileNotFoundError)
+        if code in GONE or (code is None and is_missing and (cause is None or hasattr(cause, "response"))):
+            return Missing(f"{self.where(name)}: not found, expected a file of the set; upload the set again")
+        if isinstance(error, PermissionError) or (code and 400 <= code < 500 and code not in _RETRIED_STATUS):
+            return StorageError(
+                f"{self.where(name)}: access is refused, got '{reason}', expected its bytes; check the address, the "
+                "credentials and the permissions, then run the same command again"
+            )
+        # why not after a timeout: the time for all tries is over
+        if (body or self._fs is not None) and not isinstance(error, TimeoutError):
+            return _BrokenOffError(reason)
+        return self._unavailable(name, reason)
+
+    def _unavailable(self, name: str, reason: str) -> StorageError:
+        return StorageError(
+            f"{self.where(name)}: cannot be read, got '{reason}' after {self._tries} tries or {self._patience_s:g} s, "
+            "expected its bytes; check the network and the store, then run the same command again: it continues"
+        )
+
+    def _interrupted(self, name: str) -> Interrupted:
+        where = self.where(name)
+        return Interrupted(f"{where}: the read was interrupted, expected files that stay open; open them again")
+
+    def interrupt(self) -> None:
+        """End running reads with `Interrupted`; later reads work."""
+        with self._lock:
+            pending, stopped = list(self._pending), self.stopped
+            if not self._closed:
+                self.stopped = threading.Event()
+        stopped.set()
+        for future in pending:
+            future.cancel()
+
+    def stop(self) -> None:
+        """`interrupt`, for all later reads as well."""
+        with self._lock:
+            self._closed = True
+        self.interrupt()
+
+
+class _BrokenOffError(Exception):
+    """The body of an answer ended early, or a driver failed: to be repeated here."""
+
+
+def _reason(error: Exception) -> str:
+    """Why a request failed, in a few words. obstore puts details for its authors below the first line of a message."""
+    text = str(error)
+    status = re.search(r"status code: (\d{3})", text)
+    code = int(status[1]) if status else http_status(error)
+    if code is not None:
+        return f"HTTP status {code}"
+    if isinstance(error, TimeoutError) or "kind: Timeout" in text:
+        return "no answer in time"
+    words = " ".join(text.partition("\n\nDebug source")[0].rpartition(" - ")[2].split())
+    return strip_credentials(words)[:200] or type(error).__name__
+
+
+def _in_loop(work: Callable[[], Awaitable[Answer]]) -> Future[Answer]:
+    """Run `work()` on fsspec's event loop. why `work`: obstore's functions must be called there."""
+    from fsspec.asyn import get_loop
+
+    async def run() -> Answer:
+        return await work()
+
+    return asyncio.run_coroutine_threadsafe(run(), get_loop())
+
+
+def _in_thread(work: Callable[[], Answer]) -> Future[Answer]:
+    """Run `work()` in a daemon thread, which is abandoned if the future is cancelled."""
+    future: Future[Answer] = Future()
+
+    def run() -> None:
+        try:
+            result, failed = work(), None
+        except BaseException as error:  # re-raised by `Future.result`
+            result, failed = None, error
+        with suppress(InvalidStateError):  # cancelled meanwhile
+            future.set_result(result) if failed is None else future.set_exception(failed)  # type: ignore[arg-type]
+
+    threading.Thread(target=run, name="resolute-request", daemon=True).start()
+    return future
+
+
+def _open_store(url: str, *, tries: int, stall_s: float) -> Any:
+    """obstore's store for a URL. Raises `ResoluteError`."""
+    try:
+        from obstore.store import HTTPStore, from_url
+    except ImportError:
+        raise ResoluteError(
+            f"{strip_credentials(url)}: the package obstore is not installed, expected it; run `pip install obstore`"
+        ) from None
+    stall = timedelta(seconds=stall_s)
+    endpoints = [value for name, value in os.environ.items() if "ENDPOINT" in name.upper()]
+    options: dict[str, Any] = {
+        "client_options": {
+            "connect_timeout": stall, "read_timeout": stall,
+            "timeout": timedelta(days=7),  # of a whole body: none
+            "allow_http": any(each.startswith("http://") for each in [url, *endpoints]),
+        },
+        "retry_config": {"max_retries": tries - 1, "retry_timeout": tries * stall, "backoff": _BACKOFF},
+    }  # fmt: skip
+    protocol, _, rest = url.partition("://")
+    try:
+        if protocol in ("http", "https"):  # why: `from_url` takes some of them for S3 and Azure, with credentials
+            return HTTPStore.from_url(url, **options)
+        if protocol in ("s3", "s3a") and not os.environ.get("AWS_ACCESS_KEY_ID"):
+            with suppress(ImportError, ValueError):  # no boto3; it knows no credentials
+                from obstore.auth.boto3 import Boto3CredentialProvider
+
+                options["credential_provider"] = Boto3CredentialProvider()  # ~/.aws, with its profiles
+        return from_url(f"gs://{rest}" if protocol == "gcs" else url, **options)
+    except Exception as error:  # why any: boto3 raises its own, as for a profile that does not exist
+        raise ResoluteError(
+            f"{strip_credentials(url)}: not understood, got '{_reason(error)}', expected a URL such as "
+            "s3://bucket/shards; correct it or set what is missing"
+        ) from None
