@@ -156,10 +156,10 @@ def current_stream(device: torch.device) -> Any:
     return driver.current_stream(with_index(device))
 
 
-def record_event(device: torch.device, *, timing: bool = True) -> Any:
-    """Record an event on the current stream, with `timing` one for `elapsed_s`; the host does not wait."""
+def record_event(device: torch.device, *, timing: bool = True, stream: Any = None) -> Any:
+    """Record an event on `stream`, by default the current one; `timing`: for `elapsed_s`. The host does not wait."""
     event = driver.Event(enable_timing=timing)
-    event.record(current_stream(device))
+    event.record(current_stream(device) if stream is None else stream)
     return event
 
 

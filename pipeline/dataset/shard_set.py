@@ -6,6 +6,7 @@ files up to 1 GiB, which takes about 0.1 s per million samples. Images are check
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import time
@@ -118,7 +119,8 @@ class ShardSet:
             return
         try:
             is_open = sorted({res for split in self.splits.values() for res in split.stored})
-            digests = _digests(read_manifest(self.files)[0], is_open, self.generation)
+            with copy.copy(self.files) as again:  # why a copy: these files stay those of the manifest that was opened
+                digests = _digests(read_manifest(again)[0], is_open, self.generation)
         except StorageError:
             raise
         except (ResoluteError, KeyError, IndexError, TypeError) as error:

@@ -46,7 +46,7 @@ class Held:
 
     def __init__(self, device: torch.device, *, limit: int) -> None:
         self._device, self._limit = device, limit
-        self._owners: deque[list[Any]] = deque()  # [owner, event]; None for the event: not recorded yet
+        self._owners: deque[list[Any]] = deque()  # [owner, stream, event]; None for the event: not recorded yet
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -59,10 +59,12 @@ class Held:
             return
         with cuda.device_guard(self._device):
             self._release()
-            held = [owner, None]
+            held = [owner, cuda.current_stream(self._device), None]
             self._owners.append(held)
-            yield
-            held[1] = cuda.record_event(self._device, timing=False)
+            try:
+                yield
+            finally:
+                self._event_of(held)
 
     def _release(self) -> None:
         """Let go of the objects that have been read; waits for the oldest if there are too many."""
@@ -81,9 +83,10 @@ class Held:
             self._owners.popleft()
 
     def _event_of(self, held: list[Any]) -> Any:
-        if held[1] is None:  # an interrupt came before it was recorded: one recorded now is later than the kernels
-            held[1] = cuda.record_event(self._device, timing=False)
-        return held[1]
+        """The event of a held object, recorded now on its stream if it is not yet: later than all its kernels."""
+        if held[2] is None:
+            held[2] = cuda.record_event(self._device, timing=False, stream=held[1])
+        return held[2]
 
 
 class GpuFinish:

@@ -444,7 +444,8 @@ class Loader(Iterator[Batch]):
         """End threads and close files. Batches already returned stay valid."""
         self._reading.clear()
         self._running.clear()
-        _release(self._reader, self.__dict__.pop("_graph", None))
+        _release(self._reader, self.__dict__.get("_graph"))
+        self.__dict__.pop("_graph", None)  # why afterwards: Ctrl-C above leaves it to the next `close`
         if finalizer := self.__dict__.pop("_finalizer", None):
             finalizer.detach()
 
@@ -469,9 +470,11 @@ def grey_jpeg(width: int, height: int, *, nbytes: int) -> bytes:
 
 def _release(reader: Reader, graph: Graph | None) -> None:
     """End the threads of both."""
-    reader.close()
-    if graph is not None:
-        graph.close()
+    try:
+        reader.close()
+    finally:
+        if graph is not None:
+            graph.close()
 
 
 def mix_targets(targets: NDArray[np.float32], spec: BatchSpec) -> NDArray[np.float32]:

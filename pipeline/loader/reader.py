@@ -148,7 +148,7 @@ class Reader:
         for n, name in names.items():
             if self._closed.is_set():
                 raise Interrupted(f"{files.root}: the reader was closed, expected it open; open another")
-            with suppress(Missing):  # why: `_read_sample` will raise it
+            with suppress(Missing, DamagedSample):  # why: `_read_sample` will raise it
                 if (file := files.open(name)) is not None:
                     opened.append(file)
                     handles[shards == n] = file.fd

@@ -125,11 +125,19 @@ class Cache:
                 # why again: another process may have downloaded it while this one waited
                 return cached() or self._download(path, nbytes, download, stopped, keep)
 
+    def version(self, name: str) -> tuple[int, int] | None:
+        """Changes with each download of a file; None: it is not cached."""
+        try:
+            stat = self.path(name).stat()
+        except OSError:
+            return None
+        return stat.st_ino, stat.st_mtime_ns
+
     def drop(self, name: str) -> None:
         """Forget a damaged file."""
-        with cache_errors(self.path(name)):
+        with cache_errors(self.path(name)), suppress(FileNotFoundError):
+            self.path(name).unlink()
             self.damaged += 1
-            self.path(name).unlink(missing_ok=True)
 
     def _cached(self, path: Path, nbytes: int, keep: bool, sha256: str | None) -> OpenFile | None:
         try:
@@ -281,12 +289,18 @@ def _remove_abandoned(name: str) -> bool:
 def _remove(path: str) -> bool:
     """Remove a file unless it is kept. Returns whether it was removed."""
     try:
-        file = OpenFile(path)
-        if not try_lock(file.fd):
-            return False
-        os.unlink(path)  # noqa: PTH108
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # why to write: NFS locks other files for readers only
     except OSError:  # removed meanwhile, or owned by another user
         return False
+    try:
+        if not try_lock(handle):
+            return False
+        with suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108
+    except PermissionError:
+        return False
+    finally:
+        os.close(handle)
     return True
 
 

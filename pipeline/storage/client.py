@@ -20,7 +20,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from resolute.errors import Interrupted, Missing, ResoluteError, StorageError, strip_credentials
+from resolute.errors import FileEndsEarly, Interrupted, Missing, ResoluteError, StorageError, strip_credentials
 
 from .base import Write
 from .drivers import GONE, driver_errors, http_status
@@ -80,14 +80,18 @@ class Client:
             info = self._info(name, stopped)
             return int(info["size"]), "; ".join(f"{word}={info[word]}" for word in _IDENTITY if word in info)
 
-        return self._repeated(name, once)
+        return self._repeated(name, once, self.stopped)
 
-    def download(self, name: str, write: Write, nbytes: int | None = None, *, most: int | None = None) -> str:
+    def download(
+        self, name: str, write: Write, nbytes: int | None = None, *, most: int | None = None,
+        stopped: threading.Event | None = None,
+    ) -> str:  # fmt: skip
         """Download a file through `write`; returns the SHA-256 of its bytes, in hex.
 
-        nbytes   the size it must have; None: any up to `most`, else `ResoluteError`
+        nbytes    the size it must have; None: any up to `most`, else `ResoluteError`
+        stopped   ends it; None: the current one
 
-        If a body breaks off, everything is written again.
+        If a body breaks off, everything is written again. Raises `FileEndsEarly` if the store has another size.
         """
 
         def once(stopped: threading.Event) -> str:
@@ -97,6 +101,11 @@ class Client:
                     f"{self.where(name)}: too large, got {size} bytes, expected at most {most}; upload the set again"
                 )
             if nbytes not in (None, size):
+                if self.info(name)[0] == size:  # why asked again: a single answer may be cut short
+                    raise FileEndsEarly(
+                        f"{self.where(name)}: another size than the set's manifest lists, got {size} bytes, expected "
+                        f"{nbytes}; upload the set again, its manifest last", 0,
+                    )  # fmt: skip
                 raise _BrokenOffError(f"{size} of {nbytes} bytes")
             digest, offset = hashlib.sha256(), 0
             for piece in pieces:
@@ -109,15 +118,15 @@ class Client:
                 self.fetched_bytes += size
             return digest.hexdigest()
 
-        return self._repeated(name, once)
+        return self._repeated(name, once, stopped or self.stopped)
 
-    def _repeated(self, name: str, once: Callable[[threading.Event], Answer]) -> Answer:
+    def _repeated(self, name: str, once: Callable[[threading.Event], Answer], stopped: threading.Event) -> Answer:
         """`once(stopped)`, again after each `_BrokenOffError`.
 
         why: obstore repeats requests by itself, but continues a body that broke off only if the file has an ETag.
         Drivers repeat only some requests.
         """
-        stopped, reason = self.stopped, ""
+        reason = ""
         for tried in range(_DOWNLOADS if self._store is not None else self._tries):
             if tried and stopped.wait(min(0.25 * 2**tried, 20.0)):
                 raise self._interrupted(name)
@@ -163,14 +172,19 @@ class Client:
         except ResoluteError:
             raise
         except Exception as error:  # why any: drivers raise anything
-            raise self._explained(name, error, body=body) from None
+            # why not done: drivers have timeouts of their own, which may be tried again
+            expired = isinstance(error, TimeoutError) and not future.done()
+            raise self._explained(name, error, body=body, expired=expired) from None
         finally:
             future.cancel()
             with self._lock:
                 self._pending.discard(future)
 
-    def _explained(self, name: str, error: Exception, *, body: bool) -> Exception:
-        """What an error of obstore or of a driver means, in one line and without credentials."""
+    def _explained(self, name: str, error: Exception, *, body: bool, expired: bool) -> Exception:
+        """What an error of obstore or of a driver means, in one line and without credentials.
+
+        expired   the time for all tries is over
+        """
         reason = _reason(error)
         status = re.fullmatch(r"HTTP status (\d+)", reason)
         code = int(status[1]) if status else None
@@ -183,8 +197,7 @@ class Client:
                 f"{self.where(name)}: access is refused, got '{reason}', expected its bytes; check the address, the "
                 "credentials and the permissions, then run the same command again"
             )
-        # why not after a timeout: the time for all tries is over
-        if (body or self._fs is not None) and not isinstance(error, TimeoutError):
+        if (body or self._fs is not None) and not expired:
             return _BrokenOffError(reason)
         return self._unavailable(name, reason)
 
@@ -201,10 +214,10 @@ class Client:
     def interrupt(self) -> None:
         """End running reads with `Interrupted`; later reads work."""
         with self._lock:
-            pending, stopped = list(self._pending), self.stopped
+            pending = list(self._pending)
+            self.stopped.set()  # why under the lock: a request that is not in the list sees it
             if not self._closed:
                 self.stopped = threading.Event()
-        stopped.set()
         for future in pending:
             future.cancel()
 

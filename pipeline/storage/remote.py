@@ -42,6 +42,14 @@ class _RemoteFile:
     cached: str  # its name in the cache
 
 
+class _OtherBytesError(Exception):
+    """The store has other bytes than the manifest lists."""
+
+    def __init__(self, sha256: str) -> None:
+        super().__init__(sha256)
+        self.sha256 = sha256
+
+
 class Remote(Files):
     """The files of a shard set behind a URL. Use as a context manager."""
 
@@ -57,7 +65,7 @@ class Remote(Files):
         self._listed: dict[str, Any] = {}  # `files` of the manifest
         self._opened: dict[str, tuple[OpenFile, float]] = {}  # and when
         self._kept: dict[Path, OpenFile] = {}  # of `local`
-        self._renewed: set[str] = set()  # downloaded again by `read`
+        self._renewed: dict[str, tuple[int, int] | None] = {}  # downloaded again by `read`: version in the cache
         self._prefetching: dict[str, int] = {}  # bytes by name
         self._pool = DaemonPool(self._settings.requests, name="resolute-fetch", files=self)
 
@@ -87,7 +95,7 @@ class Remote(Files):
     def local(self, name: str) -> Path:
         try:
             if name != "manifest.json":
-                return self._keep(self._file(name), partial(self._download, self._file(name), kept=True))
+                return self._keep(self._file(name), partial(self._download, self._file(name)))
             text = bytearray()
 
             def write(data: memoryview, offset: int) -> None:
@@ -111,14 +119,16 @@ class Remote(Files):
                 "upload the set again", max(0, file.nbytes - offset),
             )  # fmt: skip
         if fresh:
-            with self._lock:  # why once: if the file is damaged in the store too, each of its samples is read afresh
-                if name not in self._renewed:
-                    self._renewed.add(name)
-                    self._drop(file)
+            # why once: if the file is damaged in the store too, each of its samples is read afresh
+            version = self._cache.version(file.cached)
+            if version is None or self._renewed.get(name) != version:
+                self._drop(file)
         path = self._cache.path(file.cached)
         for _ in range(2):
             with cache_errors(path):
                 opened = self._cached(file) if fresh else self.open(name)
+                if fresh:
+                    self._renewed[name] = self._cache.version(file.cached)
                 try:
                     data = read_at(opened.fd, nbytes, offset)
                 except OSError as error:
@@ -165,15 +175,18 @@ class Remote(Files):
             self._prefetching[name] = file.nbytes
         try:
             future = self._pool.submit(partial(self._cached, file))
+            # its errors are ignored. why: `read` will raise them
+            future.add_done_callback(lambda _: self._prefetched(name))
         except RuntimeError:  # closed meanwhile
             self._prefetched(name)
-        else:  # its errors are ignored. why: `read` will raise them
-            future.add_done_callback(lambda _: self._prefetched(name))
+        except BaseException:  # Ctrl-C
+            self._prefetched(name)
+            raise
         return True
 
     def _prefetched(self, name: str) -> None:
         with self._lock:
-            del self._prefetching[name]
+            self._prefetching.pop(name, None)
 
     def pending_bytes(self) -> int:
         """Bytes of prefetches that are not complete yet."""
@@ -182,30 +195,36 @@ class Remote(Files):
 
     def _cached(self, file: _RemoteFile) -> OpenFile:
         """The file, downloaded if it is not cached."""
-        download, stopped = partial(self._download, file), self._client.stopped
-        return self._cache.open(file.cached, file.nbytes, download, stopped=stopped)
+        stopped = self._client.stopped
+        try:
+            download = partial(self._download, file, stopped=stopped)
+            return self._cache.open(file.cached, file.nbytes, download, stopped=stopped)
+        except _OtherBytesError as error:
+            # why not refused: the reader finds the samples that are damaged. why another name: of what the bytes are
+            other = self._files[file.name] = self._known(file.name, file.nbytes, error.sha256, listed=False)
+            return self._cached(other)
 
     def _keep(self, file: _RemoteFile, download: Callable[[Write], object]) -> Path:
         """Path of a file that stays in the cache until `close`."""
         path = self._cache.path(file.cached)
         if path not in self._kept:
-            self._kept[path] = self._cache.open(
-                file.cached, file.nbytes, download, stopped=self._client.stopped, keep=True, sha256=file.sha256
-            )
+            try:
+                self._kept[path] = self._cache.open(
+                    file.cached, file.nbytes, download, stopped=self._client.stopped, keep=True, sha256=file.sha256
+                )
+            except _OtherBytesError as error:
+                raise ResoluteError(
+                    f"{self.where(file.name)}: not what the set's manifest lists, got SHA-256 {error.sha256[:12]}…, "
+                    f"expected {str(file.sha256)[:12]}…; upload the set again, its manifest last"
+                ) from None
         return path
 
-    def _download(self, file: _RemoteFile, write: Write, *, kept: bool = False) -> None:
-        before = ""
-        for _ in range(3):  # why: bytes may change on the way
-            got = self._client.download(file.name, write, file.nbytes)
-            # why twice the same is taken: the store has these bytes, and the reader finds the samples that are damaged
-            if file.sha256 in (None, got) or (got == before and not kept):
+    def _download(self, file: _RemoteFile, write: Write, *, stopped: threading.Event | None = None) -> None:
+        for _ in range(2):  # why: bytes may change on the way
+            got = self._client.download(file.name, write, file.nbytes, stopped=stopped)
+            if file.sha256 in (None, got):
                 return
-            before = got
-        raise ResoluteError(
-            f"{self.where(file.name)}: not what the set's manifest lists, got SHA-256 {got[:12]}…, expected "
-            f"{str(file.sha256)[:12]}…; upload the set again, its manifest last"
-        )
+        raise _OtherBytesError(got)
 
     def _drop(self, file: _RemoteFile) -> None:
         with self._lock:

@@ -225,14 +225,14 @@ def dropped(self: Held, owner: Any) -> Any:
 def recorded_first(self: Held, owner: Any) -> Iterator[None]:
     """Records the event before the kernels."""
     self._release()
-    self._owners.append([owner, cuda.record_event(GPU, timing=False)])
+    self._owners.append([owner, None, cuda.record_event(GPU, timing=False)])
     yield
 
 
 @contextmanager
 def by_number(self: Held, owner: Any) -> Iterator[None]:
     """Lets go of the oldest without looking at its event."""
-    self._owners.append([owner, None])
+    self._owners.append([owner, None, None])
     if len(self._owners) > LIMIT:
         self._owners.popleft()
     yield
@@ -243,7 +243,7 @@ def without_interrupts(self: Held, owner: Any) -> Iterator[None]:
     """Holds an image only once its kernels have been launched."""
     self._release()
     yield
-    self._owners.append([owner, cuda.record_event(GPU, timing=False)])
+    self._owners.append([owner, None, cuda.record_event(GPU, timing=False)])
 
 
 @pytest.mark.parametrize(
