@@ -87,8 +87,8 @@ def test_only_transient_errors_of_a_disk_are_retried(tmp_path: Path, monkeypatch
 
 def test_any_driver_of_fsspec_is_read(tmp_path: Path) -> None:
     fs = fsspec.filesystem("memory")
-    fs.pipe("/set/32/a.tar", TAR)
-    with open_files("memory://set", cache=settings(tmp_path)) as files:
+    fs.pipe("/whole-tars/32/a.tar", TAR)
+    with open_files("memory://whole-tars", cache=settings(tmp_path)) as files:
         assert files.identity("32/a.tar") is not None
         assert files.identity("gone") is None
         read_everywhere(files)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from resolute.errors import ResoluteError
+from resolute.errors import FileEndsEarly, ResoluteError, StorageError
+from resolute.pipeline.dataset.shard_set import ShardSet
 from tests import ROOT
 from tests.pipeline.storage.test_remote import INDEX, MORE, TAR, manifest, opened, s3_server, url  # noqa: F401
 from tests.support.s3 import FaultyProxy, proxy  # noqa: F401
@@ -54,6 +56,66 @@ def test_damaged_cached_files_are_downloaded_again(tmp_path: Path, url: str, pro
         (path,) = tmp_path.rglob("*.tar")
         os.truncate(path, 5)
         assert files.read("32/a.tar", 0, 9) == TAR[:9]
+
+
+def test_a_file_that_is_damaged_again_is_downloaded_again(tmp_path: Path, url: str) -> None:  # noqa: F811
+    """A copy that was downloaded afresh is trusted as long as it is that copy."""
+    with opened(url, tmp_path) as files:
+        files.local("manifest.json")
+        for _ in range(3):
+            assert files.read("32/a.tar", 0, 9, fresh=True) == TAR[:9]
+            (path,) = tmp_path.rglob("*.tar")
+            path.unlink()  # evicted
+            files.release()
+            assert files.read("32/a.tar", 0, 9) == TAR[:9]
+            (path,) = tmp_path.rglob("*.tar")
+            before = path.stat().st_mtime_ns
+            path.write_bytes(bytes(len(TAR)))
+            os.utime(path, ns=(before, before))  # as by a bad disk
+            assert files.read("32/a.tar", 0, 9) == bytes(9)
+
+
+def test_a_tar_of_another_size_than_the_manifest_lists_is_too_short_not_unavailable(tmp_path: Path, url: str) -> None:  # noqa: F811
+    fsspec.filesystem("s3").pipe(f"{url}/32/a.tar", TAR[:-100])  # uploaded incompletely
+    with opened(url, tmp_path) as files:
+        files.local("manifest.json")
+        words = rf"another size than the set's manifest lists, got {len(TAR) - 100} bytes, expected {len(TAR)}"
+        for fresh in (False, True):
+            with pytest.raises(FileEndsEarly, match=words):
+                files.read("32/a.tar", 0, 9, fresh=fresh)
+
+
+def test_other_bytes_are_not_kept_as_those_that_the_manifest_lists(tmp_path: Path, url: str) -> None:  # noqa: F811
+    fs = fsspec.filesystem("s3")
+    fs.pipe(f"{url}/32/a.tar", TAR[::-1])
+    with opened(url, tmp_path) as files:
+        files.local("manifest.json")
+        assert files.read("32/a.tar", 0, 9) == TAR[::-1][:9]  # its reader finds wrong CRCs
+    fs.pipe(f"{url}/32/a.tar", TAR)
+    with opened(url, tmp_path) as files:
+        files.local("manifest.json")
+        assert files.read("32/a.tar", 0, 9) == TAR[:9]
+
+
+def test_the_files_of_an_open_set_stay_its_own_when_another_set_is_found(
+    tmp_path: Path, shard_root: Path, s3_server: str  # noqa: F811
+) -> None:
+    fs, where = fsspec.filesystem("s3"), f"{s3_server}/replaced"
+    for path in shard_root.rglob("*"):
+        if path.is_file() and path.suffix in (".tar", ".npy", ".json"):
+            fs.pipe(f"{where}/{path.relative_to(shard_root)}", path.read_bytes())
+    with opened(where, tmp_path) as files:
+        shards = ShardSet.open(where, resolutions=(32,), files=files)
+        data = files.read("32/train-000000.tar", 0, 512)
+        text = json.loads(fs.cat(f"{where}/manifest.json"))
+        for name, listed in text["files"].items():
+            listed["sha256"] = listed["sha256"][::-1]
+            assert name
+        fs.pipe(f"{where}/manifest.json", json.dumps(text).encode())
+        with pytest.raises(StorageError, match="was replaced while it was read"):
+            shards.check_unchanged()
+        assert files.read("32/train-000000.tar", 0, 512) == data
+        assert not [key for key in files._listed if files._listed[key] == text["files"][key]]
 
 
 READ_ALL = """
