@@ -139,7 +139,7 @@ class _Session:
         self.options, self.recipe, self.plan, self.learner = options, recipe, plan, learner
         self._check_lock = check_lock
         self.ranks = learner.ranks
-        self.identity = {"recipe": recipe.values(), "data": plan.identity["shards"], "shards": shards.hash}
+        self.identity = {"recipe": recipe.values(), "data": plan.config["shards"], "shards": shards.hash}
         state = None
         try:
             state = checkpoint.resume(options.newest, expect=self.identity)

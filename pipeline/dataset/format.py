@@ -112,7 +112,7 @@ def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
         manifest = json.loads(text)
         got = (manifest["format"], manifest["version"])
     except FileNotFoundError:
-        is_unfinished = any(files.identity(name) is not None for name in _PREP_FILES)
+        is_unfinished = any(files.file_version(name) is not None for name in _PREP_FILES)
         if not is_unfinished and _are_tars(files.root):
             raise ResoluteError(
                 f"{files.root}: got WebDataset tars, expected a finished shard set; make one of them: run `resolute "

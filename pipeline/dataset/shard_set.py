@@ -98,7 +98,7 @@ class ShardSet:
         ends = tuple(f" at {res} px" for res in requested)
         return {name: digest for name, digest in self.digests.items() if " at " not in name or name.endswith(ends)}
 
-    def identity(self, resolutions: Iterable[int] | None = None) -> str:
+    def fingerprint(self, resolutions: Iterable[int] | None = None) -> str:
         """12 hex digits over `contents`: identifies the data of a run on `resolutions` in its checkpoints."""
         return hashlib.sha256(json.dumps(self.contents(resolutions), sort_keys=True).encode()).hexdigest()[:12]
 
@@ -109,7 +109,7 @@ class ShardSet:
         was replaced, there is nothing to skip or repair.
         """
         what = f"{self.root}: the shard set"
-        state = self.files.identity("manifest.json")
+        state = self.files.file_version("manifest.json")
         if state is None:
             raise StorageError(
                 f"{what} is gone, expected it as it was opened; put it back or mount its volume, then run the same "

@@ -244,8 +244,8 @@ class Loader(Iterator[Batch]):
         return epochs(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """The index of the batch that `next()` returns next, and the identity of its plan."""
-        return {"next_batch": self._next, "fingerprint": self.plan.fingerprint, "plan": self.plan.identity}
+        """The index of the batch that `next()` returns next, and the configuration of its plan."""
+        return {"next_batch": self._next, "fingerprint": self.plan.fingerprint, "plan": self.plan.config}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at the batch of `state`; batches in flight are discarded, graph and threads are kept.
@@ -254,7 +254,7 @@ class Loader(Iterator[Batch]):
         the differences) or the index is out of range.
         """
         if state.get("fingerprint", self.plan.fingerprint) != self.plan.fingerprint:
-            changes = "; ".join(differences(state.get("plan"), self.plan.identity))
+            changes = "; ".join(differences(state.get("plan"), self.plan.config))
             raise ResoluteError(f"Loader: the state of another plan: {changes}; build the plan that it was saved with")
         position = state["next_batch"]
         if not 0 <= position <= self.plan.total_batches:

@@ -34,7 +34,7 @@ from .stage import AUTO, Augment, BatchShape, BatchSize, Count, Fraction, Seed, 
 
 __all__ = ["BatchSpec", "Phase", "Plan"]
 
-_FORMAT = 1  # version of `Plan.identity` and of the algorithms that turn it into batches
+_FORMAT = 1  # version of `Plan.config` and of the algorithms that turn it into batches
 _AUGMENT = 2  # stream purpose; order.py uses 0 and 1, augment_params.py 3 and others
 _CHUNK = 1 << 20  # samples per step when the classes of an epoch are counted
 
@@ -143,8 +143,8 @@ def _check_flips(stages: Sequence[Stage], *, rotates: bool, uniform: bool) -> No
             )
 
 
-def _augment_identity(augment: Augment) -> dict[str, Any]:
-    """The settings as values of `Plan.identity`; without those, younger than its format, that are off."""
+def _augment_config(augment: Augment) -> dict[str, Any]:
+    """The settings as values of `Plan.config`; without those, younger than its format, that are off."""
     off = {"crop_mode": "resized", "shift_px": 0, "flip_mode": "random", "magnitude_std": 0.0}
     return {name: value for name, value in dataclasses.asdict(augment).items() if off.get(name) != value}
 
@@ -270,35 +270,35 @@ class Plan:
         return f"Plan: epochs {epochs}; batches {self.total_steps} train, {val} val"
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """Everything that determines the batches, as JSON values; plans with equal identities have equal batches.
+    def config(self) -> dict[str, Any]:
+        """Everything that determines the batches, as JSON values; plans with equal ones have equal batches.
 
         Of the shard set it contains only what the batches read (`ShardSet.contents`), so adding a resolution to the
         set does not change it.
         """
         stages: list[dict[str, Any]] = []
         for number, stage in enumerate(self.stages):
-            augments = [_augment_identity(augment) for augment in stage.augments.values()]
+            augments = [_augment_config(augment) for augment in stage.augments.values()]
             stages.append({
-                **_shapes_identity(stage), "epochs": stage.epochs, "fraction": stage.fraction,
+                **_shapes_config(stage), "epochs": stage.epochs, "fraction": stage.fraction,
                 "order": stage.order or self.order,
                 "eval_res": next((s.res for s in self.phases if s.stage == number and s.split == "val"), None),
                 "augment": augments if any(augment != augments[0] for augment in augments) else augments[0],
             })  # fmt: skip
         resolutions = {self.stored_res(phase.split, shape.res) for phase in self.phases for shape in phase.shapes}
-        identity = {
+        config = {
             "format": _FORMAT, "seed": self.seed, "order": self.order, "fraction_mode": self._fraction_mode,
             "eval_batch_size": self._eval_batch_size, "eval_every_epochs": self._eval_every_epochs,
             "eval_crop_frac": self._eval_crop_frac, "stages": stages, "shards": self.shards.contents(resolutions),
             **({} if self.sampling == "uniform" else {"sampling": self.sampling}),
         }  # fmt: skip
-        plain: dict[str, Any] = json.loads(json.dumps(identity))
+        plain: dict[str, Any] = json.loads(json.dumps(config))
         return plain
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """12 hex digits over `identity`, the same in every process and version."""
-        text = json.dumps(self.identity, sort_keys=True, separators=(",", ":"))
+        """12 hex digits over `config`, the same in every process and version."""
+        text = json.dumps(self.config, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def first_phase(self, split: str, stage: int) -> Phase:
@@ -503,8 +503,8 @@ class Plan:
         return ClassSampling(shards.splits["train"].samples, shards.target, self.sampling, seed=self.seed)
 
 
-def _shapes_identity(stage: Stage) -> dict[str, Any]:
-    """The resolutions and batch sizes of a stage as values of `Plan.identity`."""
+def _shapes_config(stage: Stage) -> dict[str, Any]:
+    """The resolutions and batch sizes of a stage as values of `Plan.config`."""
     if len(stage.shapes) == 1:
         return {"res": stage.max_res, "batch_size": stage.batch_size_at(stage.max_res)}
     sizes = [shape.batch_size for shape in stage.shapes]

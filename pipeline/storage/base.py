@@ -37,10 +37,10 @@ class Files(Protocol):
 
     def size(self, name: str) -> int | None:
         """The file's size in bytes, never cached; None if it does not exist. Raises `StorageError`."""
-        identity = self.identity(name)
-        return None if identity is None else identity[0]
+        version = self.file_version(name)
+        return None if version is None else version[0]
 
-    def identity(self, name: str) -> tuple[int, str] | None:
+    def file_version(self, name: str) -> tuple[int, str] | None:
         """(size in bytes, change marker: mtime or ETag); None if the file does not exist. Raises `StorageError`."""
 
     def local(self, name: str) -> Path:

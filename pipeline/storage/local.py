@@ -52,7 +52,7 @@ class Folder(Files):
     def where(self, name: str) -> str:
         return os.path.join(self._base, name)  # noqa: PTH118  # why: per sample, and a third of Path's cost
 
-    def identity(self, name: str) -> tuple[int, str] | None:
+    def file_version(self, name: str) -> tuple[int, str] | None:
         def stat_file() -> tuple[int, str]:
             stat = os.stat(self.where(name))  # noqa: PTH116
             return stat.st_size, str(stat.st_mtime_ns)

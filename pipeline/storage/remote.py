@@ -86,7 +86,7 @@ class Remote(Files):
     def where(self, name: str) -> str:
         return self._client.where(name)
 
-    def identity(self, name: str) -> tuple[int, str] | None:
+    def file_version(self, name: str) -> tuple[int, str] | None:
         try:
             return self._client.info(name)
         except Missing:

@@ -61,8 +61,8 @@ def test_folds_of_a_set_are_disjoint_and_complete_and_leave_val_out(shard_set: S
 
 def test_another_fold_or_number_of_folds_is_other_data(shard_set: ShardSet) -> None:
     sets = [shard_set, *(shard_set.with_fold(fold, folds) for fold, folds in ((0, 3), (1, 3), (0, 5)))]
-    assert len({shards.identity() for shards in sets}) == 4
-    assert shard_set.with_fold(1, 3).identity() == sets[2].identity()
+    assert len({shards.fingerprint() for shards in sets}) == 4
+    assert shard_set.with_fold(1, 3).fingerprint() == sets[2].fingerprint()
 
 
 def test_a_set_with_a_fold_notices_that_it_was_replaced_and_nothing_else(shard_root: Path, tmp_path: Path) -> None:

@@ -172,19 +172,19 @@ def test_a_sets_identity_survives_an_added_resolution_and_no_other_change(tmp_pa
         return ShardSet.open(tmp_path / name)
 
     before = made("shards")
-    at_32, at_48, both = before.identity([32]), before.identity([48]), before.identity()
+    at_32, at_48, both = before.fingerprint([32]), before.fingerprint([48]), before.fingerprint()
     assert len({at_32, at_48, both}) == 3
-    assert both == before.identity([48, 32])
+    assert both == before.fingerprint([48, 32])
     after = made("shards", res="32,48,64")
     assert after.hash != before.hash
-    assert (after.identity([32]), after.identity([48]), after.identity([32, 48])) == (at_32, at_48, both)
-    assert ShardSet.open(tmp_path / "shards", resolutions=(32,)).identity() == at_32
+    assert (after.fingerprint([32]), after.fingerprint([48]), after.fingerprint([32, 48])) == (at_32, at_48, both)
+    assert ShardSet.open(tmp_path / "shards", resolutions=(32,)).fingerprint() == at_32
     for change in (["--seed", "1"], ["--quality", "60"], ["--margin", "1.5"]):
         changed = made(change[0].strip("-"), *change)
-        assert changed.identity([32]) != at_32
+        assert changed.fingerprint([32]) != at_32
         assert differences(changed.contents([32]), before.contents([32]))
     with pytest.raises(ResoluteError, match=r"64 px is not open, got \[32, 48\]; name it in ShardSet\.open"):
-        before.identity([32, 64])
+        before.fingerprint([32, 64])
     message = "; ".join(differences(ShardSet.open(tmp_path / "quality").contents([32]), before.contents([32])))
     assert "train images at 32 px got " in message
     assert "classes" not in message

@@ -238,9 +238,9 @@ def test_the_seed_changes_the_draws(unbalanced: ShardSet) -> None:
 
 def test_uniform_sampling_is_no_part_of_the_identity(unbalanced: ShardSet) -> None:
     uniform, balanced = plan_of(unbalanced, "uniform"), plan_of(unbalanced, "balanced")
-    assert "sampling" not in uniform.identity
+    assert "sampling" not in uniform.config
     assert uniform.fingerprint == plan_of(unbalanced, "uniform").fingerprint != balanced.fingerprint
-    assert balanced.identity == {**uniform.identity, "sampling": "balanced"}
+    assert balanced.config == {**uniform.config, "sampling": "balanced"}
 
 
 def test_a_sample_of_several_classes_has_the_largest_of_their_weights(shard_set: ShardSet) -> None:

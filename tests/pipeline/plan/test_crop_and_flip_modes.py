@@ -167,10 +167,10 @@ def test_settings_that_are_off_do_not_change_the_identity_of_a_plan(shard_set: S
     young = {"crop_mode": "simple", "shift_px": 4, "flip_mode": "alternate", "magnitude_std": 1.5}
     stage = Stage(res=32, epochs=1, batch_size=8)
     plain = Plan(shard_set, [stage])
-    assert not young.keys() & plain.identity["stages"][0]["augment"].keys()
+    assert not young.keys() & plain.config["stages"][0]["augment"].keys()
     for name, value in young.items():
         changed = Stage(res=32, epochs=1, batch_size=8, augment=Augment(policy="randaugment", **{name: value}))
-        assert Plan(shard_set, [changed]).identity["stages"][0]["augment"][name] == value
+        assert Plan(shard_set, [changed]).config["stages"][0]["augment"][name] == value
 
 
 @pytest.mark.parametrize(("table", "message"), [

@@ -50,23 +50,23 @@ URL = "hf://datasets/user/set"
 def test_every_byte_of_a_set_on_the_hub_is_read(tmp_path: Path, hub_proxy: FaultyProxy) -> None:
     with opened(URL, tmp_path, stall_s=5.0) as files:
         assert files.local("manifest.json").read_bytes() == SET["manifest.json"]
-        assert files.identity("32/none.tar") is None
+        assert files.file_version("32/none.tar") is None
         read_everywhere(files)
 
 
 def test_a_revision_is_read_and_a_changed_file_is_seen(tmp_path: Path, hub: Hub) -> None:
     hub.add(hub.root / "user" / "set", "user/set@v1")
     with opened(URL, tmp_path, stall_s=5.0) as files, opened(f"{URL}@v1", tmp_path) as old:
-        before = files.identity("32/a.tar")
+        before = files.file_version("32/a.tar")
         (hub.root / "user" / "set" / "32" / "a.tar").write_bytes(b"changed")
-        after = files.identity("32/a.tar")
+        after = files.file_version("32/a.tar")
         assert before is not None
         assert after is not None
         assert after[0] == 7
         assert after[1] != before[1]
-        assert old.identity("32/a.tar") == before
+        assert old.file_version("32/a.tar") == before
     with opened(f"{URL}@v2", tmp_path) as files:
-        assert files.identity("32/a.tar") is None
+        assert files.file_version("32/a.tar") is None
 
 
 @pytest.mark.parametrize("fault", [503, 429, "cut", "short", "drop"])
@@ -83,7 +83,7 @@ def test_a_hub_that_fails_for_a_while_is_asked_again(tmp_path: Path, hub: Hub) -
     hub.handler.status = 503  # also its API, whose requests its client does not repeat
     threading.Timer(1.0, setattr, [hub.handler, "status", 0]).start()
     with opened(URL, tmp_path, stall_s=20.0) as files:
-        assert files.identity("32/a.tar") is not None
+        assert files.file_version("32/a.tar") is not None
         assert files.local("manifest.json").read_bytes() == SET["manifest.json"]
 
 

@@ -89,6 +89,6 @@ def test_any_driver_of_fsspec_is_read(tmp_path: Path) -> None:
     fs = fsspec.filesystem("memory")
     fs.pipe("/whole-tars/32/a.tar", TAR)
     with open_files("memory://whole-tars", cache=settings(tmp_path)) as files:
-        assert files.identity("32/a.tar") is not None
-        assert files.identity("gone") is None
+        assert files.file_version("32/a.tar") is not None
+        assert files.file_version("gone") is None
         read_everywhere(files)
