@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -163,13 +164,16 @@ def _read(store: Store, name: str) -> bytes | None:
         return None
 
 
+_PHOTOS = re.compile(r"photos\.parquet")
+
+
 def _refuse_foreign(store: Store) -> None:
     root = Path(store.where)
     if "://" not in store.where and root.exists() and not root.is_dir():
         raise ResoluteError(f"{root}: in the way, got a file, expected a folder; choose another OUT")
     names = [name for name in store.folders() if name != RUN_FOLDER] + store.names()
-    if RECORDS in names and all(PARTIAL.fullmatch(name) for name in store.names(RECORDS)):
-        names.remove(RECORDS)  # why: left by a run that was killed while it wrote its plan
+    if RECORDS in names and all(PARTIAL.fullmatch(name) or _PHOTOS.fullmatch(name) for name in store.names(RECORDS)):
+        names.remove(RECORDS)  # why: left by a run that was killed before it had written its plan, which comes last
     if names:
         raise ResoluteError(
             f"{store.where}: not empty and not a shard set, got {len(names)} entries such as {names[0]}, expected an "
