@@ -91,6 +91,17 @@ def test_bad_sources_and_outputs_are_reported_in_one_line(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_table_of_photos_without_a_plan_is_what_a_killed_run_left(photos: Path, tmp_path: Path, prep: Prep) -> None:
+    """Of the files that are for the whole set, it is written first."""
+    argv = ("--src", photos, "--res", "32", "--out")
+    assert prep(*argv, tmp_path / "whole").status == 0
+    (tmp_path / "killed" / "records").mkdir(parents=True)
+    shutil.copy(tmp_path / "whole" / "records" / "photos.parquet", tmp_path / "killed" / "records")
+    assert prep(*argv, tmp_path / "killed").status == 0
+    whole, killed = (sorted((tmp_path / name / "32").glob("*.tar")) for name in ("whole", "killed"))
+    assert [path.read_bytes() for path in whole] == [path.read_bytes() for path in killed] != []
+
+
 def test_a_folder_that_is_not_a_set_is_refused_and_not_changed(photos: Path, tmp_path: Path, prep: Prep) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("mine")
