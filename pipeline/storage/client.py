@@ -10,10 +10,13 @@ run on fsspec's event loop and are cancelled, those of drivers run in daemon thr
 from __future__ import annotations
 
 import asyncio
+import atexit
 import hashlib
 import os
 import re
 import threading
+import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
@@ -31,6 +34,7 @@ Answer = TypeVar("Answer")
 
 _OBSTORE = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "http", "https")
 _BYTES_PER_S = 128 << 10  # a body arrives in pieces of what this rate brings in `stall_s`
+_GRACE_S = 0.2
 _DOWNLOADS = 3  # of a file whose body broke off
 _BACKOFF = {"init_backoff": timedelta(seconds=0.25), "max_backoff": timedelta(seconds=20), "base": 3}
 _RETRIED_STATUS = frozenset({408, 425, 429})  # HTTP statuses below 500 that a retry may change
@@ -58,6 +62,7 @@ class Client:
         self._fs: Any = None  # fsspec's driver, with the path of the URL in it
         if url.partition("://")[0] in _OBSTORE:
             self._store = _open_store(url, tries=tries, stall_s=stall_s)
+            _open.add(self)
         else:
             import fsspec  # why here: slow to import
 
@@ -226,6 +231,21 @@ class Client:
         with self._lock:
             self._closed = True
         self.interrupt()
+
+
+_open = weakref.WeakSet[Client]()  # that use obstore
+
+
+@atexit.register
+def _end_requests() -> None:
+    """End all requests, and give obstore's threads time for it.
+
+    why: one that still has to tell Python of an answer when the interpreter has ended aborts the process.
+    """
+    if clients := [*_open]:
+        for client in clients:
+            client.stop()
+        time.sleep(_GRACE_S)
 
 
 class _BrokenOffError(Exception):

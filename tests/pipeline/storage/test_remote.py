@@ -350,6 +350,32 @@ def test_closing_a_reader_of_a_hanging_store_takes_less_than_two_seconds(
             assert not again.submit("train", 32, np.arange(75)).result().errors
 
 
+ENDS_EARLY = """
+import sys, time
+from pathlib import Path
+from resolute.pipeline.storage.base import open_files
+from resolute.pipeline.storage.cache import CacheSettings
+files = open_files(sys.argv[1], cache=CacheSettings(folder=Path(sys.argv[2]), stall_s=60.0))
+files.local("manifest.json")
+files.prefetch("32/a.tar")
+time.sleep(float(sys.argv[3]))
+print("end", flush=True)
+"""
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_process_that_ends_while_it_downloads_ends_well(
+    tmp_path: Path, url: str, proxy: FaultyProxy, slow: bool  # noqa: F811
+) -> None:
+    """Nothing was closed: threads of obstore must not meet an interpreter that has ended."""
+    if slow:
+        proxy.slow_bytes_per_s = 64 << 10  # the tar takes 5 s
+    for number in range(4):
+        argv = [sys.executable, "-c", ENDS_EARLY, url, str(tmp_path / str(number)), str(0.01 * number)]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
 def test_submitted_tasks_never_keep_a_process_from_ending() -> None:
     code = """
 import threading, time
