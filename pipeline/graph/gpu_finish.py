@@ -1,8 +1,8 @@
 """`GpuFinish`: the last part of the GPU's path, from the resized images of DALI to a normalised batch of torch.
 
 Triton kernels apply the policy, one launch per slot, and a last one erases, mixes and normalises into a new tensor.
-They read DALI's memory by its address. An event of the stream tells when they have done so; until then the memory is
-kept, so DALI cannot reuse it.
+They read DALI's memory in place. A CUDA event marks when they have read it; until then the memory is held, so that DALI
+cannot reuse it.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _on(device: torch.device) -> Any:
 def _as_torch(images: Any) -> torch.Tensor:
     """A tensor on the memory of a DALI tensor, without a copy; a tensor of torch is returned as it is.
 
-    By the address, not by DLPack: when a DLPack tensor is deleted, a thread of DALI waits for the whole device, and
+    Not by DLPack: when a DLPack tensor is deleted, a thread of DALI waits for the whole device, and
     keeps a core busy meanwhile (`dltensor.h` of DALI 2.4).
     """
     if isinstance(images, torch.Tensor):

@@ -65,7 +65,7 @@ class Graph:
         prefetch_batches  batches in flight
         mean, std      of values in 0..1
         dtype          of the output; uint8: not normalised
-        ops       the operations that the run uses
+        ops            the operations that the run uses
         hw_decoder_load  fraction of the images that a GPU's JPEG engine decodes, 0 to 1; decode "gpu" only
         transform      see `Loader`
         """
@@ -220,7 +220,7 @@ def _transformed(transform: Transform, images: torch.Tensor, spec: BatchSpec) ->
 
 
 def _tensor(value: Any) -> str:
-    """What a value is, for a message."""
+    """Describe a value in an error message."""
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__name__}"
     return f"a {str(value.dtype).removeprefix('torch.')} tensor {tuple(value.shape)} on {value.device}"

@@ -231,7 +231,7 @@ class Loader(Iterator[Batch]):
     def transform_s(self) -> float:
         """Seconds that `next()` has spent in `transform` and in the normalisation after it.
 
-        On a GPU, which works on while the host goes on, only what launching takes.
+        On a GPU this is launch time only, since kernels run asynchronously.
         """
         return self._graph.transform_s
 

@@ -154,7 +154,7 @@ class Client:
         return size, self._pieces(name, stopped, lambda: file.read(self._piece_bytes) if file.tell() < size else b"")
 
     def _info(self, name: str, stopped: threading.Event) -> dict[str, Any]:
-        """What a driver knows of a file."""
+        """Metadata of a file, from its fsspec driver."""
         self._fs.invalidate_cache()  # why: huggingface_hub keeps listings, whatever the option says
         return dict(self._call(name, stopped, lambda: self._fs.info(f"{self._base}/{name}")))
 
@@ -186,7 +186,7 @@ class Client:
                 self._pending.discard(future)
 
     def _explained(self, name: str, error: Exception, *, body: bool, expired: bool) -> Exception:
-        """What an error of obstore or of a driver means, in one line and without credentials.
+        """An error of obstore or of a driver as one of ours: one line, without credentials.
 
         expired   the time for all tries is over
         """

@@ -201,8 +201,8 @@ class Remote(Files):
             return self._cache.open(file.cached, file.nbytes, download, stopped=stopped)
         except _OtherBytesError as error:
             # why not refused: the reader finds the samples that are damaged. why another name: of what the bytes are
-            other = self._files[file.name] = self._known(file.name, file.nbytes, error.sha256, listed=False)
-            return self._cached(other)
+            actual = self._files[file.name] = self._known(file.name, file.nbytes, error.sha256, listed=False)
+            return self._cached(actual)
 
     def _keep(self, file: _RemoteFile, download: Callable[[Write], object]) -> Path:
         """Path of a file that stays in the cache until `close`."""

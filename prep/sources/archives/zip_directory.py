@@ -41,8 +41,8 @@ def zip_members(file: BinaryIO) -> Iterator[ZipMember]:
     """
     try:
         members = zipfile.ZipFile(file).infolist()
-    # What zipfile raises: NotImplementedError for a version of the format that it does not know, struct.error for an
-    # extra field that is cut short.
+    # zipfile raises NotImplementedError for a version of the format that it cannot read, and struct.error for an extra
+    # field that is cut short: both mean an archive that cannot be used.
     except (zipfile.BadZipFile, NotImplementedError, struct.error) as error:
         raise ValueError(f"a zip archive that cannot be used: {error}") from None
     for member in members:

@@ -39,7 +39,7 @@ class Pipe:
 
 
 def raised(shards: ShardSet, method: str, error: Exception) -> BaseException:
-    """What the loader raises; afterwards it goes on with the same batch."""
+    """Return the exception that the loader raises, and check that it continues with the same batch."""
     plan = Plan(shards, [Stage(res=32, epochs=2, batch_size=16)], seed=1)
     with Loader(plan) as loader:
         next(loader)
