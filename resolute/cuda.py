@@ -7,7 +7,9 @@ simulate any number of GPUs by replacing `driver`.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,8 +17,11 @@ from resolute.errors import ResoluteError
 
 __all__ = [
     "allocated_bytes",
+    "allocator_retries",
     "available",
     "available_bytes",
+    "captured_graph",
+    "copy_to_host",
     "current_stream",
     "device_count",
     "device_guard",
@@ -35,13 +40,16 @@ __all__ = [
     "rng_states",
     "set_rng_state",
     "set_rng_states",
+    "side_stream",
     "synchronize",
     "total_bytes",
     "use_device",
+    "used_bytes",
     "utilization",
     "with_index",
 ]  # fmt: skip
 
+T = TypeVar("T")
 driver: Any = torch.cuda
 
 
@@ -138,6 +146,17 @@ def peak_reserved_bytes(device: torch.device) -> int:
     return int(driver.max_memory_reserved(with_index(device)))
 
 
+def used_bytes(device: torch.device) -> int:
+    """Memory in use on the device by all: torch's allocator, DALI's pools, CUDA's contexts and other processes."""
+    free, total = driver.mem_get_info(with_index(device))
+    return int(total - free)
+
+
+def allocator_retries(device: torch.device) -> int:
+    """How often torch's allocator had to give cached memory back to the device to get a block, since the start."""
+    return int(driver.memory_stats(with_index(device)).get("num_alloc_retries", 0))
+
+
 def reset_peak_memory(device: torch.device) -> None:
     driver.reset_peak_memory_stats(with_index(device))
 
@@ -161,6 +180,34 @@ def record_event(device: torch.device, *, timing: bool = True, stream: Any = Non
     event = driver.Event(enable_timing=timing)
     event.record(current_stream(device) if stream is None else stream)
     return event
+
+
+def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Start copying a GPU's tensor to pinned memory. The host does not wait: record an event to know when it is there.
+    """
+    host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+    return host.copy_(tensor, non_blocking=True)
+
+
+@contextmanager
+def side_stream(device: torch.device) -> Iterator[None]:
+    """Launch the block's work in a stream of its own, for which the current stream waits afterwards."""
+    stream, current = driver.Stream(with_index(device)), current_stream(device)
+    stream.wait_stream(current)
+    with driver.stream(stream):
+        yield
+    current.wait_stream(stream)
+
+
+def captured_graph(work: Callable[[], T], *, pool: Any = None) -> tuple[Any, T]:
+    """(CUDA graph of the launches of `work`, which are not run, its result). `pool`: memory shared with other graphs.
+
+    Other threads may call CUDA meanwhile, as those of the loader do.
+    """
+    graph = driver.CUDAGraph()
+    with driver.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        result = work()
+    return graph, result
 
 
 def elapsed_s(first: Any, last: Any) -> float:

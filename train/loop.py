@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -22,15 +21,17 @@ from resolute.train.logs.hardware import bf16_is_emulated
 from resolute.train.logs.metrics import Meter
 from resolute.train.loss.distillation import build_teacher, distilled
 from resolute.train.loss.losses import build_loss
-from resolute.train.model.build import build_ema, build_model, compile_network, ema_decay, set_tf32
+from resolute.train.model.build import build_model, compile_network, set_tf32
+from resolute.train.model.ema import WeightAverage
 from resolute.train.model.freeze import Freezer
 from resolute.train.model.head import CLASSES, Head
 from resolute.train.model.norms import batch_norms, statistics_kept
 from resolute.train.model.regularization import Regularizer, strongest
-from resolute.train.optim.optimizer import Lookahead, build_optimizer, build_shaping
+from resolute.train.optim.optimizer import Lookahead, build_gradient_steps, build_optimizer
 from resolute.train.optim.schedule import Rates
 from resolute.train.recipe.schema import Precision, Recipe
 
+from .step_graphs import StepGraphs, check_cuda_graphs
 from .validation import BatchScores, score_batch
 
 __all__ = ["Learner", "autocast", "autocast_dtype", "eval_logits", "image_dtype", "in_layout",
@@ -62,29 +63,35 @@ class Learner:
             built.model, classes=classes, channels_last=layout, device=device, ranks=self.ranks.world_size,
             resolutions=recipe.resolutions,
         )  # fmt: skip
-        self.ema = build_ema(recipe.ema, self.network)
         mean_steps = [total_steps / recipe.total_epochs] * recipe.total_epochs
-        self.ema_decays = [ema_decay(recipe.ema, steps) for steps in epoch_steps or mean_steps]
-        self._averaged_from = round(sum([*(epoch_steps or mean_steps)][: -recipe.ema.last_epochs or None]))
+        self.ema = WeightAverage(
+            recipe.ema, self.network, epoch_steps=[*(epoch_steps or mean_steps)]
+        ) if recipe.ema.on else None  # fmt: skip
         self.teacher = build_teacher(
             recipe.distill, recipe.data, classes=classes, channels_last=layout, device=device,
             resolutions={res for stage in recipe.stages for res in stage.resolutions},
         )  # fmt: skip
         self.head = head
         weights = None if class_weights is None else torch.from_numpy(class_weights).to(device)
+        self.loss = build_loss(recipe.loss, head, weights=weights, device=device)
         self._rerun = batch_norms(self.network) if recipe.model.grad_checkpointing else []
-        self._shape = build_shaping(recipe.optim, self.network)
         self.optimizer = build_optimizer(built.optim, self.network)
+        self._prepare_gradients = build_gradient_steps(recipe.optim, self.network)
         self.freezer = Freezer(recipe.freeze, recipe.stages, self.network, self.optimizer)
-        self.regularizer = Regularizer(recipe, self.network, self.optimizer, classes=classes)
-        self._losses = {smoothing: build_loss(
-            dataclasses.replace(recipe.loss, label_smoothing=smoothing), head, weights=weights, device=device
-        ) for smoothing in self.regularizer.smoothings}
+        self.regularizer = Regularizer(recipe, self.network, self.optimizer)
         self.rates = Rates(
             recipe.schedule, recipe.optim, recipe.stages, total_steps=total_steps, epoch_steps=epoch_steps,
             epoch_samples=epoch_samples,
         )  # fmt: skip
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
+        self._entered: tuple[int, int, bool] | None = None  # stage, resolution and mode that the network has
+        self._stepped: tuple[int, int] | None = None  # stage and resolution that the optimizer has
+        self._wrapped: nn.Module | None = None  # the network, averaging gradients over the ranks; None: to be wrapped
+        self._smoothing = 0.0
+        self.graphs: StepGraphs | None = None
+        if recipe.precision.cuda_graphs:
+            check_cuda_graphs(recipe, device=device, world_size=self.ranks.world_size)
+            self.graphs = StepGraphs(self.network, self.forward_backward)
         if recipe.precision.compile:
             compile_network(self.network, device)
 
@@ -96,56 +103,59 @@ class Learner:
         return autocast(self.recipe.precision, self.device)
 
     def train_step(self, batch: Batch) -> tuple[torch.Tensor, float]:
-        """Run one optimizer step; returns this rank's part of the mean loss (see `gradients`) and the learning rate."""
+        """Run one optimizer step; returns this rank's part of the mean loss and the learning rate (no sync)."""
         spec = batch.spec
-        self.freezer.begin(spec.stage)
-        self.regularizer.begin(spec.stage, spec.res)
+        if self._stepped != (spec.stage, spec.res):
+            self._stepped = (spec.stage, spec.res)
+            self.freezer.apply_to_optimizer(spec.stage)
+            self.regularizer.apply_to_optimizer(spec.stage, spec.res)
         lr = self.rates.apply(self.optimizer, spec.step, stage=spec.stage, res=spec.res)
         self.ranks.seed(self.recipe.seed, spec.step)
-        total = self.gradients(batch)
-        if self._shape is not None:
+        self.enter(spec.stage, spec.res)
+        loss = self.forward_backward(batch) if self.graphs is None else self.graphs(batch)
+        if self._prepare_gradients is not None:
             self.scaler.unscale_(self.optimizer)
-            self._shape()
-        self.scaler.step(self.optimizer)  # sync: with fp16 alone; reads whether a gradient is infinite
+            self._prepare_gradients()
+        self.scaler.step(self.optimizer)  # sync: with fp16 and an optimizer without a fused kernel alone
         if spec.last and isinstance(self.optimizer, Lookahead):
             self.optimizer.sync_lookahead()  # so that the slow weights are validated and kept
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
-            self.ema.decay = self._ema_decay(spec)
-            self.ema.update(self.network, step=spec.step + 1)
-        return total, lr
+            self.ema.update(spec)
+        return loss, lr
 
-    def _ema_decay(self, spec: BatchSpec) -> float:
-        """The weight of the previous average after the step of `spec`."""
-        if not self.recipe.ema.last_epochs:
-            return self.ema_decays[spec.epoch]
-        # Source: Izmailov et al., arXiv 1803.05407, algorithm 1: the mean of n + 1 models
-        n = max(0, spec.step - self._averaged_from)
-        return n / (n + 1)
-
-    def gradients(self, batch: Batch) -> torch.Tensor:
-        """Forward and backward; returns this rank's part of the global mean loss, a scalar on the device (no sync)."""
-        stage, res = batch.spec.stage, batch.spec.res
-        self.freezer.enter(stage)
-        self.regularizer.enter(stage, res)
-        loss_of = self._losses[self.regularizer.at(stage, res)["label_smoothing"]]
-        self.network.train()
-        network, total = self.ranks.wrap(self.network), torch.zeros((), device=self.device)
-        parts = list(self._micro_batches(batch))
-        for i, (images, targets, partner_labels, lam) in enumerate(parts, 1):
-            with self.autocast(), self.ranks.averaging(network, now=i == len(parts)):
-                logits = network(images)
-                teacher_logits = self.teacher(images) if self.teacher is not None else None
-            losses = loss_of(logits, targets, partner_labels, lam)
-            if teacher_logits is not None:
-                losses = distilled(losses, logits, teacher_logits, self.recipe.distill)
-            loss = losses.sum() / batch.spec.global_size
+    def forward_backward(self, batch: Batch) -> torch.Tensor:
+        """Compute the gradients; returns this rank's part of the global mean loss, a scalar on the device (no sync)."""
+        self.enter(batch.spec.stage, batch.spec.res)
+        if self._wrapped is None:
+            self._wrapped = self.ranks.wrap(self.network)
+        network, parts, losses = self._wrapped, self._micro_batches(batch), []
+        for number, (images, targets, partner_labels, lam) in enumerate(parts, 1):
+            with self.autocast(), self.ranks.averaging(network, now=number == len(parts)):
+                outputs = network(images)
+                teacher_outputs = self.teacher(images) if self.teacher is not None else None
+            each = self.loss(outputs, targets, partner_labels, lam, smoothing=self._smoothing)
+            if teacher_outputs is not None:
+                each = distilled(each, outputs, teacher_outputs, self.recipe.distill)
+            loss = each.sum() / batch.spec.global_size
+            losses.append(loss.detach())
+            # why world_size: DistributedDataParallel averages the ranks' gradients, their sum is needed
+            scaled = self.scaler.scale(loss * self.ranks.world_size if self.ranks.world_size > 1 else loss)
             with statistics_kept(self._rerun):
-                # why world_size: DistributedDataParallel averages the ranks' gradients, their sum is needed
-                self.scaler.scale(loss * self.ranks.world_size).backward()
-            total += loss.detach()
-        return total
+                scaled.backward()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def enter(self, stage: int, res: int, *, training: bool = True) -> None:
+        """Prepare the network for batches of `stage` at `res` px: which layers train, drop rates, mode, smoothing."""
+        if self._entered == (stage, res, training) and self.network.training == training:
+            return
+        self._entered = (stage, res, training)
+        self.freezer.apply_to_network(stage)
+        self.regularizer.apply_to_network(stage, res)
+        self._smoothing = self.regularizer.at(stage, res)["label_smoothing"]
+        self.network.train(training)
+        self._wrapped = None  # why: the wrapper holds the list of the trained parameters
 
     @property
     def stages_by_graph(self) -> list[list[int]]:
@@ -174,24 +184,29 @@ class Learner:
     def eval_step(self, batch: Batch) -> BatchScores:
         """The scores of the batch with the weights "raw" and, with EMA, "ema", on the device (no sync)."""
         if self.network.training:
+            if self.ema is not None:
+                self.ema.copy_counts()
             self.ranks.broadcast_buffers(self.network, *([self.ema.module] if self.ema is not None else []))
-        self.regularizer.enter(batch.spec.stage, batch.spec.res)  # why: a compiled graph is of these rates
+        self.enter(batch.spec.stage, batch.spec.res, training=False)
         return score_batch(self.head, self.eval_outputs(batch.images), batch.targets)
 
     def eval_outputs(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
         """The outputs of the networks "raw" and, with EMA, "ema" for a validation batch's images."""
-        self.network.eval()
         networks = {"raw": self.network} | ({"ema": self.ema.module} if self.ema is not None else {})
         return {name: eval_logits(network, images, self.recipe.precision, flip=self.recipe.eval.flip)
                 for name, network in networks.items()}  # fmt: skip
 
-    def _micro_batches(self, batch: Batch) -> Iterable[tuple[torch.Tensor, ...]]:
+    def _micro_batches(self, batch: Batch) -> list[tuple[torch.Tensor, ...]]:
         # why: only classes have labels of the partners
         partners = batch.partner_labels if batch.targets.dim() == 1 else batch.lam
         tensors = (in_layout(batch.images, self.recipe.precision), batch.targets, partners, batch.lam)
-        return zip(*(micro_batches(tensor, self.recipe) for tensor in tensors), strict=True)
+        if self.recipe.optim.grad_accum_steps == 1:
+            return [tensors]
+        return [*zip(*(micro_batches(tensor, self.recipe) for tensor in tensors), strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
+        if self.ema is not None:
+            self.ema.copy_counts()
         return {
             "model": self.network.state_dict(),
             "ema": None if self.ema is None else self.ema.module.state_dict(),
@@ -208,6 +223,7 @@ class Learner:
             self.ema.module.load_state_dict(state["ema"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.freezer.load_state_dict(state["freezer"])
+        self._stepped = None  # why: the loaded optimizer may have the weight decay of another stage
         self.scaler.load_state_dict(state["scaler"])
         torch.set_rng_state(state["rng"])
         if state["cuda_rng"] is not None and self.device.type == "cuda":

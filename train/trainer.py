@@ -51,7 +51,7 @@ from .checkpoint import LAST
 from .early_stopping import NotFinite, Progress, all_finite
 from .loop import Learner, run_batches
 from .setup import Options, set_up
-from .warmup import check_micro_batches, enough_for_a_cpu, memory_to_spare, shapes, warm_up
+from .warmup import capture_graphs, check_micro_batches, enough_for_a_cpu, memory_to_spare, shapes, warm_up
 
 __all__ = ["Options", "main", "run", "session"]
 
@@ -305,11 +305,11 @@ class _Session:
 
     def _warm_up(self) -> None:
         for stages in self.learner.stages_by_graph:
-            self.learner.freezer.enter(stages[0])
             todo = shapes(self.plan, rank=self.ranks.rank, world_size=self.ranks.world_size, stages=stages)
             if self.learner.device.type == "cpu" and not self.recipe.precision.compile:
                 todo = enough_for_a_cpu(todo)
             warm_up(self.learner, todo, self._check_stop, stage=stages[0])
+        capture_graphs(self.learner, self.plan, self._check_stop)
         self._check_stop()
 
     def _after(self, spec: BatchSpec) -> bool:

@@ -18,11 +18,13 @@ from resolute.train.devices.memory import fault_in
 from resolute.train.logs.hardware import peak_memory_bytes
 from resolute.train.model.norms import batch_norms
 from resolute.train.planner.batch_size import DoesNotFit, out_of_memory
+from resolute.train.planner.measure import synthetic
 from resolute.train.recipe.schema import Recipe
 
 from .loop import Learner, in_layout, micro_batches
 
-__all__ = ["check_micro_batches", "enough_for_a_cpu", "memory_to_spare", "shapes", "untouched", "warm_up"]
+__all__ = ["capture_graphs", "check_micro_batches", "enough_for_a_cpu", "memory_to_spare", "shapes", "untouched",
+           "warm_up"]  # fmt: skip
 
 _SPARE_FRAC = 0.25
 
@@ -70,8 +72,7 @@ def check_micro_batches(plan: Plan, learner: Learner) -> None:
         smallest = min(len(part) for part in torch.arange(size).chunk(recipe.optim.grad_accum_steps))
         if smallest > 1:
             continue
-        learner.freezer.enter(stage)
-        if not _normalises_one(learner, res):
+        if not _normalises_one(learner, stage, res):
             cause = _too_small(recipe, phase, (res, global_size, size), world_size=ranks.world_size)
             raise ResoluteError(
                 f"{cause}: got 1 sample, expected at least 2 for the batch norms of {recipe.model.name} at "
@@ -79,11 +80,11 @@ def check_micro_batches(plan: Plan, learner: Learner) -> None:
             )
 
 
-def _normalises_one(learner: Learner, res: int) -> bool:
-    """Whether the network in training mode accepts a single image of `res` px."""
+def _normalises_one(learner: Learner, stage: int, res: int) -> bool:
+    """Whether the network in training mode accepts a single image of `res` px in `stage`."""
     image = torch.zeros(1, 3, res, res, device=learner.device)
     with untouched(learner.network), torch.no_grad(), learner.autocast():
-        learner.network.train()
+        learner.enter(stage, res)
         try:
             learner.network.forward(image)  # why not __call__: it would compile
         except ValueError as error:
@@ -112,27 +113,25 @@ def _too_small(recipe: Recipe, phase: Phase, shape: tuple[int, int, int], *, wor
 
 def warm_up(
     learner: Learner, todo: list[tuple[str, int, int]], before_each: Callable[[], None] = lambda: None, *,
-    stage: int | None = None,
+    stage: int = 0,
 ) -> None:  # fmt: skip
     """Run what a training step and a validation compute once per shape; the teacher runs on the training shapes too.
 
-    `todo`: as from `shapes`. `before_each` is called before each shape and may raise to stop. `stage`: the stage whose
-    drop rates the network gets at each shape, for which a compiled network needs graphs. Weights, statistics,
+    `todo`: as from `shapes`. `before_each` is called before each shape and may raise to stop. `stage`: whose
+    layers train, with its drop rates at each shape, for which a compiled network needs graphs. Weights, statistics,
     gradients, random state and optimizer are unchanged afterwards. Raises `DoesNotFit` if a shape is out of memory,
     `ResoluteError` if the network refuses a resolution.
     """
     network, device = learner.network, learner.device
-    wrapped = learner.ranks.wrap(network)
     with untouched(network):
         for split, res, size in todo:
             before_each()
-            if stage is not None:
-                learner.regularizer.enter(stage, res)
+            learner.enter(stage, res, training=split == "train")
             images = torch.zeros(size, 3, res, res, dtype=learner.image_dtype, device=device)
             images = images.to(memory_format=torch.channels_last)  # as the loader's
             try:
                 if split == "train":
-                    _forward_and_backward(learner, wrapped, images)
+                    _forward_and_backward(learner, images)
                 else:
                     learner.eval_outputs(images)
             except RuntimeError as error:
@@ -148,13 +147,33 @@ def warm_up(
             cuda.synchronize(device)  # sync: warm-up ends before the clock starts
 
 
-def _forward_and_backward(learner: Learner, wrapped: nn.Module, images: torch.Tensor) -> None:
-    """As `Learner.gradients`, but without averaging over the ranks.
+def capture_graphs(learner: Learner, plan: Plan, before_each: Callable[[], None] = lambda: None) -> None:
+    """With `precision.cuda_graphs`, capture the graph of each stage's step. Changes as little as `warm_up`.
+
+    Raises `DoesNotFit` if a graph's memory does not fit.
+    """
+    if (graphs := learner.graphs) is None:
+        return
+    for stage in range(len(plan.stages)):
+        before_each()
+        spec = plan.batch(plan.largest_batch(stage))
+        batch = synthetic(spec, device=learner.device, dtype=learner.image_dtype, head=learner.head)
+        with untouched(learner.network):
+            try:
+                graphs.capture(batch)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                raise DoesNotFit("train", spec.res, len(spec)) from None
+
+
+def _forward_and_backward(learner: Learner, images: torch.Tensor) -> None:
+    """As `Learner.forward_backward`, but without averaging over the ranks.
 
     why wrapped: a graph that is compiled within DistributedDataParallel's forward pass is cut at the limits of its
     buckets, so that training averages each of them while the backward pass goes on.
     """
-    learner.network.train()
+    wrapped = learner.ranks.wrap(learner.network)
     for part in micro_batches(in_layout(images, learner.recipe.precision), learner.recipe):
         with learner.autocast(), learner.ranks.averaging(wrapped, now=False):
             logits = wrapped(part)

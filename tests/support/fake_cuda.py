@@ -29,6 +29,7 @@ class FakeCuda:
         self.capability = capability
         self.devices, self.gib, self.fractions, self.current = devices, gib, [fraction], current
         self.peak_reserved, self.allocated, self.percent = 0, 3 * GIB, 40
+        self.retries = 0  # of the allocator
         self.host_s = self.free_at_s = self.synchronized_s = 0.0
         self.syncs = 0
         self.asked: list[int] = []  # indices of the devices of all questions, in order
@@ -48,6 +49,16 @@ class FakeCuda:
                 if max(self.at_s, last.at_s) > fake.synchronized_s:
                     raise RuntimeError("device not ready")
                 return 1e3 * (last.at_s - self.at_s)
+
+            def query(self) -> bool:
+                done = self.at_s <= fake.host_s
+                fake.synchronized_s = max(fake.synchronized_s, self.at_s if done else 0.0)
+                return done
+
+            def synchronize(self) -> None:
+                fake.syncs += self.at_s > fake.host_s
+                fake.host_s = max(fake.host_s, self.at_s)
+                fake.synchronized_s = max(fake.synchronized_s, self.at_s)
 
         self.Event = Event
 
@@ -131,6 +142,10 @@ class FakeCuda:
     def max_memory_reserved(self, device: Any) -> int:
         self._index(device)
         return self.peak_reserved
+
+    def memory_stats(self, device: Any) -> dict[str, int]:
+        self._index(device)
+        return {"num_alloc_retries": self.retries}
 
     def reset_peak_memory_stats(self, device: Any) -> None:
         self._index(device)

@@ -108,7 +108,7 @@ MISTAKES: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_the_trace_finds_what_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
-    gradients, (kind, mistake) = Learner.gradients, MISTAKES[name]
+    gradients, (kind, mistake) = Learner.forward_backward, MISTAKES[name]
 
     def waiting(learner: Learner, batch: Batch) -> torch.Tensor:
         loss = gradients(learner, batch)
@@ -116,7 +116,7 @@ def test_the_trace_finds_what_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: P
             mistake(loss)
         return loss
 
-    monkeypatch.setattr(Learner, "gradients", waiting)
+    monkeypatch.setattr(Learner, "forward_backward", waiting)
     events, _ = trace_steps(tmp_path, {})
     assert [event.partition(":")[0] for event in events] == [kind]
 

@@ -41,7 +41,8 @@ def _warm_up(network: nn.Module, plan: Plan, grad_accum_steps: int = 1, ema: Any
     table = {"stages": [{"res": 32, "epochs": 1, "batch_size": 8}], "optim": {"grad_accum_steps": grad_accum_steps}}
     learner = object.__new__(Learner)
     learner.__dict__.update(network=network, device=torch.device("cpu"), ema=ema, teacher=None, ranks=Ranks(),
-                            recipe=Recipe.parse(table, name="x"))  # fmt: skip
+                            recipe=Recipe.parse(table, name="x"),
+                            enter=lambda stage, res, training=True: network.train(training))  # fmt: skip
     warm_up(learner, shapes(plan))
 
 

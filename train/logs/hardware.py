@@ -16,7 +16,8 @@ import torch
 from resolute import cuda
 from resolute.machine import available_cpus
 
-__all__ = ["GpuUtilization", "bf16_is_emulated", "describe", "peak_memory_bytes", "process_age_s", "reset_peak_memory"]
+__all__ = ["GpuUtilization", "bf16_is_emulated", "describe", "gpu_memory", "peak_memory_bytes", "process_age_s",
+           "reset_peak_memory"]  # fmt: skip
 
 _EVERY_S = 2.0  # NVML's own figure is a mean of the last 1/6 to 1 s
 
@@ -75,6 +76,14 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return cuda.peak_allocated_bytes(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def gpu_memory(device: torch.device) -> dict[str, int]:
+    """For the log: torch's reserved memory at its peak, and what all on the device use now, with the pools of DALI,
+    which do not shrink. Empty on a CPU."""
+    if device.type != "cuda":
+        return {}
+    return {"reserved_bytes": cuda.peak_reserved_bytes(device), "device_bytes": cuda.used_bytes(device)}
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ from resolute.train.early_stopping import NotFinite
 from resolute.train.model.head import CLASSES, Head
 from resolute.train.validation import BatchScores, Validation
 
-from .hardware import GpuUtilization, peak_memory_bytes, reset_peak_memory
+from .hardware import GpuUtilization, gpu_memory, peak_memory_bytes, reset_peak_memory
 
 __all__ = ["Meter", "NullLogWriter", "RunLogWriter", "read_log"]
 
-_FLUSH_STEPS = 50  # steps between reads of the losses, each of which writes the log and syncs with a GPU
+_FLUSH_STEPS = 50  # steps between copies of the losses to the host, and writes of the log
 
 
 class RunLogWriter:
@@ -91,6 +92,8 @@ class Meter:
     ) -> None:
         self._log, self._device, self._ranks = log, device, ranks or Ranks()
         self._steps: list[tuple[dict[str, Any], torch.Tensor, tuple[Any, Any]]] = []
+        # records and marks of steps, their losses on the host, and when these are there
+        self._copies: deque[tuple[list[tuple[dict[str, Any], tuple[Any, Any]]], torch.Tensor, Any]] = deque()
         self._previous_end: Any = None  # the mark after the last flushed step
         self._validation = Validation(head, ranks=self._ranks)
         self.details: dict[str, Any] = {}  # of the last validation by weights, see `Validation.finish`; on rank 0
@@ -104,6 +107,7 @@ class Meter:
         self.sums = {"samples": 0, "steps": 0, "wait_s": 0.0, "train_s": 0.0, "loss": 0.0, "lr": 0.0}
         self.sums |= {"gpu_frac": 0.0, "gpu_asked": 0}
         reset_peak_memory(self._device)
+        self._retries = cuda.allocator_retries(self._device) if self._device.type == "cuda" else 0
         self.start_eval()
 
     def mark(self) -> Any:
@@ -121,8 +125,7 @@ class Meter:
         """Record a training step. `loss`: this rank's part of the mean loss, on the device. `wait_s`: host time blocked
         waiting for the batch. `compute_s`: host time of the step (on a GPU: of its launches). `marks`: from `mark`,
         before and after the step. Times are per rank; the log has rank 0's."""
-        due = len(self._steps) + 1 >= _FLUSH_STEPS  # the same on all ranks
-        step_s = wait_s + compute_s + self._drain_s(spec, due=due)
+        step_s = wait_s + compute_s + self._drain_s(spec)
         if marks[0] is None:
             compute_s = step_s - wait_s
         sums = self.sums
@@ -140,12 +143,16 @@ class Meter:
             sums["gpu_frac"] += utilization
             sums["gpu_asked"] += 1
         self._steps.append((record, loss, marks))
+        due = len(self._steps) >= _FLUSH_STEPS  # the same on all ranks
         # why not always: reading the loss is a sync on a GPU, and a collective operation on several ranks
         if loss.device.type == "cpu" and self._ranks.world_size == 1:
             self._last_loss = float(loss)  # no sync: on a CPU
             due = due or not math.isfinite(self._last_loss)
         if due:
-            self.flush(durable=False)
+            self._read_copies(wait=False)
+            self._start_copy()
+            self._read_copies(wait=False)  # why again: on a CPU it is there
+            self._log.sync(durable=False)
 
     @property
     def status(self) -> str:
@@ -160,10 +167,10 @@ class Meter:
         self.sums["eval_s"] += elapsed_s
         self.elapsed_s += elapsed_s
 
-    def _drain_s(self, spec: BatchSpec, *, due: bool = False) -> float:
-        """Seconds until a GPU finishes its queued work, after the last batch of an epoch or validation and before the
-        losses are read (`due`); else 0, without waiting."""
-        if not (spec.last or due) or self._device.type != "cuda":
+    def _drain_s(self, spec: BatchSpec) -> float:
+        """Seconds until a GPU finishes its queued work, after the last batch of an epoch or validation; else 0, without
+        waiting."""
+        if not spec.last or self._device.type != "cuda":
             return 0.0
         began = time.perf_counter()
         cuda.synchronize(self._device)  # sync: the epoch's time ends with its last kernel
@@ -171,19 +178,41 @@ class Meter:
 
     def flush(self, *, durable: bool = True) -> int:
         """Write the steps so far to the log; returns its length in bytes. Raises `NotFinite` for a loss that is not."""
-        if self._steps:
-            parts = torch.stack([loss for _, loss, _ in self._steps])
-            losses = self._ranks.sum(parts).tolist()  # sync: reads the losses; all events are complete then
-            for (record, _, marks), loss in zip(self._steps, losses, strict=True):
+        self._start_copy()
+        self._read_copies(wait=True)
+        return self._log.sync(durable=durable)
+
+    def _start_copy(self) -> None:
+        """Start copying the losses of the steps since the last copy to the host."""
+        if not self._steps:
+            return
+        losses = self._ranks.sum(torch.stack([loss for _, loss, _ in self._steps]))
+        steps = [(record, marks) for record, _, marks in self._steps]
+        event = None
+        if self._device.type == "cuda":
+            losses = cuda.copy_to_host(losses)
+            event = cuda.record_event(self._device, timing=False)
+        self._copies.append((steps, losses, event))
+        self._steps.clear()
+
+    def _read_copies(self, *, wait: bool) -> None:
+        """Log the steps whose losses have arrived; with `wait`, all of them."""
+        while self._copies:
+            steps, copied, event = self._copies[0]
+            if event is not None and not wait and not event.query():
+                return
+            if event is not None:
+                event.synchronize()  # sync: with `wait` alone, at a checkpoint or the end of an epoch
+            self._copies.popleft()
+            losses = copied.tolist()  # no sync: on the host
+            for (record, marks), loss in zip(steps, losses, strict=True):
                 self._read_marks(record, *marks)
                 self.sums["wait_s"] += record["wait_s"]
                 self._log.write({**record, "loss": loss})
                 self.sums["loss"] += loss * record["samples"]
                 if not math.isfinite(loss):
                     raise NotFinite(f"loss is {loss}", record)
-            self._steps.clear()
             self._last_loss = losses[-1]
-        return self._log.sync(durable=durable)
 
     def _read_marks(self, record: dict[str, Any], began: Any, ended: Any) -> None:
         """On a GPU: replace the host's times of the step by the device's.
@@ -222,13 +251,18 @@ class Meter:
             "images_per_s": sums["samples"] / sums["train_s"], "stall_frac": sums["wait_s"] / sums["train_s"],
             "lr": sums["lr"], "loss": sums["loss"] / sums["samples"],
             **metrics,
-            "memory_bytes": peak_memory_bytes(self._device),
+            "memory_bytes": peak_memory_bytes(self._device), **self._gpu_memory(),
             "gpu_frac": sums["gpu_frac"] / sums["gpu_asked"] if sums["gpu_asked"] else None,
             "class_counts": list(class_counts),
         }  # fmt: skip
         self._log.write(record)
         self.start_epoch()
         return record
+
+    def _gpu_memory(self) -> dict[str, int]:
+        if self._device.type != "cuda":
+            return {}
+        return {**gpu_memory(self._device), "alloc_retries": cuda.allocator_retries(self._device) - self._retries}
 
     def state_dict(self) -> dict[str, Any]:
         log_bytes = self.flush()  # why first: it completes the sums

@@ -22,9 +22,10 @@ _EPS = 1e-8  # lower bound of the powers' bases in the asymmetric loss
 def build_loss(
     loss: Loss, head: Head = CLASSES, *, weights: torch.Tensor | None = None, device: torch.device | None = None
 ) -> Callable[..., torch.Tensor]:
-    """A function loss(outputs, targets, partner_labels, lam) -> (N,) float32 per sample.
+    """A function loss(outputs, targets, partner_labels, lam, smoothing=...) -> (N,) float32 per sample.
 
-    `outputs` (N, C or D); the others as in `Batch`. `weights`: of the classes, (C,) float32 on the device, see
+    `outputs` (N, C or D); the others as in `Batch`. `smoothing`: of the labels, by default `loss.label_smoothing`; only
+    "ce" and "bce" use it. `weights`: of the classes, (C,) float32 on the device, see
     `class_weights`; they are a factor on the cross-entropy of a label, or on the term of a present class. `device`: of
     all tensors, for a `head` of values.
     """
@@ -42,18 +43,19 @@ def build_loss(
         }[kind]
         return _StandardizedLoss(elements, *head.scale(device or torch.device("cpu")))
     if kind == "asl":
-        terms = functools.partial(
+        asymmetric = functools.partial(
             asymmetric_loss, gamma_neg=loss.gamma_neg, gamma_pos=loss.gamma_pos, clip=loss.clip, weights=weights
         )
         mixed = _mixed_asymmetric_loss if head.target.kind == "class" else _dense_loss
-        return functools.partial(mixed, terms=terms, sum_classes=loss.sum_classes)
+        return functools.partial(mixed, terms=lambda logits, targets, smoothing: asymmetric(logits, targets),
+                                 sum_classes=loss.sum_classes)  # fmt: skip
     if head.target.kind == "class":
         return functools.partial(
             mixed_binary_cross_entropy, smoothing=smoothing, threshold=loss.threshold, sum_classes=loss.sum_classes,
             weights=weights,
         )  # fmt: skip
-    terms = functools.partial(_binary_cross_entropy, smoothing=smoothing, threshold=loss.threshold, weights=weights)
-    return functools.partial(_dense_loss, terms=terms, sum_classes=loss.sum_classes)
+    terms = functools.partial(_binary_cross_entropy, threshold=loss.threshold, weights=weights)
+    return functools.partial(_dense_loss, terms=terms, sum_classes=loss.sum_classes, smoothing=smoothing)
 
 
 def mixed_cross_entropy(
@@ -116,7 +118,7 @@ def asymmetric_loss(
 
 
 def _binary_cross_entropy(
-    logits: torch.Tensor, targets: torch.Tensor, *, smoothing: float, threshold: float,
+    logits: torch.Tensor, targets: torch.Tensor, smoothing: float, *, threshold: float,
     weights: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Binary cross-entropy (N, C) float32 of several labels; smoothing moves 0 and 1 towards 0.5.
@@ -144,18 +146,18 @@ def _mixed_one_hot(
 
 def _mixed_asymmetric_loss(
     logits: torch.Tensor, labels: torch.Tensor, partner_labels: torch.Tensor, lam: torch.Tensor, *,
-    terms: Callable[..., torch.Tensor], sum_classes: bool,
+    terms: Callable[..., torch.Tensor], sum_classes: bool, smoothing: float = 0.0,
 ) -> torch.Tensor:  # fmt: skip
     target = _mixed_one_hot(logits, labels, partner_labels, lam)
-    return _over_classes(terms(logits, target), sum_classes=sum_classes)
+    return _over_classes(terms(logits, target, smoothing), sum_classes=sum_classes)
 
 
 def _dense_loss(
     logits: torch.Tensor, targets: torch.Tensor, _partner_labels: torch.Tensor, _lam: torch.Tensor, *,
-    terms: Callable[..., torch.Tensor], sum_classes: bool,
+    terms: Callable[..., torch.Tensor], sum_classes: bool, smoothing: float = 0.0,
 ) -> torch.Tensor:  # fmt: skip
     """Targets (N, C) that are already mixed, see `Batch.targets`."""
-    return _over_classes(terms(logits, targets), sum_classes=sum_classes)
+    return _over_classes(terms(logits, targets, smoothing), sum_classes=sum_classes)
 
 
 def _over_classes(losses: torch.Tensor, *, sum_classes: bool) -> torch.Tensor:
@@ -169,6 +171,7 @@ class _StandardizedLoss:
         self._elements, self._mean, self._std = elements, mean, std
 
     def __call__(
-        self, outputs: torch.Tensor, targets: torch.Tensor, _partner_labels: torch.Tensor, _lam: torch.Tensor
-    ) -> torch.Tensor:
+        self, outputs: torch.Tensor, targets: torch.Tensor, _partner_labels: torch.Tensor, _lam: torch.Tensor,
+        smoothing: float = 0.0,
+    ) -> torch.Tensor:  # fmt: skip
         return self._elements(outputs.float(), (targets - self._mean) / self._std).mean(1)

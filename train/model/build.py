@@ -1,4 +1,4 @@
-"""Builds the recipe's timm model, loads its initial weights, and sets up EMA, TF32 and torch.compile."""
+"""Builds the recipe's timm model, loads its initial weights, and sets up TF32 and torch.compile."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ import torch
 from safetensors import safe_open
 from timm.layers import BlurPool2d
 from timm.models import load_state_dict
-from timm.utils import ModelEmaV3
 from torch import nn
 
 from resolute.errors import ResoluteError, StorageError
 from resolute.train import checkpoint
-from resolute.train.recipe.schema import Ema, Model
+from resolute.train.recipe.schema import Model
 
 from .norms import set_norms
 
-__all__ = ["build_ema", "build_model", "compile_network", "ema_decay", "head_parameters", "set_tf32",
-           "size_options", "without_weights"]  # fmt: skip
+__all__ = ["build_model", "compile_network", "head_parameters", "set_tf32", "size_options"]
 
 
 def build_model(
@@ -133,16 +131,6 @@ def _refusal(model: Model, options: dict[str, Any], resolutions: Collection[int]
             except (AssertionError, RuntimeError, ValueError) as error:
                 return f"{res} px: {(str(error) or type(error).__name__).splitlines()[0][:120]}"
     return None
-
-
-def without_weights(model: Model, *, classes: int) -> nn.Module:
-    """timm's model as a structure, if possible on the meta device. The random state is unchanged."""
-    with torch.random.fork_rng(devices=[]):
-        try:
-            with torch.device("meta"):
-                return _create(model, classes=classes, pretrained=False)
-        except ResoluteError:  # why: some constructors read tensor values
-            return _create(model, classes=classes, pretrained=False)
 
 
 def _create(model: Model, *, classes: int, pretrained: bool) -> nn.Module:
@@ -260,18 +248,6 @@ def head_parameters(network: nn.Module) -> list[str]:
 
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-
-
-def build_ema(ema: Ema, network: nn.Module) -> ModelEmaV3 | None:
-    """timm's moving average of weights and buffers, whose decay `Learner` sets; None if the recipe disables it."""
-    warmup = ema.warmup and not ema.last_epochs
-    return ModelEmaV3(network, decay=ema.decay, use_warmup=warmup) if ema.on else None
-
-
-def ema_decay(ema: Ema, epoch_steps: float) -> float:
-    """The weight of the previous average per optimizer step, in an epoch of `epoch_steps` steps."""
-    half_life = ema.half_life_steps or ema.half_life_epochs * epoch_steps
-    return 0.5 ** (1 / half_life) if half_life else ema.decay
 
 
 def set_tf32(tf32: Literal["convolutions", "all", "off"], device: torch.device) -> None:

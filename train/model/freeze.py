@@ -116,14 +116,12 @@ class Freezer:
             stages.setdefault(trained, []).append(stage)
         return [stages[trained] for trained in sorted(stages, key=len, reverse=True)]
 
-    def enter(self, stage: int) -> bool:
-        """Make exactly the trainable set of `stage` trainable; returns whether the set changed."""
-        if stage == self._stage:
-            return False
+    def apply_to_network(self, stage: int) -> None:
+        """Make exactly the trainable set of `stage` trainable; the modules keep their mode, except frozen ones."""
         before = self.sets[self._stage] if self._stage is not None else self._all
         self._stage, trained = stage, self.sets[stage]
         if trained == before:
-            return False
+            return
         for name, parameter in self._network.named_parameters():
             if name in self._all:
                 parameter.requires_grad_(name in trained)
@@ -133,21 +131,20 @@ class Freezer:
             if own and trained.isdisjoint(own):
                 module.train = types.MethodType(_stay, module)
         self._network.train(self._network.training)
-        return True
 
-    def begin(self, stage: int) -> bool:
-        """`enter`, before a step that updates weights: also drops the optimizer state of newly frozen parameters."""
-        if stage != self._stepped:
-            trained, parameters = self.sets[stage], dict(self._network.named_parameters())
-            for name in parameters.keys() - trained:
-                self._optimizer.state.pop(parameters[name], None)
-            if self._stepped is not None:
-                thawed = {parameters[name] for name in trained - self.sets[self._stepped]}
-                for group in self._optimizer.param_groups:
-                    if not thawed.isdisjoint(group["params"]):
-                        group.pop("step", None)
-            self._stepped = stage
-        return self.enter(stage)
+    def apply_to_optimizer(self, stage: int) -> None:
+        """Before a step that updates weights: drop the optimizer's state of newly frozen parameters."""
+        if stage == self._stepped:
+            return
+        trained, parameters = self.sets[stage], dict(self._network.named_parameters())
+        for name in parameters.keys() - trained:
+            self._optimizer.state.pop(parameters[name], None)
+        if self._stepped is not None:
+            thawed = {parameters[name] for name in trained - self.sets[self._stepped]}
+            for group in self._optimizer.param_groups:
+                if not thawed.isdisjoint(group["params"]):
+                    group.pop("step", None)
+        self._stepped = stage
 
     def state_dict(self) -> dict[str, int | None]:
         return {"stage": self._stepped}

@@ -6,20 +6,19 @@ All of them are functions of the recipe, the stage and the resolution alone: exa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
+from timm.layers import DropPath
 from torch import nn
 
 from resolute.errors import ResoluteError
-from resolute.train.recipe.schema import Model, Recipe
-
-from .build import without_weights
+from resolute.train.recipe.schema import Recipe
 
 __all__ = ["Regularizer", "strongest"]
 
 _RATES = {"drop_rate": "dropout", "drop_path_rate": "stochastic depth"}
-_PROBE = 0.5  # rate at which the places of a rate are looked up
+_Place = tuple[nn.Module, str, float]  # module, attribute, its value / the model's rate
 
 
 def strongest(recipe: Recipe) -> Recipe:
@@ -49,35 +48,30 @@ def _all_values(recipe: Recipe) -> Iterable[dict[str, float]]:
 class Regularizer:
     """Sets the rates of a network's dropout and stochastic depth, and the weight decay of its optimizer.
 
-    Network and optimizer are built with the values of `strongest`; nothing is rebuilt. Rates are set on timm's modules,
-    in the proportions that timm gives them: stochastic depth rises linearly with the depth. Parameters without weight
+    Network and optimizer are built with the values of `strongest`; nothing is rebuilt. Each of timm's modules gets the
+    fraction of a rate that it was built with: stochastic depth rises linearly with the depth. Parameters without weight
     decay stay without it.
     """
 
-    def __init__(
-        self, recipe: Recipe, network: nn.Module, optimizer: torch.optim.Optimizer, *, classes: int
-    ) -> None:
-        """Raises `ResoluteError` for a rate that has no effect on the model."""
+    def __init__(self, recipe: Recipe, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Raises `ResoluteError` for a rate that has no effect on the network."""
         self._values = [{res: recipe.regularization_at(number, res) for res in stage.resolutions}
                         for number, stage in enumerate(recipe.stages)]  # fmt: skip
-        self.smoothings = {values["label_smoothing"] for values in _all_values(recipe)}  # that occur in the run
         self._optimizer = optimizer
         self._decays = [group["weight_decay"] > 0 for group in optimizer.param_groups]
         by_stage = {name for stage in recipe.stages for name in stage.regularization.strengths}
         self._sets_decay = "weight_decay" in by_stage
-        used = [name for name in _RATES if (name in by_stage or (name == "drop_rate" and recipe.model.drop_rate))
-                and any(values[name] for values in _all_values(recipe))]  # fmt: skip
-        places = _places(recipe.model, used, classes=classes)
-        for name in used:
-            if not places[name]:
+        self._places: dict[str, list[_Place]] = {}
+        built = strongest(recipe).model
+        for name, what in _RATES.items():
+            if not (rate := getattr(built, name)) or not (name in by_stage or name == "drop_rate"):
+                continue
+            places = [*_places(network, name, rate)]
+            if not places:
                 section = "regularization" if name in by_stage else "model"
-                raise ResoluteError(
-                    f"{section}.{name}: without effect, {recipe.model.name} has no {_RATES[name]}; remove it"
-                )
-        self._places = {
-            name: [(network.get_submodule(path), attribute, share) for path, attribute, share in places[name]]
-            for name in used if name in by_stage
-        }  # fmt: skip
+                raise ResoluteError(f"{section}.{name}: without effect, {recipe.model.name} has no {what}; remove it")
+            if name in by_stage:
+                self._places[name] = places
         self._set: dict[str, float] = {}  # the rates that the network has
 
     def at(self, stage: int, res: int) -> dict[str, float]:
@@ -86,11 +80,11 @@ class Regularizer:
         return values.get(res) or values[max(values)]
 
     def rates(self, stage: int) -> tuple[tuple[int, tuple[float, ...]], ...]:
-        """Resolutions of the stage with the rates that `enter` sets at them; empty if it sets none."""
+        """Resolutions of the stage with the rates that the network gets at them; empty if they never change."""
         return tuple((res, tuple(values[name] for name in self._places))
                      for res, values in self._values[stage].items() if self._places)  # fmt: skip
 
-    def enter(self, stage: int, res: int) -> None:
+    def apply_to_network(self, stage: int, res: int) -> None:
         """Give the network the rates of `stage` at `res` px."""
         values = self.at(stage, res)
         for name, places in self._places.items():
@@ -99,30 +93,26 @@ class Regularizer:
                 for module, attribute, share in places:
                     setattr(module, attribute, share * values[name])
 
-    def begin(self, stage: int, res: int) -> None:
-        """`enter`, before a step that updates weights: also gives the optimizer the weight decay."""
-        self.enter(stage, res)
+    def apply_to_optimizer(self, stage: int, res: int) -> None:
+        """Give the optimizer the weight decay of `stage` at `res` px."""
         if self._sets_decay:
             for group, decays in zip(self._optimizer.param_groups, self._decays, strict=True):
                 if decays:
                     group["weight_decay"] = self.at(stage, res)["weight_decay"]
 
 
-def _places(model: Model, names: Sequence[str], *, classes: int) -> dict[str, list[tuple[str, str, float]]]:
-    """The places where timm sets each rate: (module, attribute, its value / the rate)."""
-    if not names:
-        return {}
-    probes = dict.fromkeys(names, _PROBE)
-    full = _numbers(model, probes, classes=classes)
-    places = {}
-    for name in names:
-        half = _numbers(model, {**probes, name: _PROBE / 2}, classes=classes)
-        places[name] = [(*place, value / _PROBE) for place, value in full.items() if half.get(place) != value]
-    return places
+def _places(network: nn.Module, name: str, rate: float) -> Iterator[_Place]:
+    """Where timm's `network`, built with `rate`, keeps it.
 
-
-def _numbers(model: Model, rates: dict[str, float], *, classes: int) -> dict[tuple[str, str], float]:
-    """Floating-point attributes of all modules of the model with `rates`, by the module's name and their own."""
-    network = without_weights(dataclasses.replace(model, **rates), classes=classes)  # type: ignore[arg-type]
-    return {(path, attribute): value for path, module in network.named_modules()
-            for attribute, value in vars(module).items() if isinstance(value, float)}  # fmt: skip
+    Stochastic depth: the `drop_prob` of `DropPath` modules. Dropout: the `p` of torch's modules, and the attribute
+    `drop_rate` of networks that call the function.
+    """
+    for module in network.modules():
+        if name == "drop_path_rate":
+            if isinstance(module, DropPath) and module.drop_prob:
+                yield module, "drop_prob", module.drop_prob / rate
+        elif isinstance(module, nn.modules.dropout._DropoutNd):
+            if module.p == rate:  # why: others are those of `model.kwargs`, such as `attn_drop_rate`
+                yield module, "p", 1.0
+        elif getattr(module, "drop_rate", None) == rate:
+            yield module, "drop_rate", 1.0

@@ -1,9 +1,9 @@
-"""The recipe's optimizer, from timm's factory, and gradient clipping and centralisation before its step."""
+"""The recipe's optimizer, from timm's factory, and what happens to the gradients before its step."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import timm.optim
@@ -17,7 +17,7 @@ from resolute.train.recipe.schema import Optim
 
 from .muon import replace_emulated_bf16
 
-__all__ = ["Lookahead", "build_optimizer", "build_shaping"]
+__all__ = ["Lookahead", "build_gradient_steps", "build_optimizer"]
 
 def build_optimizer(optim: Optim, network: nn.Module) -> torch.optim.Optimizer:
     """The optimizer `optim.name` of timm's registry with timm's parameter groups, wrapped in Lookahead if on.
@@ -38,7 +38,8 @@ def build_optimizer(optim: Optim, network: nn.Module) -> torch.optim.Optimizer:
     try:
         accepted = inspect.signature(timm.optim.get_optimizer_class(name, bind_defaults=False)).parameters
         if "fused" in accepted:
-            settings["fused"] = optim.fused or None  # None: torch's default; False is the slowest
+            on_gpu = any(parameter.is_cuda for parameter in network.parameters())
+            settings["fused"] = optim.fused or on_gpu or None  # None: torch's default; False is the slowest
         if "max_grad_norm" in accepted:
             settings["max_grad_norm"] = None  # why: `optim.clip_norm` does the clipping
         optimizer: torch.optim.Optimizer = timm.optim.create_optimizer_v2(
@@ -80,55 +81,41 @@ def _unusable(optim: Optim, reason: str) -> ResoluteError:
 class Lookahead(timm.optim.Lookahead):
     """Every k steps, the slow weights move towards the fast weights, which then continue from the slow ones.
 
-    `sync_lookahead` does so at any other time: after it, the network has the slow weights. Unlike timm's, these start
-    as the weights before the first step, as in the paper, not as those after k.
+    timm's: the slow weights start as the fast ones at the first `sync_lookahead` or after k steps.
     Source: Zhang et al., arXiv 1907.08610, algorithm 1.
     """
 
-    def __init__(self, base: torch.optim.Optimizer, *, alpha: float, k: int) -> None:
-        super().__init__(base, alpha=alpha, k=k)
-        self.state = base.state
+    @property
+    def state(self) -> Any:
+        """The base optimizer's, which holds the slow weights, too; timm has an empty one."""
+        return self._base_optimizer.state
 
-    def step(self, closure: Any = None) -> Any:
-        moved = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        starts = {p: p.detach().clone() for p in moved if "lookahead_slow_buff" not in self.state.get(p, ())}
-        loss = self._base_optimizer.step(closure)
-        for parameter, start in starts.items():  # why after the step: optimizers take existing state for their own
-            self.state[parameter]["lookahead_slow_buff"] = start
-        for group in self.param_groups:
-            group["lookahead_step"] += 1
-            if group["lookahead_step"] % group["lookahead_k"] == 0:
-                self.update_slow(group)
-        return loss
-
-    @torch.no_grad()
-    def update_slow(self, group: dict[str, Any]) -> None:
-        for fast in group["params"]:
-            # why not by its gradient, as timm: after the step there is none
-            if (slow := self.state.get(fast, {}).get("lookahead_slow_buff")) is not None:
-                slow.add_(fast - slow, alpha=group["lookahead_alpha"])
-                fast.copy_(slow)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self.state = self._base_optimizer.state
+    @state.setter
+    def state(self, value: Any) -> None:
+        pass
 
 
-def build_shaping(optim: Optim, network: nn.Module) -> Callable[[], None] | None:
-    """A function that centralises and clips the unscaled gradients of `network` in place, or None if both are off."""
+def build_gradient_steps(optim: Optim, network: nn.Module) -> Callable[[], None] | None:
+    """What happens to the unscaled gradients of `network`, in place, before the optimizer's step; None if nothing does.
+
+    In this order: centralisation, normalisation per layer, clipping.
+    """
     bounds = {"norm": optim.clip_norm, "value": optim.clip_value, "agc": optim.clip_agc}
     clips = [(mode, bound) for mode, bound in bounds.items() if bound]
     # why without the head: Brock et al., arXiv 2102.06171, section 4.1
     head = set(head_parameters(network)) if optim.clip_agc else set()
     weights = [parameter for name, parameter in network.named_parameters() if name not in head]
+    layers = [own for module in network.modules() if (own := [*module.parameters(recurse=False)])]
 
-    def shape() -> None:
+    def steps() -> None:
         if optim.gradient_centralization:
             _centralise(network)
+        if optim.gradient_normalization:
+            _normalise(layers)
         for mode, bound in clips:
             dispatch_clip_grad(weights, bound, mode)
 
-    return shape if clips or optim.gradient_centralization else None
+    return steps if clips or optim.gradient_centralization or optim.gradient_normalization else None
 
 
 @torch.no_grad()
@@ -137,3 +124,16 @@ def _centralise(network: nn.Module) -> None:
     for parameter in network.parameters():
         if parameter.grad is not None and parameter.ndim > 1:
             parameter.grad -= parameter.grad.mean(dim=tuple(range(1, parameter.ndim)), keepdim=True)
+
+
+@torch.no_grad()
+def _normalise(layers: Sequence[Sequence[nn.Parameter]]) -> None:
+    """Divide the gradient of each layer, the parameters of one module, by its L2 norm; one of zeros stays.
+
+    Source: Yu et al., arXiv 1707.04822, algorithm 1.
+    """
+    for layer in layers:
+        gradients = [parameter.grad for parameter in layer if parameter.grad is not None]
+        if gradients:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            torch._foreach_div_(gradients, norm.clamp(min=torch.finfo(norm.dtype).tiny))

@@ -188,8 +188,9 @@ class Recipe:
         for stage in values["stages"]:
             if regularization := _without_none(stage.pop("regularization")):
                 stage["regularization"] = regularization
-        if not values["model"]["drop_rate"]:
-            del values["model"]["drop_rate"]
+        for section, key in (("model", "drop_rate"), ("optim", "gradient_normalization"), ("precision", "cuda_graphs")):
+            if not values[section][key]:
+                del values[section][key]
         return values
 
     @classmethod

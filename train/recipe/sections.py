@@ -74,7 +74,9 @@ class Optim:
         None, "adamw, lamb and others with betas; the schedule may lower the first, except muon's, which are those of "
         "the AdamW for vectors; none: 0.9, 0.999, muon's 0.9, 0.95"
     )  # fmt: skip
-    fused: bool = setting(False, "sgd and adamw: torch's fused kernel; results differ only by rounding")
+    fused: bool = setting(
+        False, "sgd and adamw: torch's fused kernel also on a CPU, where it rounds differently; a GPU always uses it"
+    )
     lookahead: int = setting(0, "Lookahead: optimizer steps between updates of the slow weights; 0 = off", ge=0)
     lookahead_alpha: float = setting(0.5, "Lookahead: step size of the slow weights", gt=0, le=1)
     clip_norm: float = setting(0.0, "maximum L2 norm of the gradient of all weights together; 0 = off", ge=0)
@@ -83,6 +85,7 @@ class Optim:
         0.0, "adaptive clipping: maximum gradient norm / weight norm per unit, except the head; 0 = off", ge=0
     )
     gradient_centralization: bool = setting(False, "subtract the mean of each unit's gradient")
+    gradient_normalization: bool = setting(False, "divide the gradient of each layer by its L2 norm")
     grad_accum_steps: int = setting(1, "micro-batches per optimizer step; `batch_size` is the sum over them", ge=1)
 
     def __post_init__(self) -> None:
@@ -239,6 +242,14 @@ class Precision:
     compile: bool = setting(
         False, "torch.compile: one graph per shape, and per drop rate, all compiled during the warm-up"
     )
+
+    cuda_graphs: bool = setting(
+        False, "on one GPU: forward and backward pass as one CUDA graph per stage, captured during the warm-up, which "
+        "saves the launches of a small network. Each stage needs one res and batch_size"
+    )
+
+    def __post_init__(self) -> None:
+        check(not (self.compile and self.cuda_graphs), "precision", "compile and cuda_graphs", "one of them")
 
     def without_effect(self) -> dict[str, str | Literal[False]]:
         return {"tf32": self.amp != "off" and f"precision.amp is {self.amp}, which is less precise"}

@@ -205,6 +205,6 @@ def test_the_loss_of_a_step_is_the_weighted_mean_over_the_global_batch(distill: 
             q = (log_p / 2).log_softmax(1)
             p = (learner.teacher(batch.images) / 2).softmax(1)
             each = 0.75 * each + 0.25 * 4 * (p * (p.log() - q)).sum(1)
-        losses.append(learner.gradients(batch))
+        losses.append(learner.forward_backward(batch))
         torch.testing.assert_close(losses[-1], each.mean())
     torch.testing.assert_close(losses[0], losses[1])

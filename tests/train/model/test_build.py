@@ -16,7 +16,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from resolute.errors import ResoluteError
 from resolute.train.loop import Learner
-from resolute.train.model.build import build_model, compile_network, ema_decay, set_tf32, size_options
+from resolute.train.model.build import build_model, compile_network, set_tf32, size_options
+from resolute.train.model.ema import _decay
 from resolute.train.recipe.schema import Data, Ema, Model, Precision, Recipe
 from resolute.train.warmup import warm_up
 from tests.support.commands import Ended
@@ -200,9 +201,9 @@ def test_tf32_is_refused_on_a_cpu() -> None:
 
 def test_after_the_half_life_of_the_ema_weights_count_half() -> None:
     steps = Ema(half_life_steps=40.0)
-    assert ema_decay(steps, 999) ** 40 == pytest.approx(0.5)
-    assert ema_decay(Ema(half_life_epochs=1.5), 20) ** 30 == pytest.approx(0.5)
-    assert ema_decay(Ema(decay=0.9), 20) == 0.9
+    assert _decay(steps, 999) ** 40 == pytest.approx(0.5)
+    assert _decay(Ema(half_life_epochs=1.5), 20) ** 30 == pytest.approx(0.5)
+    assert _decay(Ema(decay=0.9), 20) == 0.9
     with pytest.raises(ResoluteError, match="ema: got decay and half_life_steps, expected one of"):
         Ema(decay=0.9, half_life_steps=3.0)
 

@@ -124,15 +124,14 @@ def test_frozen_norms_stay_in_eval_mode_and_unfrozen_ones_do_not() -> None:
     network = timm.create_model("test_resnet", drop_path_rate=0.5)
     stages = [RecipeStage(res=32, epochs=1, batch_size=8, freeze_to=name) for name in ("layer2", None)]
     freezer = Freezer(Freeze(mode="freeze"), stages, network, torch.optim.SGD(network.parameters(), lr=0.1))
-    assert freezer.enter(0)
-    assert not freezer.enter(0)
+    freezer.apply_to_network(0)
     other = copy.deepcopy(network)
     network.train()
     frozen = {name for name, module in network.named_modules() if not module.training}
     assert {"bn1", "layer1", "layer1.0.bn1"} <= frozen
     assert not any(name.startswith(("layer2", "layer3", "layer4", "fc")) for name in frozen)
     assert network.training
-    assert freezer.enter(1)
+    freezer.apply_to_network(1)
     network.train()
     assert all(module.training for module in network.modules())
     other.train()  # a copy keeps its own mode, and does not move the original's
@@ -159,11 +158,11 @@ def test_no_backward_pass_runs_below_the_lowest_trainable_layer(model: str, name
         learner.network.get_submodule(layer).register_forward_hook(count(layer))
     below = known[: known.index(name)]
     assert below
-    learner.gradients(_batch(0))
+    learner.forward_backward(_batch(0))
     partly = sum(parameter.numel() for parameter in learner.network.parameters() if parameter.grad is not None)
     assert set(counts) == set(known) - set(below)
     counts.clear()
-    learner.gradients(_batch(EACH))
+    learner.forward_backward(_batch(EACH))
     assert set(counts) == set(known)
     whole = sum(parameter.numel() for parameter in learner.network.parameters() if parameter.grad is not None)
     assert whole == sum(parameter.numel() for parameter in learner.network.parameters()) > partly > 0
@@ -192,7 +191,8 @@ def test_unfrozen_groups_count_their_optimizer_steps_from_one() -> None:
     freezer = Freezer(Freeze(mode="unfreeze"), stages, network, optimizer)
     images = torch.randn(5, 3)
     for stage in (0, 0, 0, 1):
-        freezer.begin(stage)
+        freezer.apply_to_optimizer(stage)
+        freezer.apply_to_network(stage)
         optimizer.zero_grad()
         network(images).pow(2).sum().backward()
         if stage == 1:

@@ -40,11 +40,10 @@ def test_a_run_resumed_at_any_step_is_bit_identical(
         again.load_state_dict(states[cut])
         _as_before_a_start(again)
         assert [again.train_step(_batch(step))[0].item() for step in range(cut, total)] == losses[cut:]
-        assert again.ema is not None
-        assert learner.ema is not None
-        for ours, theirs in ((again.network, learner.network), (again.ema.module, learner.ema.module)):
-            for name, value in theirs.state_dict().items():
-                assert torch.equal(ours.state_dict()[name], value), (cut, name)
+        for section in ("model", "ema"):
+            ours = again.state_dict()[section]
+            for name, value in learner.state_dict()[section].items():
+                assert torch.equal(ours[name], value), (cut, name)
 
 
 def _saved(learner: Learner) -> dict[str, Any]:
@@ -61,8 +60,7 @@ def _as_before_a_start(learner: Learner) -> None:
         for stage in range(len(learner.recipe.stages)):
             learner.train_step(_batch(EACH * stage))
     for stages in learner.freezer.stages_by_set:
-        learner.freezer.enter(stages[0])
-        warm_up(learner, [("train", 32, 8)])
+        warm_up(learner, [("train", 32, 8)], stage=stages[0])
 
 
 FROZEN = ['unfreeze_to = "none"', 'unfreeze_to = "layer3"', ""]

@@ -76,7 +76,7 @@ def test_rates_of_each_stage_and_resolution_equal_those_of_timms_model_with_them
     learner = _learner(recipe)
     for stage, res, drop, path in ((0, 32, 0.1, 0.0), (1, 48, 0.2, 0.2), (1, 64, 0.3, 0.4), (2, 64, 0.0, 0.4),
                                    (0, 32, 0.1, 0.0)):  # fmt: skip
-        learner.regularizer.enter(stage, res)
+        learner.enter(stage, res)
         oracle = timm.create_model(name, num_classes=7, drop_rate=drop, drop_path_rate=path, **recipe.model.kwargs)
         assert _rates(oracle)
         assert _rates(learner.network) == pytest.approx(_rates(oracle), rel=1e-6)
@@ -93,7 +93,7 @@ def test_the_loss_of_each_stage_is_torchs_with_its_label_smoothing() -> None:
     learner = _learner(recipe)
     for stage, smoothing in enumerate((0.0, 0.1, 0.2)):
         batch = _batch(stage, stage, SIZES[stage])
-        loss = float(learner.gradients(batch))
+        loss = float(learner.forward_backward(batch))
         with torch.no_grad():
             logits = learner.network(batch.images)
         own, partner = (functional.cross_entropy(logits, labels, label_smoothing=smoothing)
@@ -319,10 +319,9 @@ def test_a_learner_resumed_at_any_step_is_bit_identical() -> None:
             again.train_step(batches[5])
         again.load_state_dict(states[cut])
         assert [again.train_step(batch)[0].item() for batch in batches[cut:]] == losses[cut:]
-        assert again.ema is not None
-        assert learner.ema is not None
-        for ours, theirs in ((again.network, learner.network), (again.ema.module, learner.ema.module)):
-            assert all(torch.equal(ours.state_dict()[name], value) for name, value in theirs.state_dict().items())
+        for section in ("model", "ema"):
+            ours, theirs = again.state_dict()[section], learner.state_dict()[section]
+            assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
 def _copy(value: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from resolute.errors import ResoluteError
-from resolute.train.optim.optimizer import build_shaping
+from resolute.train.optim.optimizer import build_gradient_steps
 from resolute.train.recipe.schema import Optim
 
 
@@ -27,14 +27,14 @@ def _shaped(network: nn.Module, **optim: float | bool) -> dict[str, torch.Tensor
     other = copy.deepcopy(network)
     for mine, theirs in zip(other.parameters(), network.parameters(), strict=True):
         mine.grad = None if theirs.grad is None else theirs.grad.clone()
-    shape = build_shaping(Optim(**optim), other)
+    shape = build_gradient_steps(Optim(**optim), other)
     assert shape is not None
     shape()
     return {name: p.grad for name, p in other.named_parameters() if p.grad is not None}
 
 
 def test_gradients_are_not_changed_by_default(network: nn.Module) -> None:
-    assert build_shaping(Optim(), network) is None
+    assert build_gradient_steps(Optim(), network) is None
 
 
 def test_clip_norm_scales_all_gradients_by_one_factor(network: nn.Module) -> None:

@@ -252,7 +252,7 @@ def test_lamb_scales_adams_step_by_the_norm_of_each_layer() -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
 def test_lookahead_equals_its_algorithm(name: Any) -> None:
-    """Zhang et al., arXiv 1907.08610, algorithm 1, around a plain optimizer that is reset every k steps."""
+    """Zhang et al., arXiv 1907.08610, algorithm 1, from the weights after k steps on, as timm has it."""
     optim, k, alpha = Optim(name=name, lr=0.05), 3, 0.3
     network, oracle = _network(), _network()
     ours = build_optimizer(Optim(name=name, lr=0.05, lookahead=k, lookahead_alpha=alpha), network)
@@ -261,6 +261,7 @@ def test_lookahead_equals_its_algorithm(name: Any) -> None:
         _step(network, ours, number)
         _step(oracle, plain, number)
         if (number + 1) % k == 0:
+            slow = _weights(oracle) if number < k else slow
             slow = [old + alpha * (p.detach() - old) for old, p in zip(slow, oracle.parameters(), strict=True)]
             with torch.no_grad():
                 for parameter, value in zip(oracle.parameters(), slow, strict=True):
@@ -287,15 +288,18 @@ def test_an_optimizer_resumes_bit_identically_from_its_state(name: Any) -> None:
 
 
 def test_lookahead_of_an_unfrozen_parameter_starts_when_it_is_unfrozen() -> None:
+    """At the first update of the slow weights after that, as timm has it."""
     network = _network()
     optimizer = build_optimizer(Optim(momentum=0.0, lr=0.05, lookahead=2, weight_decay=0.0), network)
     assert isinstance(optimizer, Lookahead)
-    late, start = network[0].weight, network[0].weight.detach().clone()
-    for number in range(4):
+    late, weights = network[0].weight, [network[0].weight.detach().clone()]
+    for number in range(6):
         late.requires_grad_(number >= 3)
         _step(network, optimizer, number)
-        assert late.equal(start) == (number < 3)
-    torch.testing.assert_close(late.detach(), start - 0.05 * late.grad * 0.5)  # one step, and half of it back
+        assert late.equal(weights[0]) == (number < 3)
+        weights.append(late.detach().clone())
+    slow, fast = weights[4], weights[5] - 0.05 * late.grad  # of step 5; the slow weights began after step 3
+    torch.testing.assert_close(weights[6], (slow + fast) / 2)
 
 
 @pytest.mark.parametrize(
