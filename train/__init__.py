@@ -1,5 +1,11 @@
 """Training with progressive resizing: a recipe and a shard set in, a run folder with log and checkpoints out."""
 
+import os
+
 from resolute.errors import check_installed
 
 check_installed("timm", setting="resolute.train", extra="train")
+# why: blocks of other sizes, as after a change of stage, then fit into memory that torch has reserved already. It reads
+# the setting at its first use of a GPU
+if not any(f"PYTORCH_{name}ALLOC_CONF" in os.environ for name in ("", "CUDA_", "HIP_")):
+    os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

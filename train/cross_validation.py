@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import re
 import statistics
 from pathlib import Path
 from typing import Any
 
+from resolute import cuda
 from resolute.errors import ResoluteError
 from resolute.files import output_file
 from resolute.train.devices.distributed import Ranks
@@ -48,11 +50,15 @@ def cross_validate(options: Options, chosen: list[int], folds: int, ranks: Ranks
             f"--from: got {options.from_} for {len(chosen)} folds, expected one fold, such as --folds 0/{folds}; "
             "choose one"
         )
+    ranks = ranks or Ranks()
     for k in chosen:
         status = run(dataclasses.replace(options, folder=options.folder / f"fold-{k}", fold=(k, folds)), ranks)
         if status:
             return status
-    if ranks is None or ranks.is_main:
+        ranks.unwrap()
+        gc.collect()  # why: the next fold's network is built before the memory of this one is needed
+        cuda.empty_cache()
+    if ranks.is_main:
         outcomes = {str(k): outcome(options.folder / f"fold-{k}" / "run.jsonl") for k in chosen}
         first = outcomes[str(chosen[0])]
         metric = next(metrics[0] for metrics in METRICS.values() if f"best_{metrics[0].key}" in first)

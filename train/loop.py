@@ -21,7 +21,7 @@ from resolute.train.logs.hardware import bf16_is_emulated
 from resolute.train.logs.metrics import Meter
 from resolute.train.loss.distillation import build_teacher, distilled
 from resolute.train.loss.losses import build_loss
-from resolute.train.model.build import build_model, compile_network, set_tf32
+from resolute.train.model.build import build_model, compile_network, set_tf32, share_graph
 from resolute.train.model.ema import WeightAverage
 from resolute.train.model.freeze import Freezer
 from resolute.train.model.head import CLASSES, Head
@@ -132,6 +132,8 @@ class Learner:
             self._wrapped = self.ranks.wrap(self.network)
         network, parts, losses = self._wrapped, self._micro_batches(batch), []
         for number, (images, targets, partner_labels, lam) in enumerate(parts, 1):
+            if self.recipe.precision.compile:
+                share_graph(images)
             with self.autocast(), self.ranks.averaging(network, now=number == len(parts)):
                 outputs = network(images)
                 teacher_outputs = self.teacher(images) if self.teacher is not None else None
@@ -265,10 +267,12 @@ def in_layout(images: torch.Tensor, precision: Precision) -> torch.Tensor:
 @torch.inference_mode()
 def eval_logits(network: nn.Module, images: torch.Tensor, precision: Precision, *, flip: bool) -> torch.Tensor:
     """Outputs (N, C or D) float32 of images (N, 3, res, res); with `flip`, the mean of image and mirror image."""
-    images = in_layout(images, precision)
+    views = [in_layout(images, precision), *([in_layout(images.flip(3), precision)] if flip else [])]
+    for view in views if precision.compile else ():
+        share_graph(view)
     with autocast(precision, images.device):
-        logits: torch.Tensor = network(images).float()
-        return (logits + network(images.flip(3)).float()) / 2 if flip else logits
+        logits = [network(view).float() for view in views]
+        return (logits[0] + logits[1]) / 2 if flip else logits[0]
 
 
 def run_batches(

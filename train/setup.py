@@ -142,7 +142,7 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
         return plan, real_steps(plan, learner, world_size=ranks.world_size)
 
     recipe = with_batch_sizes(
-        recipe, device=device, saved_recipe=lambda: ranks.broadcast(checkpoint.peek(options.newest, "recipe")),
+        recipe, device=device, saved_recipe=lambda: ranks.broadcast(_saved(options, "recipe")),
         probe=probe, world_size=ranks.world_size, min_over_ranks=lambda size: -ranks.max(-size),
     )  # fmt: skip
     plan, learner = build(recipe, ranks)

@@ -16,6 +16,7 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.plan.plan import Phase, Plan
 from resolute.train.devices.memory import fault_in
 from resolute.train.logs.hardware import peak_memory_bytes
+from resolute.train.model.build import share_graph
 from resolute.train.model.norms import batch_norms
 from resolute.train.planner.batch_size import DoesNotFit, out_of_memory
 from resolute.train.planner.measure import synthetic
@@ -175,6 +176,8 @@ def _forward_and_backward(learner: Learner, images: torch.Tensor) -> None:
     """
     wrapped = learner.ranks.wrap(learner.network)
     for part in micro_batches(in_layout(images, learner.recipe.precision), learner.recipe):
+        if learner.recipe.precision.compile:
+            share_graph(part)
         with learner.autocast(), learner.ranks.averaging(wrapped, now=False):
             logits = wrapped(part)
             if learner.teacher is not None:

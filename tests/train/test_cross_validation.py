@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.train import trainer as runs
 from resolute.train.logs.metrics import read_log
+from resolute.train.loop import Learner
 from tests.train.conftest import without_clocks
 
 
@@ -56,6 +60,32 @@ def test_each_fold_equals_the_run_of_that_fold_and_is_resumed(
     alone, fold = (without_clocks(tmp_path / name / "run.jsonl") for name in ("two", "cv/fold-2"))
     assert [r["loss"] for r in alone if r["kind"] == "step"] == [r["loss"] for r in fold if r["kind"] == "step"]
     assert alone[0]["recipe_hash"] == fold[0]["recipe_hash"]
+
+
+def test_the_network_of_a_fold_is_freed_before_the_next_one_is_built(
+    folded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, networks = Learner.__init__, []
+
+    def recording(learner: Learner, *args: Any, **keys: Any) -> None:
+        assert [network() for network in networks] == [None] * len(networks)
+        build(learner, *args, **keys)
+        networks.append(weakref.ref(learner.network))
+
+    monkeypatch.setattr(Learner, "__init__", recording)
+    assert train(folded, tmp_path, "--folds", "3") == 0
+    assert len(networks) == 3
+
+
+def test_a_fold_takes_the_batch_size_that_another_one_found(folded: Path, tmp_path: Path) -> None:
+    assert train(folded, tmp_path, "--folds", "0/3") == 0
+    text = (folded / "cv.toml").read_text()
+    (tmp_path / "auto.toml").write_text(re.sub("batch_size = [0-9]+", 'batch_size = "auto"', text))
+    # on a CPU, none would be searched
+    assert train(folded, tmp_path, "--recipe", str(tmp_path / "auto.toml"), "--folds", "1/3") == 0
+    sizes = [{r["samples"] for r in read_log(tmp_path / "cv" / f"fold-{k}" / "run.jsonl") if r["kind"] == "step"}
+             for k in (0, 1)]  # fmt: skip
+    assert sizes[0] == sizes[1]
 
 
 def test_several_folds_do_not_resume_from_a_named_checkpoint(

@@ -31,7 +31,7 @@ def recipe(*, graphs: bool = True, stages: Any = None, **tables: Any) -> Recipe:
 
 @pytest.mark.parametrize(("tables", "message"), [
     ({}, ""),
-    ({"stages": [{"res": [32, 64], "epochs": 2, "batch_size": 8}]}, r"several shapes in stages\[0\] \(8 of 32 px, 8 of"),
+    ({"stages": [{"res": [32, 64], "epochs": 2, "batch_size": 8}]}, r"several shapes in stages\[0\] \(8 of 32 px, 8"),
     ({"optim": {"grad_accum_steps": 2}}, "got true with optim.grad_accum_steps = 2, expected 1"),
     ({"model": {"name": "test_resnet", "grad_checkpointing": True}}, "got true with model.grad_checkpointing"),
     ({"precision": {"cuda_graphs": True, "compile": True}}, "got compile and cuda_graphs, expected one of them"),

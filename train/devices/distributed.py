@@ -75,10 +75,14 @@ class Ranks:
             self._wrapped = None  # why first: frees its buckets, which are as large as the gradients
             # why no sync: buffers (statistics) are broadcast here and before each validation (`broadcast_buffers`);
             # training does not read them in between
-            self._wrapped = DistributedDataParallel(network)
+            self._wrapped = DistributedDataParallel(network, gradient_as_bucket_view=True)
             self._wrapped.broadcast_buffers = False  # why not as an argument: its name depends on torch's version
             self._trainable = trainable
         return self._wrapped
+
+    def unwrap(self) -> None:
+        """Forget the wrapped network, so that its memory can be freed."""
+        self._wrapped, self._parameters, self._trainable = None, [], []
 
     def averaging(self, wrapped: nn.Module, *, now: bool) -> AbstractContextManager[None]:
         """Around a forward pass: if `now`, its backward pass averages all gradients accumulated so far."""

@@ -24,7 +24,7 @@ from resolute.train.recipe.schema import Model
 
 from .norms import set_norms
 
-__all__ = ["build_model", "compile_network", "head_parameters", "set_tf32", "size_options"]
+__all__ = ["build_model", "compile_network", "head_parameters", "set_tf32", "share_graph", "size_options"]
 
 
 def build_model(
@@ -263,7 +263,8 @@ def set_tf32(tf32: Literal["convolutions", "all", "off"], device: torch.device) 
 
 
 def compile_network(network: nn.Module, device: torch.device, *, backend: Any = "inductor") -> None:
-    """Compile `network` in place (parameter names stay): one graph per shape, mode and trainable set.
+    """Compile `network` in place (parameter names stay): one graph per resolution, mode and trainable set, for batches
+    of all sizes that `share_graph` was called with.
 
     Raises `ResoluteError` if no C or C++ compiler is installed.
     """
@@ -276,6 +277,11 @@ def compile_network(network: nn.Module, device: torch.device, *, backend: Any = 
             f"precision.compile: no compiler found (got {' and '.join(compilers)} missing), expected one for "
             f"torch.compile; install it, set {variable}, or remove the key"
         )
-    # why: beyond this limit (8 by default) shapes run uncompiled; a plan has far fewer than 256
+    # why: beyond this limit (8 by default) resolutions run uncompiled; a plan has far fewer than 256
     torch._dynamo.config.recompile_limit = 256
     network.compile(dynamic=False, backend=backend)
+
+
+def share_graph(images: torch.Tensor) -> None:
+    """Let a compiled network take a batch of any size in the graph of the first one, such as an epoch's last batch."""
+    torch._dynamo.maybe_mark_dynamic(images, 0)

@@ -141,15 +141,14 @@ def real_steps(plan: Plan, learner: Learner, *, world_size: int) -> Probe:
     device = learner.device
     first = [plan.batch(plan.largest_batch(stage)) for stage in range(len(plan.stages))]
     val = {phase.stage: plan.batch(phase.first) for phase in plan.phases if phase.split == "val"}
-    # why: with several ranks, DistributedDataParallel's buckets hold the gradients a second time
-    bucket_bytes = sum(p.numel() * p.element_size() for p in learner.network.parameters()) if world_size > 1 else 0
 
     def fits(stage: int, count: int) -> bool:
         parts = [(first[stage], count)] if count else []
         parts += [(val[stage], -(-len(val[stage]) // world_size))] if stage in val else []
         available = min(cuda.available_bytes(device), cuda.memory_limit_bytes(device))
-        beside = bucket_bytes + max((loader_bytes(plan, spec, samples, dtype=learner.image_dtype)
-                                     for spec, samples in parts), default=0)  # fmt: skip
+        beside = max(
+            (loader_bytes(plan, spec, samples, dtype=learner.image_dtype) for spec, samples in parts), default=0
+        )
         cuda.reset_peak_memory(device)
         batch = None
         try:
