@@ -35,8 +35,8 @@ def build_model(
 
     `for_training`: False if the caller loads the weights. `same_head`: require initial weights for `classes` classes.
     `resolutions` (px): input sizes that the network must accept (see `size_options`); empty: timm's default.
-    Raises `ResoluteError` if timm cannot build the model, the weights are unavailable, a setting has no effect on this
-    model, or it does not accept one of `resolutions`.
+    Raises `ResoluteError` if timm cannot build the model, the weights are unavailable, or a setting has no effect on
+    this model.
     """
     pretrained = for_training and model.weights == "pretrained"
     sized = dataclasses.replace(model, kwargs={**model.kwargs, **size_options(model, resolutions)})
@@ -73,64 +73,27 @@ def build_model(
 
 
 def size_options(model: Model, resolutions: Collection[int]) -> dict[str, Any]:
-    """timm keyword arguments that make a fixed-size model (ViT, Swin, MLP-Mixer) accept all `resolutions` (px).
+    """timm keyword arguments with which a model of a fixed size (ViT, Swin) accepts other `resolutions` (px).
 
-    Empty if the model accepts them by default; else `dynamic_img_size`, which interpolates position embeddings and
-    builds attention masks per size without changing the weights' shapes; else, for a single resolution, `img_size`.
-    Raises `ResoluteError` if none of these works.
+    `dynamic_img_size`, which interpolates position embeddings and builds attention masks per size without changing the
+    weights' shapes; empty for a model that does not need it or does not have it. Whether the model accepts the
+    resolutions, the warm-up finds out.
     """
-    if not resolutions or not timm.is_model(model.name):
+    if not resolutions or not timm.is_model(model.name) or "dynamic_img_size" in model.kwargs:
         return {}
     try:
         cfg: Any = timm.get_pretrained_cfg(model.name)
     except RuntimeError:  # an unknown tag; `_create` reports it
         return {}
-    if not getattr(cfg, "fixed_input_size", False):
+    own = model.kwargs.get("img_size", cfg.input_size[-1])
+    if not getattr(cfg, "fixed_input_size", False) or {*resolutions} == {own}:
         return {}
-    choices: list[dict[str, Any]] = [{}, {"dynamic_img_size": True}]
-    choices += [{"img_size": res} for res in resolutions] if len(set(resolutions)) == 1 else []
-    refused = ""
-    for options in choices:
-        if options and options.keys() <= model.kwargs.keys():
-            continue
-        try:
-            reason = _refusal(model, options, resolutions)
-        except TypeError:
-            if not options:  # why: `_create` reports what is wrong with `model.kwargs`
-                return {}
-            continue  # this model has no such option
-        if reason is None:
-            return options
-        refused = reason  # why the last: the most flexible option's reason is the most useful
-    sizes = ", ".join(str(res) for res in sorted(set(resolutions)))
-    raise ResoluteError(
-        f"model.name: {model.name} does not accept images of all of the recipe's resolutions, {sizes} px ({refused}), "
-        "expected a model that does; choose another model or other resolutions, or set model.kwargs"
-    )
-
-
-def _refusal(model: Model, options: dict[str, Any], resolutions: Collection[int]) -> str | None:
-    """The reason if the model, built with `options`, refuses one of `resolutions`; None if it accepts all.
-
-    Runs on the meta device, so only shapes are computed. A model that cannot run there counts as accepting all sizes:
-    the warm-up then runs every resolution on the real device before the first step.
-    """
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        try:
-            with torch.device("meta"):
-                network = timm.create_model(model.name, **{**model.kwargs, **options}).eval()
-        except (NotImplementedError, RuntimeError):
-            # why: a constructor that reads tensor values fails on meta; `_create` reports faults of the model itself
-            return None
-        for res in sorted(set(resolutions)):
-            try:
-                network(torch.empty(2, 3, res, res, device="meta"))
-            except NotImplementedError:
-                # why: an operator without a meta version says nothing about the size; the warm-up runs it for real
-                continue
-            except (AssertionError, RuntimeError, ValueError) as error:
-                return f"{res} px: {(str(error) or type(error).__name__).splitlines()[0][:120]}"
-    return None
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            timm.create_model(model.name, **model.kwargs, dynamic_img_size=True)
+    except (NotImplementedError, RuntimeError, TypeError):  # also of constructors that read tensors
+        return {}
+    return {"dynamic_img_size": True}
 
 
 def _create(model: Model, *, classes: int, pretrained: bool) -> nn.Module:
