@@ -17,13 +17,14 @@ from urllib.request import Request, urlopen
 import fsspec
 import pytest
 
+from resolute.pipeline.storage.drivers import object_files
+
 BUCKET = "bucket"
 
 
 @contextmanager
 def running_s3() -> Iterator[str]:
-    """`s3://bucket` on a new server, which s3fs finds through environment variables, in subprocesses too."""
-    import s3fs
+    """`s3://bucket` on a new server, which clients find through environment variables, in subprocesses too."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -37,15 +38,23 @@ def running_s3() -> Iterator[str]:
         "AWS_EC2_METADATA_DISABLED": "true",
     }
     with mock.patch.dict(os.environ, environment):
-        s3fs.S3FileSystem.clear_instance_cache()  # why: an instance made earlier uses another server
+        _forget_servers()
         # why: moto keeps its buckets in this process, whichever server they came through
         urlopen(Request(f"{environment['AWS_ENDPOINT_URL']}/moto-api/reset", method="POST")).close()
         try:
             fsspec.filesystem("s3").mkdir(BUCKET)
             yield f"s3://{BUCKET}"
         finally:
-            s3fs.S3FileSystem.clear_instance_cache()
+            _forget_servers()
             server.stop()
+
+
+def _forget_servers() -> None:
+    """Make new file systems: those made earlier use another server."""
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    object_files.cache_clear()
 
 
 @pytest.fixture
@@ -176,5 +185,6 @@ def proxy(s3_server: str) -> Iterator[FaultyProxy]:
     """A proxy in front of the S3 server, used by file systems made afterwards. Also `http://ADDRESS/BUCKET`."""
     faulty_proxy = FaultyProxy(os.environ["AWS_ENDPOINT_URL"].partition("://")[2])
     with mock.patch.dict(os.environ, {"AWS_ENDPOINT_URL": f"http://{faulty_proxy.address}"}):
+        object_files.cache_clear()
         yield faulty_proxy
     faulty_proxy.close()
