@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import io
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import obstore
-from fsspec.asyn import AsyncFileSystem, _run_coros_in_chunks
-from fsspec.spec import AbstractBufferedFile
+from fsspec.asyn import AsyncFileSystem, _run_coros_in_chunks, sync
 
 from resolute.errors import Interrupted
 
@@ -24,7 +24,9 @@ Answer = TypeVar("Answer")
 
 _TRIES, _STALL_S = 10, 15.0
 _UPLOAD_STALL_S = 60.0  # why longer: nothing is received while a part is being sent
-_BLOCK_BYTES = 8 << 20  # read at a time
+_FIRST_BLOCK_BYTES, _BLOCK_BYTES = 256 << 10, 8 << 20  # of an open object, read at a time: at first, at most
+_SKIPPED_BYTES = 2 << 20  # that are skipped at most while an object is read on
+_EMPTY_RANGE = 416  # HTTP status: range not satisfiable; for a range from 0 it means an empty object
 _PART_BYTES, _PARTS = 8 << 20, 4  # of an upload; sent at once
 _AT_ONCE = 64  # requests of one call
 
@@ -131,12 +133,7 @@ class ObjectFiles(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
             options["range"] = {"offset": start}
 
         async def get() -> bytes:
-            got = await obstore.get_async(self._store, key, options=options)
-            data = (await got.bytes_async()).to_bytes()
-            first, stop = got.range
-            if len(data) != stop - first:
-                raise EOFError(f"its body broke off after {len(data)} of {stop - first} bytes")
-            return data
+            return await _whole_body(await obstore.get_async(self._store, key, options=options))
 
         return await self._ask(path, get)
 
@@ -189,16 +186,74 @@ class ObjectFiles(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
                 if isinstance(answer, Exception) and not isinstance(answer, FileNotFoundError):
                     raise answer from None
 
-    def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **options: Any) -> _OpenObject:
-        return _OpenObject(self, path, mode, block_size or _BLOCK_BYTES, **options)
+    async def _block(self, path: str, start: int, end: int) -> tuple[bytes, int]:
+        """The bytes from `start` to `end` or the end of the object, and the object's size."""
+        key = self._key(path)
+
+        async def get() -> tuple[bytes, int]:
+            got = await obstore.get_async(self._store, key, options={"range": (start, end)})
+            return await _whole_body(got), got.meta["size"]
+
+        return await self._ask(path, get)
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BufferedReader:
+        assert mode == "rb"
+        return io.BufferedReader(_OpenObject(self, path))
 
 
-class _OpenObject(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
-    """An object that is read in blocks."""
+class _OpenObject(io.RawIOBase):
+    """An object that is read ahead in blocks, which grow while it is read on: the first request also finds its size."""
 
-    def _fetch_range(self, start: int, end: int) -> bytes:
-        data: bytes = self.fs.cat_file(self.path, start, end)
-        return data
+    def __init__(self, files: ObjectFiles, path: str) -> None:
+        self._files, self._path, self._at = files, path, 0
+        self._block, self._start, self._ahead = b"", 0, _FIRST_BLOCK_BYTES
+        try:
+            self._block, self._size = self._read(0, self._ahead)
+        except OSError as error:
+            if http_status(error) != _EMPTY_RANGE:
+                raise
+            self._size = 0
+
+    def _read(self, start: int, end: int) -> tuple[bytes, int]:
+        answer: tuple[bytes, int] = sync(self._files.loop, self._files._block, self._path, start, end)
+        return answer
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        if self._at >= self._size:
+            return 0
+        end = self._start + len(self._block)
+        if not self._start <= self._at < end:
+            goes_on = 0 <= self._at - end <= _SKIPPED_BYTES
+            self._ahead = min(2 * self._ahead, _BLOCK_BYTES) if goes_on else _FIRST_BLOCK_BYTES
+            stop = min(self._at + max(self._ahead, len(buffer)), self._size)
+            self._block, _ = self._read(self._at, stop)
+            self._start = self._at
+        data = memoryview(self._block)[self._at - self._start :][: len(buffer)]
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+async def _whole_body(got: Any) -> bytes:
+    """The body of an answer. Raises `EOFError` if it ends early."""
+    data: bytes = (await got.bytes_async()).to_bytes()
+    first, stop = got.range
+    if len(data) != stop - first:
+        raise EOFError(f"its body broke off after {len(data)} of {stop - first} bytes")
+    return data
 
 
 def _as_os_error(error: Exception) -> Exception:

@@ -85,6 +85,8 @@ def in_loop(work: Callable[[], Awaitable[Answer]]) -> Future[Answer]:
 
 def end_requests() -> None:
     """Cancel the requests on fsspec's event loop that are under way."""
+    if not _opened:
+        return
     from fsspec.asyn import loop
 
     def cancel(running: asyncio.AbstractEventLoop) -> None:

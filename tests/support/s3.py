@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest import mock
@@ -73,7 +73,8 @@ class FaultyProxy:
 
     The faults of `each` apply to every object separately, one per request, in an order of its own, so that the number
     of faults of an object does not depend on threads. `requests` counts GETs by path; `slow_bytes_per_s` is the
-    bandwidth of a body, None for no limit; without `etags`, answers have no ETag.
+    bandwidth of a body, None for no limit; without `etags`, answers have no ETag; `before_put` gets the path of an upload
+    before it is passed on, and may return an HTTP status to answer with instead.
     """
 
     def __init__(self, server_address: str) -> None:
@@ -81,6 +82,7 @@ class FaultyProxy:
         self.faults: deque[int | str | None] = deque()
         self.each: Sequence[int | str | None] = ()  # before `faults`
         self.always: int | str | None = None  # after both
+        self.before_put: Callable[[str], int | None] = lambda path: None
         self.requests: Counter[str] = Counter()
         self.etags = True
         self.slow_bytes_per_s: float | None = None
@@ -94,6 +96,7 @@ class FaultyProxy:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
+        self.server.handle_error = lambda *_: None  # type: ignore[method-assign]  # of a client that was killed
         self.address = f"127.0.0.1:{self.server.server_port}"
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
         self.thread.start()
@@ -117,9 +120,9 @@ class _ProxyHandler(BaseHTTPRequestHandler):
 
     def _pass(self) -> None:
         proxy, path = self.owner, self.path
+        fault: int | str | None = proxy.before_put(path) if self.command == "PUT" else None
         # not those of listings, nor of the API of the Hub
         counted = self.command == "GET" and path.count("/") > 1 and "?" not in path and not path.startswith("/api/")
-        fault: int | str | None = None
         if counted:
             with proxy.lock:
                 proxy.requests[path] += 1
