@@ -80,7 +80,7 @@ def driver_errors(url: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        text = " ".join(str(error).split())  # names the package: "Install gcsfs to access Google Cloud Storage"
+        text = " ".join(str(error).split())  # names the package: "Install huggingface_hub to access HfFileSystem"
         raise ResoluteError(
             f"{root}: no driver for {protocol}://, got '{text}', expected its package; install it with pip, then run "
             "the same command again"

@@ -31,7 +31,7 @@ _PART_BYTES, _PARTS = 8 << 20, 4  # of an upload; sent at once
 _AT_ONCE = 64  # requests of one call
 
 
-class ObjectFiles(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
+class ObjectFiles(AsyncFileSystem):
     """The files of one bucket, whose paths are `bucket/key`.
 
     Failed requests raise `FileNotFoundError`, `FileExistsError` and `PermissionError`, any other an `OSError`, with the
@@ -126,7 +126,8 @@ class ObjectFiles(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
         return dict(sorted(found.items())) if detail else sorted(found)
 
     async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        key, options = self._key(path), {}
+        key = self._key(path)
+        options: Any = {}
         if end is not None:
             options["range"] = (start or 0, end)
         elif start:
@@ -166,8 +167,8 @@ class ObjectFiles(AsyncFileSystem):  # type: ignore[misc]  # fsspec has no types
 
     async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
         key = self._key(path)
-        put = obstore.put_async
-        await self._ask(path, lambda: put(self._uploads, key, value, mode="create" if mode == "create" else "overwrite"))
+        how: Any = "create" if mode == "create" else "overwrite"
+        await self._ask(path, lambda: obstore.put_async(self._uploads, key, value, mode=how))
 
     async def _rm_file(self, path: str, **_: Any) -> None:
         key = self._key(path)

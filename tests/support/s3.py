@@ -73,8 +73,8 @@ class FaultyProxy:
 
     The faults of `each` apply to every object separately, one per request, in an order of its own, so that the number
     of faults of an object does not depend on threads. `requests` counts GETs by path; `slow_bytes_per_s` is the
-    bandwidth of a body, None for no limit; without `etags`, answers have no ETag; `before_put` gets the path of an upload
-    before it is passed on, and may return an HTTP status to answer with instead.
+    bandwidth of a body, None for no limit; without `etags`, answers have no ETag; `before_put` gets the path of an
+    upload before it is passed on, and may return an HTTP status to answer with instead.
     """
 
     def __init__(self, server_address: str) -> None:

@@ -155,7 +155,7 @@ def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(
     object_files.cache_clear()
     for read in (lambda: expand_pattern(f"{s3_server}/x/*/a-*.tar"), lambda: list_folder(f"{s3_server}/x"),
                  lambda: path_kind(f"{s3_server}/x")):  # fmt: skip
-        with pytest.raises(StorageError, match="s3://bucket/x.*: cannot be listed, got HTTP error: error sending"):
+        with pytest.raises(StorageError, match=r"s3://bucket/x.*: cannot be listed, got HTTP error: error sending"):
             read()
 
 
