@@ -93,10 +93,6 @@ class ObjectStore:
         """The bytes of BUCKET/key."""
         return self._s3("GET", key)
 
-    def uploads(self) -> int:
-        """Number of multipart uploads that were started and never ended."""
-        return self._s3("GET", "?uploads").count(b"<UploadId>")
-
     def delete(self, prefix: str) -> None:
         for name in self.names(prefix):
             self._s3("DELETE", f"{prefix}/{name}")

@@ -204,7 +204,7 @@ class Scenario(ABC):
 
     def in_process(self, attempt: int) -> None:
         """Called in each forked process of the command before its `main`."""
-        shorten_limits()
+        shorten_limits(forks=not self.remote)
 
     @abstractmethod
     def keep(self, reference: Path) -> None:
@@ -229,19 +229,23 @@ class Scenario(ABC):
                        env=self.env(), ranks=ranks)  # fmt: skip
 
 
-def shorten_limits() -> None:
-    """In a forked process: use short time limits, and fork prep's workers instead of starting interpreters."""
+def shorten_limits(*, forks: bool) -> None:
+    """In a forked process: use short time limits; `forks`: fork prep's workers instead of starting interpreters.
+
+    why not always: the clients of object stores do not work in a fork of a process that has used them.
+    """
     from resolute.pipeline.storage.cache import CacheSettings
     from resolute.prep.run import pool as process_pool
     from resolute.prep.storage import lease
 
-    get_context = multiprocessing.get_context
-    multiprocessing.get_context = lambda method=None: get_context(  # type: ignore[assignment]
-        "fork" if method == "forkserver" else method
-    )
     process_pool.Pool = functools.partial(process_pool.Pool, hang_s=HANG_S)  # type: ignore[assignment, misc]
-    process_pool.open_pool = functools.partial(process_pool.open_pool, method="fork")
-    process_pool.start_fork_server = lambda: None
+    if forks:
+        get_context = multiprocessing.get_context
+        multiprocessing.get_context = lambda method=None: get_context(  # type: ignore[assignment]
+            "fork" if method == "forkserver" else method
+        )
+        process_pool.open_pool = functools.partial(process_pool.open_pool, method="fork")
+        process_pool.start_fork_server = lambda: None
     lease._LEASE_S, lease._MARGIN_S, lease._RENEW_S = 8.0, 2.0, 1.0
     defaults = CacheSettings.__init__.__kwdefaults__
     assert defaults is not None
@@ -428,12 +432,6 @@ class PrepObjects(Prep):
             return super().written()
         return {name: hashlib.sha256(store.read(f"out/{name}")).hexdigest() for name in store.names("out")
                 if name != "report.html"}  # fmt: skip
-
-    def check(self, reference: Path, *, complete: bool) -> list[str]:
-        problems = super().check(reference, complete=complete)
-        if self.world.store and (uploads := self.world.store.uploads()):
-            problems.append(f"object store: {uploads} multipart uploads left open")
-        return problems
 
 
 class PrepJobs(Prep):

@@ -29,7 +29,7 @@ _PREFIX = "/bucket/set/"
 
 @contextmanager
 def store(folder: Path, *, latency_s: float, bytes_per_s: float, total_bytes_per_s: float) -> Iterator[str]:
-    """The URL of `folder` behind such a store; within the block, environment variables lead s3fs and obstore to it."""
+    """The URL of `folder` behind such a store; within the block, environment variables lead clients to it."""
     speeds = (latency_s, bytes_per_s, total_bytes_per_s)
     argv = [sys.executable, "-m", __name__, str(folder.resolve()), *map(str, speeds)]
     server = subprocess.Popen(argv, cwd=Path(__file__).resolve().parents[2], stdout=subprocess.PIPE, text=True)

@@ -9,34 +9,26 @@ run on fsspec's event loop and are cancelled, those of drivers run in daemon thr
 
 from __future__ import annotations
 
-import asyncio
-import atexit
 import hashlib
-import os
-import re
 import threading
-import time
-import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any, TypeVar
 
 from resolute.errors import FileEndsEarly, Interrupted, Missing, ResoluteError, StorageError, strip_credentials
 
 from .base import Write
-from .drivers import GONE, driver_errors, http_status
+from .drivers import GONE, OBJECT_STORES, driver_errors, failure, http_status
+from .object_store import in_loop, open_store
 
 __all__ = ["Client"]
 
 Answer = TypeVar("Answer")
 
-_OBSTORE = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss", "http", "https")
+_OBSTORE = (*OBJECT_STORES, "http", "https")
 _BYTES_PER_S = 128 << 10  # a body arrives in pieces of what this rate brings in `stall_s`
-_GRACE_S = 0.2
 _DOWNLOADS = 3  # of a file whose body broke off
-_BACKOFF = {"init_backoff": timedelta(seconds=0.25), "max_backoff": timedelta(seconds=20), "base": 3}
 _RETRIED_STATUS = frozenset({408, 425, 429})  # HTTP statuses below 500 that a retry may change
 # Keys under which fsspec's drivers report a file's content hash or version.
 _IDENTITY = ("ETag", "etag", "md5Hash", "generation", "blob_id", "last_modified", "mtime")
@@ -61,8 +53,7 @@ class Client:
         self._store: Any = None  # obstore's, or
         self._fs: Any = None  # fsspec's driver, with the path of the URL in it
         if url.partition("://")[0] in _OBSTORE:
-            self._store = _open_store(url, tries=tries, stall_s=stall_s)
-            _open.add(self)
+            self._store = open_store(url, tries=tries, stall_s=stall_s, patience_s=self._patience_s)
         else:
             import fsspec  # why here: slow to import
 
@@ -164,7 +155,7 @@ class Client:
 
     def _call(self, name: str, stopped: threading.Event, work: Callable[[], Any], *, body: bool = False) -> Any:
         """The answer to a request, within `tries` times `stall_s`."""
-        future = _in_loop(work) if self._store is not None else _in_thread(work)
+        future = in_loop(work) if self._store is not None else _in_thread(work)
         with self._lock:
             self.requests += not body
             self._pending.add(future)
@@ -190,9 +181,7 @@ class Client:
 
         expired   the time for all tries is over
         """
-        reason = _reason(error)
-        status = re.fullmatch(r"HTTP status (\d+)", reason)
-        code = int(status[1]) if status else None
+        reason, code = failure(error), http_status(error)
         # why the cause: huggingface_hub raises FileNotFoundError from other failures, too
         cause, is_missing = error.__cause__, isinstance(error, FileNotFoundError)
         if code in GONE or (code is None and is_missing and (cause is None or hasattr(cause, "response"))):
@@ -233,46 +222,8 @@ class Client:
         self.interrupt()
 
 
-_open = weakref.WeakSet[Client]()  # that use obstore
-
-
-@atexit.register
-def _end_requests() -> None:
-    """End all requests, and give obstore's threads time for it.
-
-    why: one that still has to tell Python of an answer when the interpreter has ended aborts the process.
-    """
-    if clients := [*_open]:
-        for client in clients:
-            client.stop()
-        time.sleep(_GRACE_S)
-
-
 class _BrokenOffError(Exception):
     """The body of an answer ended early, or a driver failed: to be repeated here."""
-
-
-def _reason(error: Exception) -> str:
-    """Why a request failed, in a few words. obstore puts details for its authors below the first line of a message."""
-    text = str(error)
-    status = re.search(r"status code: (\d{3})", text)
-    code = int(status[1]) if status else http_status(error)
-    if code is not None:
-        return f"HTTP status {code}"
-    if isinstance(error, TimeoutError) or "kind: Timeout" in text:
-        return "no answer in time"
-    words = " ".join(text.partition("\n\nDebug source")[0].rpartition(" - ")[2].split())
-    return strip_credentials(words)[:200] or type(error).__name__
-
-
-def _in_loop(work: Callable[[], Awaitable[Answer]]) -> Future[Answer]:
-    """Run `work()` on fsspec's event loop. why `work`: obstore's functions must be called there."""
-    from fsspec.asyn import get_loop
-
-    async def run() -> Answer:
-        return await work()
-
-    return asyncio.run_coroutine_threadsafe(run(), get_loop())
 
 
 def _in_thread(work: Callable[[], Answer]) -> Future[Answer]:
@@ -289,38 +240,3 @@ def _in_thread(work: Callable[[], Answer]) -> Future[Answer]:
 
     threading.Thread(target=run, name="resolute-request", daemon=True).start()
     return future
-
-
-def _open_store(url: str, *, tries: int, stall_s: float) -> Any:
-    """obstore's store for a URL. Raises `ResoluteError`."""
-    try:
-        from obstore.store import HTTPStore, from_url
-    except ImportError:
-        raise ResoluteError(
-            f"{strip_credentials(url)}: the package obstore is not installed, expected it; run `pip install obstore`"
-        ) from None
-    stall = timedelta(seconds=stall_s)
-    endpoints = [value for name, value in os.environ.items() if "ENDPOINT" in name.upper()]
-    options: dict[str, Any] = {
-        "client_options": {
-            "connect_timeout": stall, "read_timeout": stall,
-            "timeout": timedelta(days=7),  # of a whole body: none
-            "allow_http": any(each.startswith("http://") for each in [url, *endpoints]),
-        },
-        "retry_config": {"max_retries": tries - 1, "retry_timeout": tries * stall, "backoff": _BACKOFF},
-    }  # fmt: skip
-    protocol, _, rest = url.partition("://")
-    try:
-        if protocol in ("http", "https"):  # why: `from_url` takes some of them for S3 and Azure, with credentials
-            return HTTPStore.from_url(url, **options)
-        if protocol in ("s3", "s3a") and not os.environ.get("AWS_ACCESS_KEY_ID"):
-            with suppress(ImportError, ValueError):  # no boto3; it knows no credentials
-                from obstore.auth.boto3 import Boto3CredentialProvider
-
-                options["credential_provider"] = Boto3CredentialProvider()  # ~/.aws, with its profiles
-        return from_url(f"gs://{rest}" if protocol == "gcs" else url, **options)
-    except Exception as error:  # why any: boto3 raises its own, as for a profile that does not exist
-        raise ResoluteError(
-            f"{strip_credentials(url)}: not understood, got '{_reason(error)}', expected a URL such as "
-            "s3://bucket/shards; correct it or set what is missing"
-        ) from None

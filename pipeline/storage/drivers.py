@@ -1,22 +1,53 @@
-"""The errors of fsspec's drivers: what is missing or refused, whichever library a driver is made of."""
+"""The file system of a URL, and its errors: what is missing or refused, whichever library a driver is made of."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
 
 from resolute.errors import ResoluteError, strip_credentials
 
-__all__ = ["GONE", "driver_errors", "http_status"]
+__all__ = ["GONE", "OBJECT_STORES", "driver_errors", "failure", "file_system", "http_status", "object_files"]
 
 GONE = frozenset({404, 410})  # HTTP statuses of a file that is missing
+OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss")  # protocols that obstore reads and writes
+
+
+def file_system(url: str, *, patience_s: float = 60.0) -> tuple[Any, str]:
+    """fsspec's file system for a URL, and the path in it. Raises `ResoluteError`.
+
+    patience_s   no attempt of a failed request begins later than this; of object stores only
+    """
+    protocol, _, path = url.partition("://")
+    if protocol in OBJECT_STORES:
+        # why the process: obstore's stores must not cross a fork
+        return object_files(f"{protocol}://{path.partition('/')[0]}", patience_s, os.getpid()), path.rstrip("/")
+    from fsspec.core import url_to_fs  # why here: slow to import, needed only for URLs
+
+    # why no cache: listings would grow with the number of files, and other processes write there
+    with driver_errors(url):
+        fs, path = url_to_fs(url, use_listings_cache=False)
+    return fs, path
+
+
+@lru_cache(maxsize=64)
+def object_files(root: str, patience_s: float, process: int) -> Any:
+    from .object_files import ObjectFiles  # why here: slow to import
+
+    return ObjectFiles(root, patience_s=patience_s)
 
 
 def http_status(error: BaseException) -> int | None:
-    """The HTTP status of an error of aiohttp, gcsfs, botocore or huggingface_hub, or None.
+    """The HTTP status of an error of obstore, aiohttp or huggingface_hub, or None.
 
-    The last two may be the cause of the error: s3fs and `HfFileSystem` raise an `OSError` from them.
+    The last may be the cause of the error: `HfFileSystem` raises an `OSError` from it.
     """
+    if stated := re.search(r"status code: (\d{3})", str(error)):  # obstore
+        return int(stated[1])
     for each in (error, error.__cause__):
         answer = getattr(each, "response", None)
         if isinstance(answer, dict):
@@ -30,6 +61,18 @@ def http_status(error: BaseException) -> int | None:
     return status if isinstance(status, int) and status >= 100 else None
 
 
+def failure(error: Exception) -> str:
+    """Why a request failed, in a few words. obstore puts details for its authors below the first line of a message."""
+    text, status = str(error), http_status(error)
+    if status is not None:
+        code = re.search(r"<Code>(\w{1,60})</Code>", text)  # such as NoSuchBucket
+        return f"HTTP status {status}" + (f" {code[1]}" if code else "")
+    if isinstance(error, TimeoutError) or "kind: Timeout" in text:
+        return "no answer in time"
+    words = " ".join(text.partition("\n\nDebug source")[0].rpartition(" - ")[2].split())
+    return strip_credentials(words)[:200] or type(error).__name__
+
+
 @contextmanager
 def driver_errors(url: str) -> Iterator[None]:
     """Turn the errors of a URL that fsspec does not know, or whose package is missing, into a `ResoluteError`."""
@@ -37,7 +80,7 @@ def driver_errors(url: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        text = " ".join(str(error).split())  # names the package: "Install gcsfs to access Google Cloud Storage"
+        text = " ".join(str(error).split())  # names the package: "Install huggingface_hub to access HfFileSystem"
         raise ResoluteError(
             f"{root}: no driver for {protocol}://, got '{text}', expected its package; install it with pip, then run "
             "the same command again"

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from resolute.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
-from resolute.pipeline.storage.drivers import GONE, driver_errors, http_status
+from resolute.pipeline.storage.drivers import GONE, file_system, http_status
 from resolute.pipeline.storage.read_at import read_at
 from resolute.prep.sources.reject import NOT_THERE, Reject
 from resolute.prep.storage.retry import WAITS_S, is_retryable, unavailable
@@ -32,6 +32,7 @@ from .image_ref import MAX_BYTES, MISSING, UNSEEN, ZIPPED, ByteRange, is_url
 __all__ = ["MAX_BYTES", "fetch", "fetch_many"]
 
 _REMOTE_WAITS_S = (0.5, 2.0, 8.0)  # before each retry of a remote store
+_PATIENCE_S = 10.0  # of an object store's client: `_fetch_spans` retries, and its tries multiply the wait
 _HEADER_SLACK = 512  # bytes fetched for a zip header's name and extra fields, whose lengths it holds itself
 _OPEN_CONTAINERS = 64
 _THREADS = 16  # requests in flight of a driver that blocks
@@ -289,15 +290,10 @@ def _is_fault_of_host(problem: object) -> bool:
 
 def _request(spans: Sequence[tuple[ByteRange, int | None, int | None]]) -> list[object]:
     """The answer of each store, bytes or an exception, with one concurrent request per store."""
-    from fsspec.core import url_to_fs  # why here: slow to import, needed only for URLs
-
     answers: list[object] = [None] * len(spans)
     stores: dict[int, tuple[Any, list[int], list[str]]] = {}
     for i, (byte_range, _, _) in enumerate(spans):
-        with driver_errors(byte_range.path):
-            fs, path = url_to_fs(byte_range.path)
-        if hasattr(fs, "retries"):  # s3fs, gcsfs: `_fetch_spans` retries, and theirs would multiply the wait
-            fs.retries = 1
+        fs, path = file_system(byte_range.path, patience_s=_PATIENCE_S)
         _, numbers, paths = stores.setdefault(id(fs), (fs, [], []))
         numbers.append(i)
         paths.append(path)
@@ -345,7 +341,7 @@ def _classify(result: object, span: tuple[ByteRange, int | None, int | None]) ->
         return Reject("not there: 'HTTP status 404'" if is_404 else f"not there: {_describe_problem(result)}")
     if unseen and status in _REFUSED:
         return Reject(f"refused: {_describe_problem(result)}")
-    if unseen and (status == _EMPTY_RANGE or "InvalidRange" in f"{result} {getattr(result, '__cause__', None)}"):
+    if unseen and isinstance(result, BaseException) and http_status(result) == _EMPTY_RANGE:
         return b""
     return None
 

@@ -1,4 +1,4 @@
-"""Files and folders on this machine or in any store that fsspec supports: listing, opening, patterns.
+"""Files and folders on this machine or in any store that a URL names: listing, opening, patterns.
 
 Every failure is a one-line error: a `StorageError` if storage is unavailable, otherwise a `ResoluteError`.
 """
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 from braceexpand import braceexpand
 
 from resolute.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
-from resolute.pipeline.storage.drivers import GONE, driver_errors, http_status
+from resolute.pipeline.storage.drivers import GONE, file_system, http_status
 from resolute.prep.storage.retry import is_retryable, retry
 
 from .image_ref import is_url
@@ -90,15 +90,6 @@ def without_query(path: str) -> str:
     return path.partition("?")[0] if path.startswith(_HTTP) else path
 
 
-def _store(url: str) -> tuple[Any, str]:
-    from fsspec.core import url_to_fs  # why here: slow to import, needed only for URLs
-
-    # why no cache: listings would grow with the number of files
-    with driver_errors(url):
-        fs, path = url_to_fs(url, use_listings_cache=False)
-    return fs, path
-
-
 def list_folder(folder: str) -> list[Entry]:
     """The entries of a folder, ascending by `sort_key`. Raises `ResoluteError` if it cannot be listed."""
     with read_errors(folder, "listed"):
@@ -158,7 +149,7 @@ def _file_size(path: str) -> int | None:
 def _remote_entries(folder: str) -> Iterator[Entry]:
     if folder.startswith(_HTTP):
         raise ValueError("folders cannot be listed over HTTP: use an archive, a list of files or a {0..9} pattern")
-    fs, path = _store(folder)
+    fs, path = file_system(folder)
     path = path.rstrip("/")
     for info in fs.ls(path, detail=True):
         full = info["name"].rstrip("/")
@@ -173,7 +164,7 @@ def path_kind(path: str) -> str:
         return "file"
     if is_url(path):
         with read_errors(path, "listed"):
-            fs, inner = _store(path)
+            fs, inner = file_system(path)
             try:  # why not isfile: it is also false if the store refuses or fails
                 return {"file": "file", "directory": "folder"}.get(fs.info(inner)["type"], "")
             except FileNotFoundError as error:
@@ -208,7 +199,7 @@ def open_file(path: str, *, forward: bool = False) -> Iterator[BinaryIO]:
             with io.BufferedReader(_Bridging(path)) as local:
                 yield local
             return
-        fs, inner = _store(path)
+        fs, inner = file_system(path)
         with fs.open(inner, "rb", **({"block_size": 0} if forward and path.startswith(_HTTP) else {})) as file:
             yield file
 
@@ -282,7 +273,7 @@ def version_stamp(path: str) -> str:
         if not is_url(path):
             info = Path(path).stat()
             return f"{info.st_size} {info.st_mtime_ns}"
-        fs, inner = _store(path)
+        fs, inner = file_system(path)
         about = fs.info(inner)
         keys = ("ETag", "etag", "md5Hash", "blob_id", "Last-Modified", "LastModified", "mtime", "created")
         marks = [f"{about[key]}" for key in keys if about.get(key)]
@@ -307,7 +298,7 @@ def expand_pattern(src: str) -> list[str]:
             paths.add(pattern)
         elif is_url(pattern):
             with read_errors(pattern, "listed"):
-                fs, path = _store(pattern)
+                fs, path = file_system(pattern)
                 paths.update(fs.unstrip_protocol(name) for name in fs.glob(path))
         else:
             paths.update(glob.glob(pattern, recursive=True))  # noqa: PTH207  # why: Path's needs a root

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from resolute.errors import Interrupted, ResoluteError, strip_credentials
 from resolute.files import atomic_file, atomic_write, delete_partial, write_errors
+from resolute.pipeline.storage.object_store import end_requests
 from resolute.pipeline.storage.threads import DaemonPool
 
 from .filesystem import common_root, file_name, version_stamp
@@ -39,7 +40,10 @@ _VERSION = 4
 class Stop(threading.Event):
     """Set when scans that are under way are no longer wanted."""
 
-    interrupt = threading.Event.set
+    def interrupt(self) -> None:
+        """Set it, and end the scans' requests."""
+        self.set()
+        end_requests()
 
 
 class ScanRow(NamedTuple):

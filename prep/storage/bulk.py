@@ -1,7 +1,7 @@
 """Reads and deletes thousands of small files of a store, with many requests in flight and bounded memory.
 
-A driver of an object store spends 1 to 3 ms of CPU time on a request, all in one thread, which limits a process to a
-few hundred requests per second whatever the latency. Thousands of objects are therefore read by several processes.
+A request to an object store takes about 1 ms of CPU time, much of it in one thread, which limits a process to about a
+thousand requests per second whatever the latency. Thousands of objects are therefore read by several processes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A file appears complete or not at all. A store has one writer that holds its lock; jobs hold none, and write through a
 pinned copy. Partial files of a killed run do not last: in a folder they have a temporary name and a lock that ended
-with the process, and the next run deletes them. An upload is first collected in an unnamed local file; the parts of an
-interrupted multipart upload, which no reader sees, are aborted by the next run where the store can list them (S3).
+with the process, and the next run deletes them. An upload is first collected in an unnamed local file; the parts of a
+killed multipart upload, which no reader sees, are left to the store's own rule for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Protocol, cast
 from resolute.errors import ResoluteError, StorageError, strip_credentials
 from resolute.files import atomic_file, delete_partial, sync_folder, write_errors
 from resolute.lock import exclusive_lock
-from resolute.pipeline.storage.drivers import GONE, driver_errors, http_status
+from resolute.pipeline.storage.drivers import GONE, file_system, http_status
 
 from .hashed_file import AtomicFile, FileInfo
 from .lease import Lease
@@ -32,7 +32,6 @@ __all__ = ["LOCK", "RUN_FOLDER", "LocalStore", "ObjectStore", "Store", "open_sto
 
 RUN_FOLDER = ".prep"  # in OUT until the set is finished: lists, lock, and the plan for jobs
 LOCK = f"{RUN_FOLDER}/lock"  # a file; in an object store a folder of lock objects
-_CONNECTIONS = 128
 _RECENT_S = 1.0  # a check of the lock that is this old still counts for small files and deletions
 
 
@@ -261,7 +260,7 @@ class _CheckedReads(io.RawIOBase):
 
 @dataclass(frozen=True)
 class ObjectStore(Store):
-    """A prefix in an object store, accessed through fsspec. An upload appears complete or not at all."""
+    """A prefix in an object store, or in another store that fsspec knows. An upload appears complete or not at all."""
 
     url: str
     _lease: Lease = field(default_factory=lambda: Lease(LOCK), compare=False, repr=False)
@@ -279,19 +278,12 @@ class ObjectStore(Store):
 
     @property
     def _fs(self) -> Any:
-        import fsspec  # why here: slow to import, needed only for URLs
-
-        options: dict[str, Any] = {}
-        if self.url.startswith(("s3://", "s3a://")):  # why: its default of 10 limits the requests in flight
-            options["config_kwargs"] = {"max_pool_connections": _CONNECTIONS}
-        # why no listings cache: other processes write there. fsspec caches the file system itself
-        with driver_errors(self.url):
-            fs = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **options)[0]
+        fs = file_system(self.url)[0]
         fs.invalidate_cache()  # why: huggingface_hub keeps listings all the same
         return fs
 
     def _path(self, name: str) -> str:
-        base = str(self._fs._strip_protocol(self.url))
+        base = file_system(self.url)[1]
         return f"{base}/{name}" if name else base
 
     @contextmanager
@@ -305,7 +297,8 @@ class ObjectStore(Store):
             status = http_status(error)
             if status in GONE or (status is None and isinstance(error, FileNotFoundError)):
                 raise FileNotFoundError(name) from error  # huggingface_hub has types of its own
-            message = " ".join(str(error).split()) or type(error).__name__
+            words = getattr(error, "strerror", None) or str(error)
+            message = " ".join(words.split()) or type(error).__name__
             raise ResoluteError(
                 f"{self.where}/{name}: the store refused the request, got '{message}', expected success; check its "
                 "address, credentials and permissions, then run the same command again"
@@ -424,26 +417,7 @@ class ObjectStore(Store):
         pass  # why: an object is durable once its upload is acknowledged
 
     def delete_partial(self, of: Callable[[str], object]) -> None:
-        """Abort abandoned multipart uploads. Stores other than S3 expire them by themselves.
-
-        A job aborts none: another job may be uploading a file of the same name.
-        """
-        fs = self._fs
-        if self._pin is not None or not hasattr(fs, "abort_mpu"):
-            return
-        bucket, prefix, _ = fs.split_path(self._path("x"))
-        prefix = prefix[:-1]
-        # why suppressed: it needs an extra permission and only saves storage costs
-        with suppress(ResoluteError), self._store_errors(""):
-            paging: dict[str, str] = {}
-            while True:
-                answer = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **paging)
-                for upload in answer.get("Uploads") or []:
-                    if of(upload["Key"][len(prefix) :]):
-                        fs.abort_mpu(bucket, upload["Key"], upload["UploadId"])
-                if not answer.get("IsTruncated"):
-                    break
-                paging = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+        pass  # why: no reader sees the parts of an upload that was killed, and stores can expire them
 
     @contextmanager
     def exclusive_lock(self) -> Iterator[Callable[[], None]]:

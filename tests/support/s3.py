@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest import mock
@@ -17,13 +17,14 @@ from urllib.request import Request, urlopen
 import fsspec
 import pytest
 
+from resolute.pipeline.storage.drivers import object_files
+
 BUCKET = "bucket"
 
 
 @contextmanager
 def running_s3() -> Iterator[str]:
-    """`s3://bucket` on a new server, which s3fs finds through environment variables, in subprocesses too."""
-    import s3fs
+    """`s3://bucket` on a new server, which clients find through environment variables, in subprocesses too."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -37,15 +38,23 @@ def running_s3() -> Iterator[str]:
         "AWS_EC2_METADATA_DISABLED": "true",
     }
     with mock.patch.dict(os.environ, environment):
-        s3fs.S3FileSystem.clear_instance_cache()  # why: an instance made earlier uses another server
+        _forget_servers()
         # why: moto keeps its buckets in this process, whichever server they came through
         urlopen(Request(f"{environment['AWS_ENDPOINT_URL']}/moto-api/reset", method="POST")).close()
         try:
             fsspec.filesystem("s3").mkdir(BUCKET)
             yield f"s3://{BUCKET}"
         finally:
-            s3fs.S3FileSystem.clear_instance_cache()
+            _forget_servers()
             server.stop()
+
+
+def _forget_servers() -> None:
+    """Make new file systems: those made earlier use another server."""
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    object_files.cache_clear()
 
 
 @pytest.fixture
@@ -64,7 +73,8 @@ class FaultyProxy:
 
     The faults of `each` apply to every object separately, one per request, in an order of its own, so that the number
     of faults of an object does not depend on threads. `requests` counts GETs by path; `slow_bytes_per_s` is the
-    bandwidth of a body, None for no limit; without `etags`, answers have no ETag.
+    bandwidth of a body, None for no limit; without `etags`, answers have no ETag; `before_put` gets the path of an
+    upload before it is passed on, and may return an HTTP status to answer with instead.
     """
 
     def __init__(self, server_address: str) -> None:
@@ -72,6 +82,7 @@ class FaultyProxy:
         self.faults: deque[int | str | None] = deque()
         self.each: Sequence[int | str | None] = ()  # before `faults`
         self.always: int | str | None = None  # after both
+        self.before_put: Callable[[str], int | None] = lambda path: None
         self.requests: Counter[str] = Counter()
         self.etags = True
         self.slow_bytes_per_s: float | None = None
@@ -85,6 +96,7 @@ class FaultyProxy:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
+        self.server.handle_error = lambda *_: None  # type: ignore[method-assign]  # of a client that was killed
         self.address = f"127.0.0.1:{self.server.server_port}"
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
         self.thread.start()
@@ -108,9 +120,9 @@ class _ProxyHandler(BaseHTTPRequestHandler):
 
     def _pass(self) -> None:
         proxy, path = self.owner, self.path
+        fault: int | str | None = proxy.before_put(path) if self.command == "PUT" else None
         # not those of listings, nor of the API of the Hub
         counted = self.command == "GET" and path.count("/") > 1 and "?" not in path and not path.startswith("/api/")
-        fault: int | str | None = None
         if counted:
             with proxy.lock:
                 proxy.requests[path] += 1
@@ -176,5 +188,6 @@ def proxy(s3_server: str) -> Iterator[FaultyProxy]:
     """A proxy in front of the S3 server, used by file systems made afterwards. Also `http://ADDRESS/BUCKET`."""
     faulty_proxy = FaultyProxy(os.environ["AWS_ENDPOINT_URL"].partition("://")[2])
     with mock.patch.dict(os.environ, {"AWS_ENDPOINT_URL": f"http://{faulty_proxy.address}"}):
+        object_files.cache_clear()
         yield faulty_proxy
     faulty_proxy.close()

@@ -21,7 +21,7 @@ from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
 from resolute.pipeline.storage.base import open_files
 from resolute.pipeline.storage.cache import CacheSettings
-from resolute.pipeline.storage.client import _BACKOFF
+from resolute.pipeline.storage.object_store import _BACKOFF
 from resolute.pipeline.storage.remote import Remote
 from tests.support.s3 import FaultyProxy, proxy, running_s3  # noqa: F401
 

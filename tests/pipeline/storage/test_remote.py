@@ -28,7 +28,7 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.reader import Reader
 from resolute.pipeline.storage.base import Files, open_files
 from resolute.pipeline.storage.cache import CacheSettings
-from resolute.pipeline.storage.client import _BACKOFF
+from resolute.pipeline.storage.object_store import _BACKOFF
 from resolute.pipeline.storage.remote import Remote
 from tests import ROOT
 from tests.support.s3 import BUCKET, FaultyProxy, proxy, running_s3  # noqa: F401

@@ -195,7 +195,7 @@ def test_a_failing_store_is_retried_and_then_reported(
 ) -> None:
     store = Flaky(times, error)
     waits: list[float] = []
-    monkeypatch.setattr("fsspec.core.url_to_fs", lambda url: (store, url.removeprefix("far://")))
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda url, **_: (store, url.removeprefix("far://")))
     monkeypatch.setattr(fetching.time, "sleep", waits.append)
     asked = [ByteRange("far://bad"), ByteRange("far://good")]
     if isinstance(result, bytes):
@@ -218,7 +218,7 @@ def test_a_server_that_is_gone_loses_its_photos_and_a_network_that_is_gone_loses
         "certificate": aiohttp.ClientConnectorCertificateError(key, ssl.SSLCertVerificationError("expired")),
     }[fault]
     store = Flaky(99, error)
-    monkeypatch.setattr("fsspec.core.url_to_fs", lambda url: (store, url.removeprefix("https://gone/")))
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda url, **_: (store, url.removeprefix("https://gone/")))
     monkeypatch.setattr(fetching.time, "sleep", lambda wait_s: None)
     other = "https://here/good" if others_answer else "https://gone/good"
     asked = [ByteRange("https://gone/bad", packed=UNSEEN), ByteRange(other, packed=UNSEEN)]

@@ -184,7 +184,7 @@ class Ranges:
 
 def test_reads_of_a_url_of_unknown_size_are_bounded_by_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Ranges({"small": 10, "large": 2_000, "edge": 1_000, "huge": MAX_BYTES + 5})
-    monkeypatch.setattr("fsspec.core.url_to_fs", lambda url: (store, url.removeprefix("far://")))
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda url, **_: (store, url.removeprefix("far://")))
     places = [ByteRange(f"far://{name}", packed=UNSEEN) for name in store.sizes]
     assert fetch_many(places, ahead_bytes=1_000) == [bytes(10), None, bytes(1_000), None]
     assert max(end for _, end in store.asked) == 1_001

@@ -24,14 +24,14 @@ import fsspec
 import pytest
 
 from resolute.errors import ResoluteError, StorageError
-from resolute.prep.run import pool as process_pool
-from resolute.prep.shard_set.cleanup import delete_partial_shards
+from resolute.pipeline.storage.drivers import object_files
+from resolute.pipeline.storage.object_files import ObjectFiles
 from resolute.prep.sources.scan_cache import cached_scan, scan_all
 from resolute.prep.storage import lease
 from resolute.prep.storage.bulk import read_many, remove_many
 from resolute.prep.storage.output import LOCK, LocalStore, ObjectStore, open_store
 from resolute.scratch import ScratchFolder
-from tests.support.s3 import s3_server  # noqa: F401  # a fixture
+from tests.support.s3 import FaultyProxy, proxy, s3_server  # noqa: F401  # fixtures
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
@@ -73,16 +73,15 @@ def test_a_failed_upload_leaves_no_object_and_the_run_can_be_resumed(
     bucket: str, photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     argv = ("--src", photos, "--res", "32,48", "--shard-samples", 20)
-    fs = type(fsspec.filesystem("s3"))
-    put = fs._put_file
+    put = ObjectFiles._put_file
 
     async def refuse(self: Any, local: str, remote: str, *args: Any, **kwargs: Any) -> Any:
         if remote.endswith("48/train-000001.tar"):
             raise OSError(5, "connection lost")
         return await put(self, local, remote, *args, **kwargs)
 
-    monkeypatch.setattr(fs, "_put_file", refuse)
-    fs.clear_instance_cache()  # why: instances keep the methods that they were made with
+    monkeypatch.setattr(ObjectFiles, "_put_file", refuse)
+    object_files.cache_clear()  # why: instances keep the methods that they were made with
     ran = prep(*argv, "--out", f"{bucket}/set", "--workers", 4)  # so many that this process writes the four shards
     assert ran.status == 2
     assert "connection lost" in ran.err
@@ -91,8 +90,8 @@ def test_a_failed_upload_leaves_no_object_and_the_run_can_be_resumed(
     assert "manifest.json" not in there
     assert "48/train-000001.tar" not in there
     assert not [name for name in there if name.startswith(LOCK)]
-    monkeypatch.setattr(fs, "_put_file", put)
-    fs.clear_instance_cache()
+    monkeypatch.setattr(ObjectFiles, "_put_file", put)
+    object_files.cache_clear()
     ran = prep(*argv, "--out", f"{bucket}/set")
     assert ran.status == 0, ran.err
     assert re.search(r"kept \d+ shard", ran.out)
@@ -269,20 +268,21 @@ def test_a_lock_is_renewed_during_the_run_even_after_a_failed_renewal(
 
 @pytest.mark.parametrize("number", [0, 2])  # written by a worker, and by the main process
 def test_a_run_that_loses_its_lock_ends_with_one_line_and_without_a_manifest(
-    bucket: str, photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, number: int
+    bucket: str, proxy: FaultyProxy, photos: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, number: int  # noqa: F811
 ) -> None:
     store = open_store(f"{bucket}/set")
-    overtaken = tmp_path / "overtaken"
+    written: list[str] = []  # by this process
+    overtaken: list[str] = []
 
     def overtake(path: str) -> None:
-        if path.endswith(f"train-00000{number}-32.rec") and not overtaken.exists():
-            overtaken.write_text(str(os.getpid()))
+        if path.endswith(f"train-00000{number}-32.rec") and not overtaken:
+            overtaken.append(path)
             leave_lock(store, "00000001", age_s=0)  # in place of the run's own
 
-    before_writes(monkeypatch, overtake)
-    monkeypatch.setattr(process_pool, "open_pool", partial(process_pool.open_pool, method="fork"))
+    before_writes(monkeypatch, written.append)
+    proxy.before_put = overtake
     ran = prep("--src", photos, "--out", f"{bucket}/set", "--res", "32,48", "--shard-samples", 20)
-    assert (overtaken.read_text() == str(os.getpid())) == (number == 2)
+    assert any(f"/{path}".endswith(overtaken[0]) for path in written) == (number == 2)
     assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
     assert "this run has lost its lock on OUT" in ran.err
     assert store.size("manifest.json") is None
@@ -327,23 +327,6 @@ def test_files_being_uploaded_are_unnamed_on_the_local_disk(
         assert list((tmp_path / "tmp").iterdir()) == []  # what a kill would leave now
     assert at_upload == [[]]
     assert store.read("32/train-000000.tar") == b"x" * 100_000
-
-
-def test_unfinished_uploads_of_a_killed_run_are_aborted_and_others_are_not(
-    bucket: str, photos: Path, prep: Prep
-) -> None:
-    fs = fsspec.filesystem("s3")
-    name = bucket.removeprefix("s3://")
-    own_uploads = ("set/48/train-000001.tar", "set/index/train.npy", "set/records/train-000000-32.rec")
-    other_uploads = ("set/48/notes.tar", "elsewhere/48/train-000001.tar", "settled/48/train-000001.tar")
-    for key in (*own_uploads, *other_uploads):
-        fs.call_s3("create_multipart_upload", Bucket=name, Key=key)
-    store = open_store(f"{bucket}/set")
-    delete_partial_shards(store.pinned("manifest.json"), ["train-000001"])  # it may be the upload of another job
-    assert len(fs.call_s3("list_multipart_uploads", Bucket=name)["Uploads"]) == 6
-    assert prep("--src", photos, "--out", f"{bucket}/set", "--res", "32", "--shard-samples", 20).status == 0
-    left = fs.call_s3("list_multipart_uploads", Bucket=name).get("Uploads", [])
-    assert sorted(upload["Key"] for upload in left) == sorted(other_uploads)
 
 
 def test_the_scratch_folder_of_a_killed_process_is_deleted_and_one_in_use_is_not(
@@ -468,8 +451,9 @@ def test_a_read_that_fails_after_the_file_was_opened_is_one_line(
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(errno.EBUSY, "slow down")
 
-    monkeypatch.setattr("s3fs.core._fetch_range", refuse)
-    with store.open("a") as file, pytest.raises(ResoluteError, match="/set/a: the store refused the request, got"):
+    file = store.open("a")
+    monkeypatch.setattr("resolute.pipeline.storage.object_files._OpenObject.readinto", refuse)
+    with file, pytest.raises(ResoluteError, match="/set/a: the store refused the request, got"):
         file.read(1)
 
 

@@ -1,0 +1,116 @@
+"""obstore's stores, and the event loop and the end of the process that their requests share.
+
+why a loop: the calling thread waits for a request there, so that Ctrl-C ends the wait at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from resolute.errors import ResoluteError, strip_credentials
+
+from .drivers import failure
+
+__all__ = ["check_open", "end_requests", "in_loop", "open_store"]
+
+Answer = TypeVar("Answer")
+
+_BACKOFF = {"init_backoff": timedelta(seconds=0.25), "max_backoff": timedelta(seconds=20), "base": 3}
+_GRACE_S = 0.2
+_opened = _ended = False
+
+
+def open_store(url: str, *, tries: int, stall_s: float, patience_s: float) -> Any:
+    """obstore's store for a URL. Raises `ResoluteError` if it is not understood.
+
+    tries        attempts for each request, with growing waits
+    stall_s      a request that receives nothing for this long has failed, also while its body is being sent
+    patience_s   no further attempt begins later than this
+    """
+    try:
+        from obstore.store import HTTPStore, from_url
+    except ImportError:
+        raise ResoluteError(
+            f"{strip_credentials(url)}: the package obstore is not installed, expected it; run `pip install obstore`"
+        ) from None
+    global _opened
+    _opened = True
+    stall = timedelta(seconds=stall_s)
+    endpoints = [value for name, value in os.environ.items() if "ENDPOINT" in name.upper()]
+    options: dict[str, Any] = {
+        "client_options": {
+            "connect_timeout": stall, "read_timeout": stall,
+            "timeout": timedelta(days=7),  # of a whole body: none
+            "allow_http": any(each.startswith("http://") for each in [url, *endpoints]),
+        },
+        "retry_config": {
+            "max_retries": tries - 1, "retry_timeout": timedelta(seconds=patience_s), "backoff": _BACKOFF
+        },
+    }  # fmt: skip
+    protocol, _, rest = url.partition("://")
+    try:
+        if protocol in ("http", "https"):  # why: `from_url` takes some of them for S3 and Azure, with credentials
+            return HTTPStore.from_url(url, **options)
+        if protocol in ("s3", "s3a") and not os.environ.get("AWS_ACCESS_KEY_ID"):
+            with suppress(ImportError, ValueError):  # no boto3; it knows no credentials
+                from obstore.auth.boto3 import Boto3CredentialProvider
+
+                options["credential_provider"] = Boto3CredentialProvider()  # ~/.aws, with its profiles
+        return from_url(f"gs://{rest}" if protocol == "gcs" else url, **options)
+    except Exception as error:  # why any: boto3 raises its own, as for a profile that does not exist
+        raise ResoluteError(
+            f"{strip_credentials(url)}: not understood, got '{failure(error)}', expected a URL such as "
+            "s3://bucket/shards; correct it or set what is missing"
+        ) from None
+
+
+def in_loop(work: Callable[[], Awaitable[Answer]]) -> Future[Answer]:
+    """Run `work()` on fsspec's event loop. why `work`: obstore's functions must be called there."""
+    from fsspec.asyn import get_loop
+
+    async def run() -> Answer:
+        check_open()
+        return await work()
+
+    return asyncio.run_coroutine_threadsafe(run(), get_loop())
+
+
+def end_requests() -> None:
+    """Cancel the requests on fsspec's event loop that are under way."""
+    if not _opened:
+        return
+    from fsspec.asyn import loop
+
+    def cancel(running: asyncio.AbstractEventLoop) -> None:
+        for task in asyncio.all_tasks(running):
+            task.cancel()
+
+    if loop[0] is not None:
+        loop[0].call_soon_threadsafe(cancel, loop[0])
+
+
+def check_open() -> None:
+    """Raise `CancelledError` if the process is ending."""
+    if _ended:
+        raise asyncio.CancelledError
+
+
+@atexit.register
+def _end() -> None:
+    """End all requests, and give obstore's threads time for it.
+
+    why: one that still has to tell Python of an answer when the interpreter has ended aborts the process.
+    """
+    global _ended
+    if _opened:
+        _ended = True
+        end_requests()
+        time.sleep(_GRACE_S)

@@ -1,0 +1,171 @@
+"""The file system of object stores: complete uploads, true conditional creation, errors that say what happened."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from resolute.errors import Interrupted, ResoluteError, StorageError
+from resolute.pipeline.storage import object_files as object_file_system
+from resolute.pipeline.storage.drivers import file_system, http_status, object_files
+from resolute.pipeline.storage.object_store import end_requests
+from resolute.prep.sources.fetch import fetch_many
+from resolute.prep.sources.filesystem import expand_pattern, list_folder, open_file, path_kind
+from resolute.prep.sources.image_ref import ByteRange
+from resolute.prep.storage.output import open_store
+from tests.support.s3 import FaultyProxy, proxy, s3_server  # noqa: F401  # fixtures
+
+NAMES = ("a b", "a%20b", "a+b", "\u00e4", "a#b?c", "[x]{y}", "~", "a&b;=@:,")
+
+
+def uploads(url: str) -> list[Any]:
+    """Multipart uploads that have not ended."""
+    fs = fsspec.filesystem("s3")
+    answer = fs.call_s3("list_multipart_uploads", Bucket=url.removeprefix("s3://"))
+    return list(answer.get("Uploads") or [])
+
+
+def test_files_are_listed_read_and_deleted_without_another_driver(
+    s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    store = open_store(f"{s3_server}/photos")
+    for name in NAMES:
+        store.write(f"x/{name}", name.encode())
+    assert store.names("x") == sorted(NAMES)
+    assert [entry.name for entry in list_folder(f"{s3_server}/photos/x/")] == sorted(NAMES, key=str.encode)
+    assert fetch_many([ByteRange(f"{s3_server}/photos/x/{name}") for name in NAMES]) == [*map(str.encode, NAMES)]
+    assert [path_kind(f"{s3_server}/{path}") for path in ("photos", "photos/x/~", "photo", "")] == [
+        "folder", "file", "", "folder"
+    ]  # fmt: skip
+    assert expand_pattern(f"{s3_server}/p*/x/a?b") == [f"{s3_server}/photos/x/{name}" for name in ("a b", "a+b")]
+    assert store.local("x/~", tmp_path).read_bytes() == b"~"
+    store.remove_all([f"x/{name}" for name in (*NAMES, "gone")])
+    assert store.folders() == []
+
+
+def test_an_open_file_is_read_in_blocks_as_a_local_one(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr(object_file_system, "_FIRST_BLOCK_BYTES", 16)
+    monkeypatch.setattr(object_file_system, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(object_file_system, "_SKIPPED_BYTES", 32)
+    data = os.urandom(40_000)
+    store = open_store(f"{s3_server}/x")
+    store.write("data", data)
+    store.write("empty", b"")
+    with open_file(f"{s3_server}/x/empty") as file:
+        assert (file.read(), file.seek(0, io.SEEK_END)) == (b"", 0)
+    with open_file(f"{s3_server}/x/data") as file:
+        for at, nbytes in ((0, 10), (10, 300), (330, 9), (39_990, 30), (5, 20_000), (39_999, 1), (40_000, 1)):
+            assert file.seek(at) == at
+            assert file.read(nbytes) == data[at : at + nbytes]
+        assert file.seek(-4, io.SEEK_END) == 39_996
+        assert file.read() == data[-4:]
+
+
+def test_only_one_of_many_creates_an_object(s3_server: str) -> None:  # noqa: F811
+    store: Any = open_store(f"{s3_server}/x")
+    with ThreadPoolExecutor(8) as threads:
+        won = list(threads.map(lambda number: store.put_new("lock", b"%d" % number), range(24)))
+    assert won.count(True) == 1
+    assert store.read("lock") == b"%d" % won.index(True)
+    fs, path = file_system(f"{s3_server}/x/lock")
+    with pytest.raises(FileExistsError):
+        fs.pipe_file(path, b"other", mode="create")
+
+
+def test_a_large_upload_is_complete_or_leaves_nothing(s3_server: str, proxy: FaultyProxy) -> None:  # noqa: F811
+    store, data = open_store(f"{s3_server}/x"), os.urandom(20 << 20)
+    store.write("whole", data)
+    assert store.read("whole") == data
+    proxy.before_put = lambda path: 403 if "partNumber=2" in path else None
+    with pytest.raises(ResoluteError, match="x/half: the store refused the request, got 'HTTP status 403'"):
+        store.write("half", data)
+    reached = threading.Event()
+
+    def hang(path: str) -> None:
+        reached.set()
+        time.sleep(1.0)
+
+    proxy.before_put = hang
+    with ThreadPoolExecutor(1) as thread:
+        cancelled = thread.submit(store.write, "cancelled", data)
+        assert reached.wait(30)
+        end_requests()
+        with pytest.raises(Interrupted):
+            cancelled.result(30)
+    proxy.before_put = lambda path: None
+    time.sleep(2.0)  # the parts that were on their way
+    assert store.names() == ["whole"]
+    assert uploads(s3_server) == []
+
+
+@pytest.mark.parametrize(("fault", "words"), [
+    (503, "got 'HTTP status 503'"), (403, "got 'HTTP status 403'"), ("drop", "got 'HTTP error: error sending request'"),
+])  # fmt: skip
+def test_refused_and_unavailable_reads_are_one_line(
+    s3_server: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, fault: int | str, words: str  # noqa: F811
+) -> None:
+    monkeypatch.setattr(object_file_system, "_TRIES", 2)
+    monkeypatch.setattr("resolute.prep.sources.fetch._REMOTE_WAITS_S", (0.0, 0.0))
+    store = open_store(f"{s3_server}/x")
+    store.write("a.tar", b"1234")
+    proxy.faults.extend([fault] * (1 if fault == 403 else 2))
+    with pytest.raises(ResoluteError, match=f"s3://bucket/x/a.tar: the store refused the request, {words}") as refused:
+        store.read("a.tar")
+    assert "\n" not in str(refused.value)
+    assert store.read("a.tar") == b"1234"
+    proxy.always = fault
+    plain = words.replace("'", "")
+    with pytest.raises(StorageError, match=f"s3://bucket/x/a.tar: cannot be read, {plain}"), \
+            open_file(f"{s3_server}/x/a.tar") as file:  # fmt: skip
+        file.read()
+    what = "Permission denied" if fault == 403 else words.removeprefix("got ")
+    before = proxy.requests.total()
+    with pytest.raises(StorageError, match=f"s3://bucket/x/a.tar: cannot be fetched, got {what} 3 times"):
+        fetch_many([ByteRange(f"{s3_server}/x/a.tar", 0, 4)])
+    assert proxy.requests.total() - before == (3 if fault == 403 else 6)
+
+
+def test_a_body_that_ends_early_is_not_taken_for_the_object(s3_server: str, proxy: FaultyProxy) -> None:  # noqa: F811
+    store = open_store(f"{s3_server}/x")
+    store.write("a", bytes(1000))
+    proxy.faults.append("short")
+    fs, path = file_system(f"{s3_server}/x/a")
+    with pytest.raises(OSError, match="broke off after 400 of 800 bytes"):
+        fs.cat_file(path, 0, 800)
+    with pytest.raises(FileNotFoundError) as missing:
+        fs.cat_file(f"{path}/b")
+    assert http_status(missing.value) == 404
+
+
+def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(
+    s3_server: str, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:
+    monkeypatch.setattr(object_file_system, "_TRIES", 1)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    object_files.cache_clear()
+    for read in (lambda: expand_pattern(f"{s3_server}/x/*/a-*.tar"), lambda: list_folder(f"{s3_server}/x"),
+                 lambda: path_kind(f"{s3_server}/x")):  # fmt: skip
+        with pytest.raises(StorageError, match=r"s3://bucket/x.*: cannot be listed, got HTTP error: error sending"):
+            read()
+
+
+@pytest.mark.timing
+def test_many_small_reads_are_under_way_at_once(s3_server: str, proxy: FaultyProxy) -> None:  # noqa: F811
+    store = open_store(f"{s3_server}/x")
+    for number in range(40):
+        store.write(f"{number}", bytes(1000))
+    proxy.slow_bytes_per_s = 2000  # 0.5 s each
+    began = time.perf_counter()
+    assert fetch_many([ByteRange(f"{s3_server}/x/{number}") for number in range(40)]) == [bytes(1000)] * 40
+    assert time.perf_counter() - began < 10
+    assert proxy.max_concurrent > 20
