@@ -41,6 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "accumulate": {"optim": {"lr": 0.1, "clip_value": 0.1, "grad_accum_steps": 2}},
     "checkpointing": {"model": {"name": "test_resnet", "grad_checkpointing": True}},
     "smoothing": {"loss": {"label_smoothing": 0.1}}, "centralise": {"optim": {"gradient_centralization": True}},
+    "normalise": {"optim": {"gradient_normalization": True}},
     "bce": {"loss": {"kind": "bce"}}, "asl": {"loss": {"kind": "asl"}}, "labels": {}, "values": {},
     "eval_flip": {"eval": {"flip": True}},
     "freeze": {"freeze": {"mode": "freeze"}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8, "freeze_to": "all"}]},

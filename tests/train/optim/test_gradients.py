@@ -77,9 +77,34 @@ def test_gradient_centralization_removes_the_mean_of_each_unit(network: nn.Modul
         torch.testing.assert_close(rows, before - (before @ ones)[:, None] * ones, rtol=1e-3, atol=1e-6)
 
 
+def test_gradient_normalization_gives_each_layer_the_norm_1(network: nn.Module) -> None:
+    """A layer is the parameters of one module: the weight and the bias of a norm together."""
+    network.bn1.weight.grad.zero_()
+    network.bn1.bias.grad.zero_()
+    got, zeros = _shaped(network, gradient_normalization=True), 0
+    for prefix, module in network.named_modules():
+        own = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters(recurse=False)]
+        if not own:
+            continue
+        before = torch.cat([network.get_parameter(name).grad.flatten() for name in own])
+        norm = before.norm()
+        expected = before / norm if norm else before
+        torch.testing.assert_close(torch.cat([got[name].flatten() for name in own]), expected)
+        zeros += int(norm == 0)
+    assert zeros
+
+
+def test_gradients_are_normalised_after_centralisation_and_before_clipping(network: nn.Module) -> None:
+    got = _shaped(network, gradient_centralization=True, gradient_normalization=True, clip_value=0.01)
+    centred = _shaped(network, gradient_centralization=True)["conv1.0.weight"]
+    expected = (centred / centred.norm()).clamp(-0.01, 0.01)
+    torch.testing.assert_close(got["conv1.0.weight"], expected)
+
+
 def test_frozen_parameters_are_skipped(network: nn.Module) -> None:
     network.conv1[0].weight.grad = None
-    for optim in ({"gradient_centralization": True}, {"clip_agc": 0.01}, {"clip_value": 0.1}):
+    for optim in ({"gradient_centralization": True}, {"gradient_normalization": True}, {"clip_agc": 0.01},
+                  {"clip_value": 0.1}):  # fmt: skip
         assert "conv1.0.weight" not in _shaped(network, **optim)
 
 
