@@ -9,7 +9,7 @@ from resolute.pipeline.dataset.target import TargetKind
 from resolute.train.logs.run_log import SWITCH_STEPS, RunLogReader, switch_costs, switch_noise
 from resolute.train.logs.score import METRICS, Metric, best_score, main_metric
 
-from .html import write_page
+from .page import write_page
 
 __all__ = ["Reports", "epoch_header", "epoch_line", "summary"]
 
