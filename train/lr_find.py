@@ -138,8 +138,8 @@ def suggestion(test: RangeTest) -> float:
         raise ResoluteError(f"--min-lr: got {first}, but the loss only rises from there, expected it to fall; lower it")
     if fall <= noise:
         raise ResoluteError(
-            f"lr-find: got a loss that falls by {fall:.2g} from LR {first} to {last}, with noise of {noise:.2g}, "
-            "expected a clear fall; raise --steps"
+            f"--steps: got {len(test.losses)}, with a loss that falls by {fall:.2g} from LR {first} to {last} and "
+            f"noise of {noise:.2g}, expected a clear fall; raise it"
         )
     if curve[lowest:].max() <= curve[lowest] + noise:
         raise ResoluteError(f"--max-lr: got {last}, but the loss has not risen by then, expected it to; raise it")

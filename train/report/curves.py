@@ -41,7 +41,8 @@ def schedule_charts(
     charts = [
         draw("Learning rate", [Series(name="LR", colour="a", x=steps, y=lrs)]),
         draw(momentum.capitalize(), [Series(name=momentum, colour="c", x=steps, y=momenta)], zero=False),
-        draw("Resolution", [Series(name="px", colour="b", x=steps, y=sizes)], "px", zero=False, note=note),
+        draw("Resolution", [Series(name="px", colour="b", x=steps, y=sizes, stepped=True)], "px", zero=False,
+             note=note),
     ]
     for title, group in _REGULARIZATION.items():
         charts.append(draw(f"Regularisation: {title}", [

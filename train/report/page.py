@@ -221,6 +221,7 @@ def _sections_of_one(run: Run, validation: Mapping[str, Any] | None) -> Iterator
 def _charts(run: Run, bins: Columns) -> Iterator[Chart | None]:
     x, rows, epochs = bins["step"].tolist(), run.stages, run.epochs
     ends = np.cumsum([row["steps"] for row in rows])
+    borders = [float(at) for row, end in zip(rows, ends, strict=True) for at in (end - row["steps"], end - 1)]
     marks = _marks(bins, rows)
     ms = {name: (1e3 * bins[name]).tolist() for name in ("wait_s", "compute_s", "time_s", "time_s_max", "wait_s_max")}
     single = bool(bins["count"].max() == 1)
@@ -241,7 +242,8 @@ def _charts(run: Run, bins: Columns) -> Iterator[Chart | None]:
     ], unit="ms", marks=marks, top=top, note=note, wide=True)  # fmt: skip
     yield chart("Throughput", [
         Series(name="images/s", colour="a", x=x, y=bins["images_per_s"].tolist()),
-        *(Series(name=f"{who}'s ceiling", colour=colour, kind="dash", **_levels(rows, ends, f"{who}_images_per_s"))
+        *(Series(name=f"{who}'s ceiling", colour=colour, kind="dash", x=borders,
+                 y=[row[f"{who}_images_per_s"] or math.nan for row in rows for _ in range(2)])
           for who, colour in (("loader", "b"), ("model", "c"))),
     ], unit="images/s", marks=marks, note="" if any(row["model_images_per_s"] for row in rows) else
         "The ceilings of loader and model alone were not measured in this run (--calibrate).")  # fmt: skip
@@ -298,12 +300,6 @@ def _schedule(run: Run, bins: Columns) -> list[Chart | None]:
 def _marks(bins: Columns, rows: list[dict[str, Any]]) -> list[tuple[float, str]]:
     """(first step, resolution) of each stage."""
     return [(float(bins["step"][bins["stage"] == row["stage"]][0]), f"{row['res']} px") for row in rows]
-
-
-def _levels(rows: list[dict[str, Any]], ends: Any, key: str) -> dict[str, list[float]]:
-    """A horizontal line per stage, from its first to its last step."""
-    x = [float(at) for row, end in zip(rows, ends, strict=True) for at in (end - row["steps"], end - 1)]
-    return {"x": x, "y": [row[key] or np.nan for row in rows for _ in range(2)]}
 
 
 def _stages(runs: Sequence[Run]) -> Section:
@@ -442,9 +438,9 @@ def _compared_charts(runs: Sequence[Run]) -> Iterator[Chart | None]:
     unit, unit_s = _time_unit(max(run.epochs[-1]["elapsed_s"] for run in runs))
     percent = "%" if metric.percent else ""
 
-    def series(run: Run, x: Sequence[float], y: Sequence[float]) -> Series:
+    def series(run: Run, x: Sequence[float], y: Sequence[float], *, stepped: bool = False) -> Series:
         colour, kind = _STYLES[runs.index(run)]
-        return Series(name=run.name, colour=colour, kind=kind, x=x, y=y)
+        return Series(name=run.name, colour=colour, kind=kind, x=x, y=y, stepped=stepped)
 
     def curves(x: str, x_scale: float, y: str | None = None, scale: float = 1.0) -> list[Series]:
         """`y` of the epochs' records, or the scores, against `x`."""
@@ -466,8 +462,8 @@ def _compared_charts(runs: Sequence[Run]) -> Iterator[Chart | None]:
     top = max(1.5e3 * float(np.quantile(each["time_s"], 0.98)) for _, each in bins)
     yield chart("Step time", times, unit="ms", top=top, wide=True,
                 note="Means of consecutive steps where a run has more than can be drawn.")  # fmt: skip
-    yield chart("Resolution", [series(run, each["step"].tolist(), each["res"].tolist()) for run, each in bins],
-                unit="px", zero=False, wide=True)  # fmt: skip
+    sizes = [series(run, each["step"].tolist(), each["res"].tolist(), stepped=True) for run, each in bins]
+    yield chart("Resolution", sizes, unit="px", zero=False, wide=True)
 
 
 def _rows(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
