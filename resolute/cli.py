@@ -84,11 +84,11 @@ COMMANDS: dict[str, Command] = {
     ),
     "report": Command(
         help="Draw RUN/report.html from its log again; a run writes it each epoch.",
-        options="train.options:ReportOptions", program="train.report.html:main", positional="run",
+        options="train.options:ReportOptions", program="train.report.page:report", positional="run",
     ),
     "compare": Command(
         help="Draw several runs on one page, and what differs in them.",
-        options="train.options:CompareOptions", program="train.report.compare:main", positional="runs",
+        options="train.options:CompareOptions", program="train.report.page:compare", positional="runs",
     ),
     "keys": Command(
         help="Print every recipe key with its type, range, default and meaning (a Markdown table).",

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -64,15 +65,25 @@ class RangeTest:
     diverged: bool
 
 
-class _Sweep(Rates):
-    """Exponentially rising learning rates at a constant momentum."""
+class _Sweep:
+    """Sets exponentially rising learning rates in place of a learner's `Rates`, at the momentum of their peak."""
 
-    def __init__(self, rates: Rates, *, low: float, high: float, steps: int, momentum: float) -> None:
-        self._factors, self._has_momentum = rates._factors, rates._has_momentum  # of its own class
-        self._low, self._growth, self._momentum = low, (high / low) ** (1 / (steps - 1)), momentum
+    def __init__(self, learner: Learner, *, low: float, high: float, steps: int) -> None:
+        self.lrs = np.geomspace(low, high, steps).tolist()
+        self._rates: Rates = learner.rates
+        self._momentum = peak_momentum(learner.recipe.schedule, learner.recipe.optim)
+        self._has_momentum = bool(learner.recipe.optim.momentum)
 
-    def at(self, step: int) -> tuple[float, float]:
-        return self._low * self._growth**step, self._momentum
+    def apply(self, optimizer: torch.optim.Optimizer, step: int, *, stage: int, res: int | None = None) -> float:
+        """As `Rates.apply`."""
+        lr: float = self.lrs[step] * self._rates.factor(stage, res)
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+            if "momentum" in group and self._has_momentum:
+                group["momentum"] = self._momentum
+            elif "betas" in group:
+                group["betas"] = (self._momentum, group["betas"][1])
+        return lr
 
 
 def range_test(plan: Plan, loader: Loader, learner: Learner, *, low: float, high: float, steps: int) -> RangeTest:
@@ -80,16 +91,12 @@ def range_test(plan: Plan, loader: Loader, learner: Learner, *, low: float, high
 
     It stops when the loss is not finite, or four times as large as it was at its lowest, both smoothed.
     """
-    recipe = learner.recipe
-    momentum = peak_momentum(recipe.schedule, recipe.optim)
-    sweep = _Sweep(learner.rates, low=low, high=high, steps=steps, momentum=momentum)
-    learner.rates, learner.ema = sweep, None
-    lrs: list[float] = []
+    sweep = _Sweep(learner, low=low, high=high, steps=steps)
+    learner.rates, learner.ema = sweep, None  # type: ignore[assignment]
     losses: list[float] = []
     mean, best, diverged = 0.0, math.inf, False
     for batch in tqdm(loader, total=steps, desc="lr-find", unit="batch", leave=False, disable=None):
         loss = float(learner.train_step(batch)[0])  # sync: decides whether the sweep continues
-        lrs.append(sweep.at(len(lrs))[0])
         losses.append(loss)
         mean = _STOP_SMOOTHING * mean + (1 - _STOP_SMOOTHING) * loss
         unbiased = mean / (1 - _STOP_SMOOTHING ** len(losses))
@@ -97,7 +104,8 @@ def range_test(plan: Plan, loader: Loader, learner: Learner, *, low: float, high
         diverged = not math.isfinite(loss) or unbiased > _DIVERGED * best
         if diverged or len(losses) == steps:
             break
-    return RangeTest(lrs=np.array(lrs), losses=np.array(losses), width=_WIDTH * steps, diverged=diverged)
+    lrs = np.array(sweep.lrs[: len(losses)])
+    return RangeTest(lrs=lrs, losses=np.array(losses), width=_WIDTH * steps, diverged=diverged)
 
 
 def smoothed(losses: Sequence[float] | NDArray[np.float64], width: float) -> NDArray[np.float64]:
@@ -130,8 +138,8 @@ def suggestion(test: RangeTest) -> float:
         raise ResoluteError(f"--min-lr: got {first}, but the loss only rises from there, expected it to fall; lower it")
     if fall <= noise:
         raise ResoluteError(
-            f"lr-find: got a loss that falls by {fall:.2g} from LR {first} to {last}, with noise of {noise:.2g}, "
-            "expected a clear fall; raise --steps"
+            f"--steps: got {len(test.losses)}, with a loss that falls by {fall:.2g} from LR {first} to {last} and "
+            f"noise of {noise:.2g}, expected a clear fall; raise it"
         )
     if curve[lowest:].max() <= curve[lowest] + noise:
         raise ResoluteError(f"--max-lr: got {last}, but the loss has not risen by then, expected it to; raise it")
@@ -159,7 +167,9 @@ def draw(test: RangeTest, path: Path, *, suggested: float | None, title: str, su
 def main(args: LrFindOptions) -> None:
     """Run the command."""
     check_output(args.out, setting="--out", suffixes=(".html",))
-    low, high = _range(args, Recipe.load(args.recipe))
+    default = _RANGES["betas" if Recipe.load(args.recipe).optim.uses_betas else "momentum"]
+    low, high = args.min_lr or default[0], args.max_lr or default[1]
+    check(10 * low <= high, "--min-lr, --max-lr", f"{low:g} to {high:g}", "at least a factor of 10 between them")
     with tempfile.TemporaryDirectory() as folder:  # stays empty: no run is read or written
         options = Options(
             folder=Path(folder), shards=args.shards, recipe=args.recipe, device=args.device, threads=args.threads,
@@ -195,10 +205,3 @@ def main(args: LrFindOptions) -> None:
         draw(test, args.out, suggested=suggested, title=f"Learning rate range test of {recipe.name}", subtitle=text)
         print(args.out)
     print(f"optim.lr = {suggested:g} (the recipe has {recipe.optim.lr:g}). {_TRUST}.")
-
-
-def _range(args: LrFindOptions, recipe: Recipe) -> tuple[float, float]:
-    default = _RANGES["betas" if recipe.optim.uses_betas else "momentum"]
-    low, high = args.min_lr or default[0], args.max_lr or default[1]
-    check(10 * low <= high, "--min-lr, --max-lr", f"{low:g} to {high:g}", "at least a factor of 10 between them")
-    return low, high

@@ -107,7 +107,7 @@ class TrainOptions(_RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.loggers:
-            from resolute.train.logs.loggers.background import LOGGERS  # why here: rarely needed
+            from resolute.train.logs.loggers import LOGGERS  # why here: rarely needed
 
             if not {*self.loggers} <= {*LOGGERS} or len({*self.loggers}) < len(self.loggers):
                 raise ResoluteError(

@@ -18,7 +18,7 @@ from resolute.train.devices.device import pick_device
 from resolute.train.devices.distributed import Ranks
 from resolute.train.devices.memory import keep_freed_memory
 from resolute.train.logs.hardware import bf16_is_emulated
-from resolute.train.logs.loggers.background import check_loggers
+from resolute.train.logs.loggers import check_loggers
 from resolute.train.loss.class_weights import class_weights
 from resolute.train.model.head import Head
 from resolute.train.model.regularization import strongest
@@ -49,7 +49,7 @@ class Options:
     from_: str = checkpoint.LAST  # file name of the checkpoint to resume from, in `folder`
     fold: tuple[int, int] | None = None  # (fold, number of folds), instead of the recipe's `data.fold`
     gpu_memory_gib: float = 0.0  # limit for tensors; 0 = none
-    loggers: tuple[str, ...] = ()  # see `train.logs.loggers.background.LOGGERS`
+    loggers: tuple[str, ...] = ()  # see `train.logs.loggers.LOGGERS`
     calibrate: bool = False  # measure loader and model throughput first, for the log and the report
 
     def __post_init__(self) -> None:

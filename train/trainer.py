@@ -34,7 +34,7 @@ from resolute.train.devices.device import device_name
 from resolute.train.devices.distributed import Ranks, join
 from resolute.train.devices.trial import trial_fault
 from resolute.train.logs.hardware import describe, reset_peak_memory
-from resolute.train.logs.loggers.background import Loggers
+from resolute.train.logs.loggers import Loggers
 from resolute.train.logs.metrics import Meter, NullLogWriter, RunLogWriter
 from resolute.train.logs.score import main_metric
 from resolute.train.options import TrainOptions
@@ -180,8 +180,10 @@ class _Session:
         self.skipped_logged = 0  # number of them in the log
 
     def fit(self) -> int:
-        loggers = self.options.loggers if self.ranks.is_main else ()
-        with self._signals(), contextlib.closing(Loggers(loggers, self.options.folder)):
+        names = self.options.loggers if self.ranks.is_main else ()
+        if names:
+            self.log.sync(durable=False)  # why: they read its first record
+        with self._signals(), contextlib.closing(Loggers(names, self.options.folder)) as self.loggers:
             if self.position < self.plan.total_batches and not self.progress.ended:
                 return self._train()
             # why with loggers: those that were not set in training get the whole log
@@ -355,6 +357,7 @@ class _Session:
             confused_photos(self.options.folder, self.plan.shards, mean=data.mean, std=data.std,
                             crop_pct=self.recipe.eval.crop_pct)  # fmt: skip
         self.reports.update()
+        self.loggers.update()
         if progress.ended:
             metric = main_metric(record)
             tqdm.write(f"stopped early: {progress.ended}; best.pt is of epoch {progress.best_epoch} ({metric.title} "

@@ -18,7 +18,8 @@ _WIDTH, _HEIGHT = 1000, 300  # the SVG's coordinate system; the page scales it
 @dataclass(frozen=True, kw_only=True)
 class Series:
     """One curve. `kind`: line, dash, dots (a line with markers), points (markers alone, in the order of x), area from
-    `base` (None: 0) to `y`, or columns of a histogram, from (`x`, `base`) to (`right`, `y`).
+    `base` (None: 0) to `y`, or columns of a histogram, from (`x`, `base`) to (`right`, `y`). `stepped`: each value is
+    drawn until the next `x`, as of a setting that jumps.
 
     `colour`: CSS classes of the page, a to d or soft, and for areas and columns also a shade, l1 (pale) to l5.
     Values that are not finite are omitted. `tooltip`: values shown at the pointer instead of `y`, for a curve stacked
@@ -33,6 +34,7 @@ class Series:
     base: Values | None = None
     right: Values | None = None
     tooltip: Values | None = None
+    stepped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +142,9 @@ def _paths(
     points = [(px(x), py(y), py(b)) for x, y, b in zip(curve.x, curve.y, base, strict=True) if math.isfinite(y)]
     if curve.kind == "points":
         return [(f"points {curve.colour}", "".join(f"M{x:g} {y:g}h0" for x, y, _ in points))]
+    if curve.stepped:
+        points = [corner for (x, y, b), before in zip(points, [points[0], *points], strict=False)
+                  for corner in ((x, before[1], b), (x, y, b))]  # fmt: skip
     line = "M" + "L".join(f"{x:g} {y:g}" for x, y, _ in points)
     if curve.kind == "area":
         back = "L".join(f"{x:g} {b:g}" for x, _, b in reversed(points))

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from resolute.train.logs.run_log import RunLogReader
-from resolute.train.report.html import write_page
+from resolute.train.report.page import write_page
 from tests import ROOT
 from tests.support.browser import BROWSER, Browser, Tab
 from tests.support.http_server import serving

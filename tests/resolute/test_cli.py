@@ -92,8 +92,8 @@ def test_values_may_begin_with_a_dash_and_lists_have_commas(monkeypatch: pytest.
 
 def test_a_first_value_needs_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Any] = []
-    for program in ("report.html", "report.compare"):
-        monkeypatch.setattr(f"resolute.train.{program}.main", taken.append)
+    for program in ("report", "compare"):
+        monkeypatch.setattr(f"resolute.train.report.page.{program}", taken.append)
     assert main(["report", "first"]) == main(["report", "--run", "first"]) == 0
     assert main(["compare", "a", "b c", "--out", "x.html"]) == 0
     assert [taken[0].run, taken[1].run, taken[2].runs] == ["first", "first", ("a", "b c")]

@@ -54,7 +54,7 @@ def run_report_of_many_epochs_and_classes(_: pytest.FixtureRequest, folder: Path
 def _report(folder: Path, *, classes: int) -> bytes:
     """The report of the run in `folder`, with a validation of `classes` classes."""
     from resolute.train.logs.run_log import RunLogReader
-    from resolute.train.report.html import write_page
+    from resolute.train.report.page import write_page
     from resolute.train.report.validation import FILE
 
     rng, names = random.Random(0), _names(classes)
@@ -86,7 +86,7 @@ def _jpeg(seed: int) -> str:
 
 
 def comparison(_: pytest.FixtureRequest, folder: Path) -> bytes:
-    from resolute.train.report.compare import open_runs, page
+    from resolute.train.report.page import open_runs, page
 
     write_log(folder / "a")
     write_log(folder / "b", switch_s=0.5, machine=GPU)

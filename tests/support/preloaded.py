@@ -19,7 +19,7 @@ import resolute.train.inference.predict
 import resolute.train.lr_find
 import resolute.train.planner.plan
 import resolute.train.plot_lr
-import resolute.train.report.html
+import resolute.train.report.page
 import resolute.train.show
 import resolute.train.trainer
 

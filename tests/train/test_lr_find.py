@@ -106,7 +106,7 @@ def test_smoothing_keeps_a_constant_and_limits_what_diverged() -> None:
 @pytest.mark.parametrize(("losses", "diverged", "message"), [
     (np.linspace(2.3, 1.0, 100), False, r"--max-lr: got 10, but the loss has not risen by then, expected it to; raise"),
     (np.linspace(2.3, 9.0, 100), True, r"--min-lr: got 0\.001, but the loss only rises from there, expected it"),
-    (2.3 + np.sin(np.arange(100.0) ** 2), False, r"lr-find: got a loss that falls by .* with noise of .*raise --steps"),
+    (2.3 + np.sin(np.arange(100.0) ** 2), False, r"--steps: got 100, with a loss that falls by .* and noise of"),
 ])  # fmt: skip
 def test_a_curve_without_a_valley_gives_no_suggestion(
     losses: NDArray[np.float64], diverged: bool, message: str

@@ -16,7 +16,7 @@ from resolute.errors import ResoluteError
 
 from .score import best_epoch
 
-__all__ = ["SWITCH_STEPS", "RunLogReader", "format_duration", "switch_costs"]
+__all__ = ["SWITCH_STEPS", "RunLogReader", "format_duration", "switch_costs", "switch_noise"]
 
 SWITCH_STEPS = 5  # steps after a stage change that count towards its cost
 _MIN_GROUPS = 4  # groups of that many steps that show how much such a group varies
@@ -145,6 +145,15 @@ def switch_costs(
                 "noise_s": np.quantile(extra_s, (0.05, 0.95)).tolist() if len(extra_s) >= _MIN_GROUPS else None,
             })  # fmt: skip
     return costs
+
+
+def switch_noise(cost: dict[str, Any]) -> str:
+    """What a cost from `switch_costs` has to be compared with, as text."""
+    if cost["noise_s"] is None:
+        return f"too few steps to know the noise of {SWITCH_STEPS}; other work on the machine can add to it"
+    low, high = (f"{1e3 * value:+,.0f}" for value in cost["noise_s"])
+    beyond = "; other work on the machine can add more" if cost["cost_s"] > cost["noise_s"][1] else ""
+    return f"noise of {SWITCH_STEPS} steps: {low} to {high} ms{beyond}"
 
 
 def format_duration(seconds: float) -> str:

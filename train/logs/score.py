@@ -10,19 +10,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["METRICS", "Metric", "best_epoch", "best_score", "is_better", "main_metric"]
+__all__ = ["METRICS", "Metric", "best_epoch", "best_score", "is_better", "main_metric", "with_interval"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """`key` in records, `title` for people; fractions are shown in percent."""
+    """`key` in records, `title` for people; fractions are shown in percent. `counted`: a fraction of the samples."""
 
     key: str
     title: str
     percent: bool = False
+    counted: bool = False
 
-    def text(self, value: float) -> str:
-        return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
+    def text(self, value: float, samples: int = 0) -> str:
+        """`value` for people; if `counted`, with ± half the 95 % interval of `samples` (0: not known)."""
+        if not self.percent:
+            return f"{value:.4g}"
+        return f"{with_interval(value, samples) if self.counted else f'{100 * value:.2f}'} %"
 
     @property
     def scale(self) -> float:
@@ -31,7 +35,8 @@ class Metric:
 
 # by kind of target; the first decides
 METRICS: Mapping[str, tuple[Metric, ...]] = {
-    "class": (Metric(key="top1", title="top-1", percent=True), Metric(key="top5", title="top-5", percent=True)),
+    "class": (Metric(key="top1", title="top-1", percent=True, counted=True),
+              Metric(key="top5", title="top-5", percent=True, counted=True)),
     "labels": (
         Metric(key="mAP", title="mAP", percent=True),
         Metric(key="f1_micro", title="micro F1", percent=True),
@@ -40,6 +45,15 @@ METRICS: Mapping[str, tuple[Metric, ...]] = {
     # why R² decides: it has no unit, so that it can be averaged over columns
     "values": (Metric(key="r2", title="R²"), Metric(key="rmse", title="RMSE"), Metric(key="mae", title="MAE")),
 }
+
+
+def with_interval(fraction: float, samples: int) -> str:
+    """A fraction of `samples` in percent, such as "90.91 ± 7.72": with half of Wilson's 95 % interval."""
+    if not samples:
+        return f"{100 * fraction:.2f}"
+    z2 = 1.96**2
+    half = math.sqrt(z2 * (fraction * (1 - fraction) + z2 / (4 * samples)) / samples) / (1 + z2 / samples)
+    return f"{100 * fraction:.2f} ± {100 * half:.2f}"
 
 
 def main_metric(epoch: Mapping[str, Any]) -> Metric:

@@ -1,12 +1,12 @@
-"""`make plan BUDGET=11m SUGGEST=FILE`: writes a recipe whose stages use a time budget best.
+"""`make plan BUDGET=11m SUGGEST=FILE`: writes a recipe whose stages use a time budget well.
 
-The rule: epochs per stage, whole numbers of at least two, that maximise `score` within the budget. The score is the sum
-over the stages of resolution * log(1 + epochs), so that
+The rule: from the fewest epochs of every stage, at least two, each next epoch goes to the stage that gains most per
+second, until none fits into the budget. The gain is that of resolution * log(1 + epochs), so that
 
 - each stage gets a share of the training time in proportion to its resolution: the gain of a further epoch falls as
   1 / epochs, and the epochs of a fast stage cost less. `benchmarks/recipes/imagenette_old.toml`, tuned by accuracy, is
   close (64, 96, 128 px: 25, 35, 40 % of the pixels, here 22, 33, 44); later recipes give the last stages less;
-- a stage is left out if the budget is so small that the others gain more from its time; the last stage, at the full
+- the first stages are left out if the budget is too small for the fewest epochs of all; the last stage, at the full
   resolution, always stays.
 
 Neither samples nor pixels alone can be the measure: the most samples are all at the smallest resolution, and the most
@@ -16,11 +16,9 @@ pixels all at the one with the fastest pixels, which is often the largest.
 from __future__ import annotations
 
 import dataclasses
-import heapq
-import itertools
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,18 +32,13 @@ from resolute.train.recipe.toml import recipe_text
 
 from .estimate import Forecast
 
-__all__ = ["Candidates", "choose", "proposal", "reasons", "score"]
+__all__ = ["Candidates", "choose", "proposal", "reasons"]
 
-RULE = ("the largest sum of resolution * log(1 + epochs) over the stages within the budget, so that a stage's time is "
-        "roughly proportional to its resolution")  # fmt: skip
+_RULE = ("each next epoch goes to the stage in which resolution * log(1 + epochs) gains most per second, until none "
+         "fits, so that a stage's time is roughly proportional to its resolution")  # fmt: skip
 _MIN_EPOCHS = 2
 # Source: the first resolutions of DAWNBench's 128 of 288 px, FFCV's 160 of 192, Composer's initial_scale = 0.5
 _MIN_RES_FRAC = 0.5
-_NEAR = 2  # epochs by which the exact search departs from the greedy one
-# limits of the search, which recipes of up to four stages do not reach; its work would grow as 6^stages
-_MAX_REFINED = 8  # selections of stages whose epochs are refined: those of the highest scores
-_MAX_COMBINED = 4  # stages whose epochs are changed in all combinations; of more, two at a time
-_MAX_OPTIONAL = 10  # stages of which any may be left out; of more, only the first ones
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +109,7 @@ class Candidates:
             file.write(text.rstrip().encode() + b"\n")
 
     def weights(self) -> list[float]:
-        """The stages' factors in `score`: their (mean) resolutions, px."""
+        """The stages' factors in the gain: their (mean) resolutions, px."""
         return [sum(stage.resolutions) / len(stage.resolutions) for stage in self.recipe.stages]
 
     def least(self) -> list[int]:
@@ -156,55 +149,33 @@ def _with_schedule(table: dict[str, Any], base: Recipe, factor: float) -> dict[s
     return {**table, "schedule": {name: counts.get(name, value) for name, value in written.items()}}
 
 
-def score(epochs: Sequence[int], weights: Sequence[float]) -> float:
-    """The sum of weight * log(1 + epochs) over the stages."""
-    return sum(weight * math.log1p(count) for count, weight in zip(epochs, weights, strict=True))
-
-
 def choose(
     result: Forecast, weights: Sequence[float], *, least: Sequence[int], budget_s: float,
     is_valid: Callable[[Sequence[int]], bool] = lambda kept: True,
 ) -> list[int]:  # fmt: skip
-    """Epochs per stage of `result` with the largest `score` within `budget_s`: 0, or at least `least`.
+    """Epochs per stage of `result` within `budget_s` by the rule: 0 for the first stages, or at least `least`.
 
-    The last stage stays. `is_valid` takes the numbers of the stages that stay. Raises `ResoluteError`, with the
-    smallest possible budget, if none fits.
+    `is_valid` takes the numbers of the stages that stay. Raises `ResoluteError`, with the smallest possible budget, if
+    the fewest epochs do not fit.
     """
-    fitting, shortest = list[tuple[list[int], list[int]]](), math.inf
-    for kept in _selections(len(weights)):
-        fewest = [count * (number in kept) for number, count in enumerate(least)]
-        if is_valid(kept):
-            shortest = min(shortest, result.total_s(fewest))
-            if result.total_s(fewest) <= budget_s:
-                fitting.append((fewest, _filled(result, weights, fewest, budget_s)))
-    if not fitting:
-        raise ResoluteError(
-            f"--budget: got {format_duration(budget_s)}, expected at least {math.ceil(shortest)}s: the start plus the "
-            "fewest epochs of every stage that must stay; raise it"
-        )
-    best = heapq.nlargest(_MAX_REFINED, fitting, key=lambda each: score(each[1], weights))
-    return max((_refined(result, weights, fewest, epochs, budget_s) for fewest, epochs in best),
-               key=lambda epochs: score(epochs, weights))  # fmt: skip
+    count, shortest = len(least), math.inf
+    for first in range(count):
+        if not is_valid(range(first, count)):
+            continue
+        epochs = [0] * first + [*least[first:]]
+        shortest = min(shortest, result.total_s(epochs))
+        if result.total_s(epochs) <= budget_s:
+            return _filled(result, weights, epochs, budget_s)
+    raise ResoluteError(
+        f"--budget: got {format_duration(budget_s)}, expected at least {math.ceil(shortest)}s: the start plus the "
+        "fewest epochs of every stage that must stay; raise it"
+    )
 
 
-def _selections(count: int) -> Iterator[list[int]]:
-    """The numbers of the stages that stay, the last among them: any of up to ten; of more, only leading ones go."""
-    if count > _MAX_OPTIONAL:
-        yield from ([*range(first, count)] for first in range(count))
-        return
-    for optional in itertools.product((False, True), repeat=count - 1):
-        yield [number for number, stays in enumerate((*optional, True)) if stays]
-
-
-def _costs(result: Forecast) -> list[float]:
-    """Seconds of another epoch of each stage."""
-    return [stage.epoch_s + stage.eval_s / result.eval_every + result.save_s for stage in result.stages]
-
-
-def _filled(result: Forecast, weights: Sequence[float], fewest: Sequence[int], budget_s: float) -> list[int]:
-    """Epochs of the stages in `fewest`, which fits: each next epoch goes to where it gains most per second."""
-    costs, epochs = _costs(result), list(fewest)
-    open_ = {number for number, count in enumerate(fewest) if count}
+def _filled(result: Forecast, weights: Sequence[float], epochs: list[int], budget_s: float) -> list[int]:
+    """`epochs`, which fit, and all that still fit, one after another, in the stages that have any."""
+    costs = [stage.epoch_s + stage.eval_s / result.eval_every + result.save_s for stage in result.stages]
+    open_ = {number for number, count in enumerate(epochs) if count}
     while open_:
         stage = max(open_, key=lambda i: weights[i] * math.log((2 + epochs[i]) / (1 + epochs[i])) / costs[i])
         epochs[stage] += 1
@@ -212,39 +183,6 @@ def _filled(result: Forecast, weights: Sequence[float], fewest: Sequence[int], b
             epochs[stage] -= 1
             open_.remove(stage)
     return epochs
-
-
-def _refined(
-    result: Forecast, weights: Sequence[float], fewest: Sequence[int], epochs: list[int], budget_s: float
-) -> list[int]:
-    """The best of `epochs`, from `_filled`, and its neighbours: whole epochs leave time over that others may use."""
-    costs, kept = _costs(result), [number for number, count in enumerate(fewest) if count]
-    cheapest = min(kept, key=costs.__getitem__)
-    others = [number for number in kept if number != cheapest]
-    best = epochs
-    for changes in _changes(len(others)):
-        near = list(epochs)
-        for number, change in zip(others, changes, strict=True):
-            near[number] = max(fewest[number], near[number] + change)
-        near[cheapest] = fewest[cheapest]
-        spare = (budget_s - result.total_s(near)) / (costs[cheapest] * result.folds)
-        near[cheapest] += max(0, int(spare) + 2)
-        while result.total_s(near) > budget_s and near[cheapest] > fewest[cheapest]:
-            near[cheapest] -= 1
-        if result.total_s(near) <= budget_s:
-            best = max(best, near, key=lambda counts: score(counts, weights))
-    return best
-
-
-def _changes(count: int) -> Iterator[tuple[int, ...]]:
-    """Changes of the epochs of `count` stages: all combinations of few stages, those of any two of many."""
-    near = range(-_NEAR, _NEAR + 1)
-    if count <= _MAX_COMBINED:
-        yield from itertools.product(near, repeat=count)
-        return
-    for one, other in itertools.combinations(range(count), 2):
-        for change, opposite in itertools.product(near, repeat=2):
-            yield tuple(change if k == one else opposite if k == other else 0 for k in range(count))
 
 
 def proposal(result: Forecast, epochs: Sequence[int]) -> Forecast:
@@ -263,13 +201,13 @@ def reasons(result: Forecast, epochs: Sequence[int], budget_s: float) -> list[st
     """Lines that say what was chosen and why; `result` is of all candidates."""
     chosen = proposal(result, epochs)
     trained_s = chosen.parts_s()["training"] / chosen.folds
-    lines = [f"rule: {RULE}"]
+    lines = [f"rule: {_RULE}"]
     for stage in chosen.stages:
         share = stage.epochs * stage.epoch_s / trained_s
         lines.append(f"stage {stage.stage}: {stage.epochs} epochs at {stage.res} px, {stage.epoch_s:.3g} s each, "
                      f"{100 * share:.0f} % of the training time")  # fmt: skip
     if left_out := [str(stage.res) for stage, count in zip(result.stages, epochs, strict=True) if not count]:
-        lines.append(f"left out: {', '.join(left_out)} px: their time gains more in the other stages")
+        lines.append(f"left out: {', '.join(left_out)} px: the budget is too small for their fewest epochs")
     parts = ", ".join(f"{name} {format_duration(value)}" for name, value in chosen.parts_s().items())
     runs = f" in {chosen.folds} folds" if chosen.folds > 1 else ""
     total = format_duration(chosen.total_s())

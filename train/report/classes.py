@@ -1,4 +1,4 @@
-"""The number of samples of each class and of their uses by the run: a chart, a table and a finding of the report."""
+"""The number of samples of each class and of their uses by the run: a chart and a table of the report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["HEADS", "ClassCounts", "class_counts", "class_rows"]
 HEADS = ("class", "in the set#", "seen per epoch#", "each sample per epoch#")
 _ENDS = 10  # most and least frequent classes in the table
 _POINTS = 600  # of the chart; more would be below a pixel each
-_UNBALANCED = 10.0  # largest / smallest class: above it, uniform sampling may neglect rare classes
+_WIDE = 10.0  # largest / smallest value: above it, the axis is logarithmic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,6 @@ class ClassCounts:
     names: Sequence[str]
     samples: NDArray[np.int64]
     seen: NDArray[np.float64]
-    corrected: bool  # whether classes are sampled or weighted by their frequency
 
     def chart(self) -> Chart | None:
         """Samples in the set and seen per epoch, by the rank of the class."""
@@ -37,27 +36,11 @@ class ClassCounts:
             return None
         ranks = np.flatnonzero(np.isin(_by_size(self.samples), order)) + 1.0
         seen = np.where(self.seen > 0, self.seen, np.nan)[order]
-        wide = max(self.samples[order].max(), np.nanmax(seen, initial=1)) > _UNBALANCED * self.samples[order].min()
+        wide = max(self.samples[order].max(), np.nanmax(seen, initial=1)) > _WIDE * self.samples[order].min()
         return chart("Samples of each class", [
             Series(name="in the set", colour="a", kind="dots", x=ranks.tolist(), y=self.samples[order].tolist()),
             Series(name="seen per epoch", colour="b", kind="dots", x=ranks.tolist(), y=seen.tolist()),
         ], unit="training samples", x_name="rank of the class", log="y" if wide else "")  # fmt: skip
-
-    def finding(self) -> str | None:
-        """Advice for a very unbalanced set of which all samples are used equally."""
-        present = np.flatnonzero(self.samples)
-        if len(present) < 2 or self.corrected:
-            return None
-        most, least = (present[pick(self.samples[present])] for pick in (np.argmax, np.argmin))
-        ratio = self.samples[most] / self.samples[least]
-        if ratio <= _UNBALANCED:
-            return None
-        return (
-            f"The set is unbalanced: {self.names[most]} has {self.samples[most]:,} training samples, "
-            f"{ratio:,.0f} times as many as {self.names[least]} ({self.samples[least]:,}), and each was used equally "
-            'often. If rare classes matter, compare `data.sampling = "sqrt"` or "balanced", or '
-            '`loss.class_weights = "balanced"`, by the accuracy of each class.'
-        )
 
 
 def class_counts(run: RunLogReader) -> ClassCounts | None:
@@ -65,11 +48,9 @@ def class_counts(run: RunLogReader) -> ClassCounts | None:
     start, epochs = run.start, run.epochs
     if not start.get("class_samples") or not epochs:
         return None
-    values = start.get("recipe_values", {})
-    corrected = (values.get("data", {}).get("sampling", "uniform"), values.get("loss", {}).get("class_weights", "none"))
     return ClassCounts(
         names=start["class_names"], samples=np.array(start["class_samples"], np.int64),
-        seen=np.mean([epoch["class_counts"] for epoch in epochs], axis=0), corrected=corrected != ("uniform", "none"),
+        seen=np.mean([epoch["class_counts"] for epoch in epochs], axis=0),
     )  # fmt: skip
 
 

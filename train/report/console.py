@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from resolute.pipeline.dataset.target import TargetKind
-from resolute.train.logs.run_log import SWITCH_STEPS, RunLogReader, switch_costs
+from resolute.train.logs.run_log import SWITCH_STEPS, RunLogReader, switch_costs, switch_noise
 from resolute.train.logs.score import METRICS, Metric, best_score, main_metric
 
-from .html import write_page
+from .page import write_page
 
 __all__ = ["Reports", "epoch_header", "epoch_line", "summary"]
 
@@ -82,17 +82,10 @@ def summary(run: RunLogReader, folder: Path) -> str:
     for cost in switch_costs(steps["stage"], steps["time_s"], steps["res"]):
         what = f"{cost['res']} px in stage {cost['stage']}" if cost["in_stage"] else f"stage {cost['stage']}"
         lines.append(
-            f"switch to {what}: {1e3 * cost['cost_s']:+.0f} ms in its first {SWITCH_STEPS} steps, usually "
-            f"{1e3 * cost['median_s']:.0f} ms each{_noise(cost['noise_s'])}"
+            f"switch to {what}: {1e3 * cost['cost_s']:+,.0f} ms in its first {SWITCH_STEPS} steps, usually "
+            f"{1e3 * cost['median_s']:,.0f} ms each ({switch_noise(cost)})"
         )
     return "\n".join([*lines, f"{folder}: report.html, run.jsonl, validation.json, best.pt, last.pt"])
-
-
-def _noise(noise_s: list[float] | None) -> str:
-    if noise_s is None:
-        return ""
-    low, high = (f"{1e3 * value:+.0f}" for value in noise_s)
-    return f" (noise of {SWITCH_STEPS} steps: {low} to {high} ms)"
 
 
 def _score(metric: Metric, epoch: dict[str, Any]) -> str:

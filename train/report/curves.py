@@ -1,15 +1,13 @@
-"""Curves that several pages share: metrics over epochs, and the schedule over steps. Imports neither torch nor DALI."""
+"""The schedule over steps, which the pages of `resolute report` and `resolute lr` share."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resolute.report.charts import Chart, Series, chart
-from resolute.train.logs.score import METRICS, Metric, main_metric
 
-__all__ = ["metric_series", "metrics_of", "schedule_charts", "time_unit"]
+__all__ = ["schedule_charts"]
 
 Values = Sequence[float]
 # Keys of `regularization` by the chart that they are drawn in.
@@ -19,26 +17,6 @@ _REGULARIZATION = {
     "RandAugment": ("magnitude",),
     "weight decay": ("weight_decay",),
 }
-
-
-def metrics_of(epochs: Sequence[Mapping[str, Any]]) -> tuple[Metric, ...]:
-    """The metrics of the kind of target of a run's epochs; the first decides."""
-    return next(metrics for metrics in METRICS.values() if metrics[0] == main_metric(epochs[0]))
-
-
-def metric_series(
-    epochs: Sequence[Mapping[str, Any]], x: Values, curves: Sequence[tuple[str, str, str]], scale: float
-) -> list[Series]:
-    """A curve for each (key of the epochs' records, name, colour) of `curves`, times `scale`."""
-    def values(key: str) -> list[float]:
-        return [math.nan if epoch.get(key) is None else scale * epoch[key] for epoch in epochs]
-
-    return [Series(name=name, colour=colour, kind="dots", x=x, y=values(key)) for key, name, colour in curves]
-
-
-def time_unit(seconds: float) -> tuple[str, float]:
-    """(name, its seconds) of the unit for an axis that ends at `seconds`."""
-    return ("s", 1) if seconds < 120 else ("min", 60) if seconds < 7200 else ("h", 3600)
 
 
 def schedule_charts(
@@ -63,7 +41,8 @@ def schedule_charts(
     charts = [
         draw("Learning rate", [Series(name="LR", colour="a", x=steps, y=lrs)]),
         draw(momentum.capitalize(), [Series(name=momentum, colour="c", x=steps, y=momenta)], zero=False),
-        draw("Resolution", [Series(name="px", colour="b", x=steps, y=sizes)], "px", zero=False, note=note),
+        draw("Resolution", [Series(name="px", colour="b", x=steps, y=sizes, stepped=True)], "px", zero=False,
+             note=note),
     ]
     for title, group in _REGULARIZATION.items():
         charts.append(draw(f"Regularisation: {title}", [

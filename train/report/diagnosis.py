@@ -1,4 +1,7 @@
-"""Diagnosis of a run from its log: rules that state, with numbers, what limited it and what to change."""
+"""Diagnosis of a run from its log: what limited it and what to change, with numbers.
+
+Waiting for data, the cost of each stage change, the share of validation, an idle GPU, and too many epochs.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from resolute.train.logs.run_log import SWITCH_STEPS, RunLogReader, format_duration, switch_costs
+from resolute.train.logs.run_log import SWITCH_STEPS, RunLogReader, format_duration, switch_costs, switch_noise
 from resolute.train.logs.score import best_score, main_metric
-
-from .classes import class_counts
 
 __all__ = ["Finding", "diagnose", "stage_rows"]
 
 # thresholds
 _STALL_FRAC = 0.05  # stall time / stage time: below it, data is not the limit
 _BURST_FRAC = 0.5  # waits in 1 % of the steps / all waits: above it, single cold files and not a slow loader
-_DRIFT_FRAC = 0.05  # extra time of a stage's first epoch / usual time
 _SWITCH_FRAC = 0.5  # cost of a stage change / usual time of its first steps
-_UNEVEN = 2.0  # 99th percentile / median of a stage's compute time per step
 _EVAL_FRAC = 0.15  # validation time / time of the run
-_WORSE = 0.005  # best top-1 - last top-1
+_BUSY_FRAC, _MEMORY_FRAC = 0.85, 0.6  # of a GPU: below them, larger batches may help
+_WORSE = 0.005  # best score - last score
+_EARLY = 0.8  # epoch of the best score / last epoch
 
 
 @dataclass(frozen=True)
@@ -41,18 +42,13 @@ def stage_rows(run: RunLogReader) -> list[dict[str, Any]]:
         own, ceiling = steps["stage"] == stage, ceilings.get(int(stage), {})
         wait, times = steps["wait_s"][own], np.sort(steps["time_s"][own])
         epochs = [epoch for epoch in run.epochs if epoch["stage"] == stage]
-        compute, res = steps["compute_s"][own], steps["res"][own]
-        for size in np.unique(res):  # why: steps of different sizes are not comparable
-            compute[res == size] /= np.median(compute[res == size])
-        sizes = sorted({*map(int, res)})
+        sizes = sorted({*map(int, steps["res"][own])})
         rows.append({
             "stage": int(stage), "res": "-".join(map(str, dict.fromkeys((sizes[0], sizes[-1])))),
             "steps": int(own.sum()), "epochs": epochs,
             "batch_size": epochs[0]["batch_size"] if epochs else int(steps["samples"][own].max()),
             "train_s": float(times.sum()), "wait_s": float(wait.sum()), "stall_frac": float(wait.sum() / times.sum()),
             "burst_frac": float(np.sort(wait)[-max(1, len(wait) // 100) :].sum() / max(wait.sum(), 1e-9)),
-            "longest_wait_s": float(wait.max()), "longest_wait_step": int(steps["step"][own][wait.argmax()]),
-            "uneven": float(np.quantile(compute, 0.99)),
             "first_wait_s": float(wait[:SWITCH_STEPS].sum() - SWITCH_STEPS * np.median(wait)),
             "images_per_s": float(steps["samples"][own].sum() / times.sum()),
             "unfed_images_per_s": float(steps["samples"][own].sum() / steps["compute_s"][own].sum()),
@@ -66,63 +62,30 @@ def stage_rows(run: RunLogReader) -> list[dict[str, Any]]:
 def diagnose(run: RunLogReader) -> list[Finding]:
     """All findings, problems first. Empty before the first step."""
     rows = stage_rows(run)
-    findings = [finding for row in rows for finding in _stage(run, row)] + list(_run(run, rows))
+    if not rows:
+        return []
+    findings = [*_waiting(run, rows), *_changes(rows), *(_validation(run.epochs) if run.epochs else ()), *_gpu(run),
+                *_best(run)]  # fmt: skip
     return sorted(findings, key=lambda finding: not finding.bad)
 
 
-def _stage(run: RunLogReader, row: dict[str, Any]) -> Iterator[Finding]:
-    name = f"Stage {row['stage']} ({row['res']} px)"
-    if row["stall_frac"] >= _STALL_FRAC:
-        stall = f"{name} waited {100 * row['stall_frac']:.0f} % of its time for data ({format_duration(row['wait_s'])})"
+def _waiting(run: RunLogReader, rows: list[dict[str, Any]]) -> Iterator[Finding]:
+    for row in rows:
+        if row["stall_frac"] < _STALL_FRAC:
+            continue
+        stall = (f"Stage {row['stage']} ({row['res']} px) waited {100 * row['stall_frac']:.0f} % of its time for data "
+                 f"({format_duration(row['wait_s'])})")  # fmt: skip
         if row["burst_frac"] >= _BURST_FRAC and row["steps"] >= 100:
             yield Finding(True, (
-                f"{stall}, {100 * row['burst_frac']:.0f} % of it in 1 % of the steps (longest "
-                f"{format_duration(row['longest_wait_s'])}, at step {row['longest_wait_step']}): cold files, not a "
-                'slow loader. Read in blocks (`data.order = "block"`), or keep the shards on a local disk.'
+                f"{stall}, {100 * row['burst_frac']:.0f} % of it in 1 % of the steps: cold files, not a slow loader. "
+                'Read in blocks (`data.order = "block"`), or keep the shards on a local disk.'
             ))  # fmt: skip
         else:
             yield Finding(True, f"{stall}: {_rates(row)} {_loader_advice(run)}")
-    cost = row["switch"]
-    if cost is not None:
-        usual = SWITCH_STEPS * cost["median_s"]
-        bad, waited = cost["cost_s"] > _SWITCH_FRAC * usual, row["first_wait_s"]
-        yield Finding(bad, (
-            f"The first {SWITCH_STEPS} steps after the change to {row['res']} px took "
-            f"{format_duration(abs(cost['cost_s']))} {'longer' if cost['cost_s'] >= 0 else 'less'} than "
-            f"{SWITCH_STEPS} usual ones ({format_duration(usual)}); the slowest took {cost['slowest_ratio']:.1f}x the "
-            "median"
-            + (f"; {format_duration(max(0.0, waited))} of it was waiting for data. " + (
-                "Files of the new resolution were not cached: use more memory or a faster disk."
-                if waited > cost["cost_s"] / 2
-                else "Cause: shapes that the warm-up missed, or other work on the machine."
-            ) if bad else ".")
-        ))  # fmt: skip
-    if row["steps"] >= 100 and row["uneven"] > _UNEVEN:
-        yield Finding(True, (
-            f"{name}: 1 % of the steps took at least {row['uneven']:.1f}x the median compute time: other work on the "
-            "machine."
-        ))  # fmt: skip
-    if len(row["epochs"]) >= 3:
-        yield from _slow_start(row)
-
-
-def _slow_start(row: dict[str, Any]) -> Iterator[Finding]:
-    """A finding if the first epoch of a stage was slower than its others, and whether in waiting or computing."""
-    names = ("train_s", "wait_s")
-    first, *later = ([epoch[name] / epoch["samples"] for name in names] for epoch in row["epochs"])
-    usual_s, usual_wait_s = np.median(later, axis=0).tolist()
-    extra_s, waited_s = first[0] - usual_s, first[1] - usual_wait_s
-    if extra_s <= _DRIFT_FRAC * usual_s:
-        return
-    slower = (
-        f"Epoch {row['epochs'][0]['epoch']}, the first of stage {row['stage']}, was "
-        f"{100 * extra_s / usual_s:.0f} % slower than the others at {row['res']} px, "
-    )
-    if waited_s > extra_s / 2:
-        part = f"{100 * min(1.0, waited_s / extra_s):.0f} % of that"
-        yield Finding(True, f"{slower}{part} waiting for data: cold files; use more memory or a faster disk.")
-    else:
-        yield Finding(True, f"{slower}in computing, not in waiting for data: other work on the machine.")
+    train_s, wait_s = (sum(row[key] for row in rows) for key in ("train_s", "wait_s"))
+    if wait_s < _STALL_FRAC * train_s:
+        compute = 100 * (1 - wait_s / train_s)
+        yield Finding(False, f"The model was the limit: {compute:.1f} % of the training time was compute.")
 
 
 def _rates(row: dict[str, Any]) -> str:
@@ -148,47 +111,55 @@ def _loader_advice(run: RunLogReader) -> str:
     return "Loader and model use all cores: use more cores, or make smaller shards (`QUALITY=…`)."
 
 
-def _run(run: RunLogReader, rows: list[dict[str, Any]]) -> Iterator[Finding]:
-    train_s = sum(row["train_s"] for row in rows)
-    if not train_s:
-        return
-    wait_s, epochs = sum(row["wait_s"] for row in rows), run.epochs
-    machine = run.start.get("machine", {})
-    if wait_s < _STALL_FRAC * train_s:
-        longest = max(rows, key=lambda row: float(row["train_s"]))
-        yield Finding(False, (
-            f"The model was the limit: {100 * (1 - wait_s / train_s):.1f} % of the training time was compute. Stage "
-            f"{longest['stage']} ({longest['res']} px) took {100 * longest['train_s'] / train_s:.0f} % of it: fewer "
-            "epochs or a smaller fraction there save the most time."
-        ))  # fmt: skip
-        use = [epoch["gpu_frac"] for epoch in epochs if epoch.get("gpu_frac") is not None]
-        if use and np.mean(use) < 0.85:
-            yield Finding(True, (
-                f"Yet the GPU was busy only {100 * np.mean(use):.0f} % of the time, waiting for kernel launches: use "
-                "larger batches or `precision.compile = true`."
-            ))  # fmt: skip
-    if not epochs:
-        return
-    counts = class_counts(run)
-    if counts is not None and (text := counts.finding()):
-        yield Finding(True, text)
+def _changes(rows: list[dict[str, Any]]) -> Iterator[Finding]:
+    for row in rows:
+        if (cost := row["switch"]) is None:
+            continue
+        usual, noise_s, waited_s = SWITCH_STEPS * cost["median_s"], cost["noise_s"], row["first_wait_s"]
+        bad = cost["cost_s"] > max(_SWITCH_FRAC * usual, noise_s[1] if noise_s else 0.0)
+        text = (f"The first {SWITCH_STEPS} steps after the change to {row['res']} px took "
+                f"{format_duration(abs(cost['cost_s']))} {'longer' if cost['cost_s'] >= 0 else 'less'} than "
+                f"{SWITCH_STEPS} usual ones ({format_duration(usual)}; {switch_noise(cost)})")  # fmt: skip
+        if bad:
+            cause = ("Files of the new resolution were not cached: use more memory or a faster disk."
+                     if waited_s > cost["cost_s"] / 2 else
+                     "Cause: shapes that the warm-up missed, or other work on the machine.")  # fmt: skip
+            text += f"; {format_duration(max(0.0, waited_s))} of it was waiting for data. {cause}"
+        yield Finding(bad, text if bad else f"{text}.")
+
+
+def _validation(epochs: list[dict[str, Any]]) -> Iterator[Finding]:
     eval_s, elapsed_s = sum(epoch["eval_s"] for epoch in epochs), epochs[-1]["elapsed_s"]
     if eval_s > _EVAL_FRAC * elapsed_s:
         yield Finding(True, (
             f"Validation took {100 * eval_s / elapsed_s:.0f} % of the run ({format_duration(eval_s)}): "
             f"`eval.every_epochs = 2` would save about {format_duration(eval_s / 2)}."
         ))  # fmt: skip
-    memory, total = max((e.get("memory_bytes") or 0) for e in epochs), machine.get("gpu_memory_bytes")
-    if total and memory < 0.6 * total:
+
+
+def _gpu(run: RunLogReader) -> Iterator[Finding]:
+    use = [epoch["gpu_frac"] for epoch in run.epochs if epoch.get("gpu_frac") is not None]
+    memory = max((epoch.get("memory_bytes") or 0 for epoch in run.epochs), default=0)
+    total = run.start.get("machine", {}).get("gpu_memory_bytes")
+    waits, times = (run.steps[name].sum() for name in ("wait_s", "time_s"))
+    if use and np.mean(use) < _BUSY_FRAC and waits < _STALL_FRAC * times:
+        yield Finding(True, (
+            f"Yet the GPU was busy only {100 * np.mean(use):.0f} % of the time, waiting for kernel launches: use "
+            "larger batches or `precision.compile = true`."
+        ))  # fmt: skip
+    if total and memory < _MEMORY_FRAC * total:
         yield Finding(False, (
             f"Tensors used at most {memory / 2**30:.1f} of {total / 2**30:.1f} GiB of GPU memory: larger batches fit "
             '(`batch_size = "auto"` finds the largest).'
         ))  # fmt: skip
+
+
+def _best(run: RunLogReader) -> Iterator[Finding]:
+    epochs, best = run.epochs, run.best_epoch
     scores = [score for epoch in epochs if (score := best_score(epoch)) is not None]
-    best = run.best_epoch
     if run.kind("end") and len(scores) >= 5 and best is not None:
         metric, top = main_metric(best), best_score(best) or 0.0
-        if top - scores[-1] > _WORSE and best["epoch"] < 0.8 * epochs[-1]["epoch"]:
+        if top - scores[-1] > _WORSE and best["epoch"] < _EARLY * epochs[-1]["epoch"]:
             yield Finding(True, (
                 f"The best {metric.title}, {metric.text(top)}, was reached in epoch {best['epoch']} of "
                 f"{epochs[-1]['epoch']}; it ended at {metric.text(scores[-1])}: use fewer epochs, or "

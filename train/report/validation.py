@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from resolute.errors import ResoluteError
 from resolute.files import output_file
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.report.charts import Chart, Series, chart
-from resolute.train.logs.score import METRICS
+from resolute.train.logs.score import METRICS, with_interval
 
 __all__ = ["FILE", "confused_photos", "read_validation", "sections", "write_validation"]
 
@@ -81,6 +79,10 @@ def confused_photos(
 
     `crop_pct`: the recipe's `eval.crop_pct`. Photos that cannot be read are left out.
     """
+    from torch import cat  # why here: reports of finished runs need neither torch nor DALI
+
+    from resolute.pipeline.loader.loader import Loader
+
     table = read_validation(folder)
     if table is None or not table.get("confused") or "photos" in table:
         return
@@ -93,7 +95,7 @@ def confused_photos(
     try:
         plan = Plan.evaluation(subset, [table["res"]], batch_size=len(wanted), crop_frac=crop_pct)
         with Loader(plan, num_threads=1, mean=mean, std=std) as loader:
-            images = torch.cat([batch.images for batch in loader]).permute(0, 2, 3, 1).numpy()
+            images = cat([batch.images for batch in loader]).permute(0, 2, 3, 1).numpy()
     except ResoluteError:
         return
     pixels = np.rint((images * np.array(std) + np.array(mean)) * 255).clip(0, 255).astype(np.uint8)
@@ -140,7 +142,7 @@ def _of_classes(table: Mapping[str, Any]) -> dict[str, Any]:
         "tables": [
             ("Most confused", ["class", "taken for", "photos#"], pairs),
             (_listed("Accuracy per class", len(worst), len(classes), "lowest"), ["class", "photos#", "accuracy %#"],
-             [(row["name"], f"{row['samples']:,}", f"{100 * row['accuracy']:.2f}") for row in worst]),
+             [(row["name"], f"{row['samples']:,}", with_interval(row["accuracy"], row["samples"])) for row in worst]),
         ],
     }  # fmt: skip
 

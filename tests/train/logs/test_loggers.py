@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
-import threading
+import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,8 @@ import torch
 
 from resolute.cli import main
 from resolute.errors import ResoluteError
-from resolute.train.logs.loggers import background, csv_files
-from resolute.train.logs.loggers.background import LOGGERS, Loggers
-from resolute.train.logs.loggers.base import Point, Run, configuration, flat
-from resolute.train.logs.loggers.csv_files import CsvLogger
+from resolute.train.logs import loggers
+from resolute.train.logs.loggers import LOGGERS, Csv, Loggers, Point, configuration, flat
 from resolute.train.setup import Options
 from tests.support.synthetic_log import write_log
 from tests.train.conftest import without_clocks
@@ -39,10 +37,16 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def follow(folder: Path, *names: str, texts: Sequence[str]) -> None:
-    """Send the points of these logs as consecutive processes of one run would."""
+    """Send the points of these logs as consecutive processes of one run would, in an update for each part of a log."""
     for text in texts:
-        (folder / "run.jsonl").write_text(text)
-        Loggers(names, folder).close()
+        lines = text.splitlines(keepends=True)
+        (folder / "run.jsonl").write_text(lines[0])
+        running = Loggers(names, folder)
+        for first in range(1, len(lines), 9):
+            with (folder / "run.jsonl").open("a") as file:
+                file.writelines(lines[first : first + 9])
+            running.update()
+        running.close()
 
 
 def cut_log(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -165,51 +169,36 @@ def test_wandb_offline_continues_the_same_run_with_every_step_once(tmp_path: Pat
 
 
 class Failing:
-    place = "nowhere"
+    place, id = "nowhere", None
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, folder: Path, start: Mapping[str, Any], id_: str | None) -> None:
         pass
 
-    def add(self, new: Sequence[Point]) -> None:
+    def add(self, points: Sequence[Point]) -> None:
         raise OSError(28, "No space left on device")
 
     def close(self, *, finished: bool) -> None:
         raise AssertionError("closed after its failure")
 
 
-class Hanging(Failing):
-    released = threading.Event()
-
-    def add(self, new: Sequence[Point]) -> None:
-        self.released.wait(60)
-
-    def close(self, *, finished: bool) -> None:
-        pass
+class Slow(Failing):
+    def add(self, points: Sequence[Point]) -> None:
+        time.sleep(1.2)
 
 
-@pytest.mark.timing
-def test_a_training_with_failing_and_hanging_loggers_ends_with_the_same_weights_and_a_warning_each(
+def test_a_training_with_failing_and_slow_loggers_ends_with_the_same_weights_and_a_warning_each(
     words: Callable[[Path], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     assert main(words(tmp_path / "plain")) == 0
     capfd.readouterr()
-    monkeypatch.setattr(background, "LOGGERS", LOGGERS | {
-        "failing": ("csv_files", "Failing", ""), "hanging": ("csv_files", "Hanging", "")
-    })  # fmt: skip
-    monkeypatch.setattr(csv_files, "Failing", Failing, raising=False)
-    monkeypatch.setattr(csv_files, "Hanging", Hanging, raising=False)
-    monkeypatch.setattr(background, "_CLOSE_S", 0.5)
-    began = time.monotonic()
-    try:
-        assert main([*words(tmp_path / "logged"), "--loggers", "failing,csv,hanging"]) == 0
-    finally:
-        Hanging.released.set()
-    assert time.monotonic() - began < 55
+    monkeypatch.setattr(loggers, "LOGGERS", LOGGERS | {"failing": (Failing, ""), "slow": (Slow, "")})
+    monkeypatch.setattr(loggers, "_MOST_S", 1.0)
+    assert main([*words(tmp_path / "logged"), "--loggers", "failing,csv,slow"]) == 0
     warnings = [line for line in capfd.readouterr().err.splitlines() if line.startswith("resolute train: logger")]
     assert len(warnings) == 2
-    assert "logger failing: is off, the training continues without it (OSError: [Errno 28]" in "".join(warnings)
-    assert "logger hanging: is not done after" in "".join(warnings)
+    assert "logger failing: is off, the training continues without it (OSError: [Errno 28]" in warnings[0]
+    assert "logger slow: is off, the training continues without it (TimeoutError: it took over" in warnings[1]
     plain, logged = (tmp_path / name / "tiny" for name in ("plain", "logged"))
     assert without_clocks(plain / "run.jsonl") == without_clocks(logged / "run.jsonl")
     weights = [torch.load(folder / "last.pt", weights_only=True)["model"] for folder in (plain, logged)]
@@ -220,28 +209,30 @@ def test_a_training_with_failing_and_hanging_loggers_ends_with_the_same_weights_
     assert len(read_csv(plain / "csv" / "step.csv")) == steps
 
 
-def test_a_full_disk_ends_a_logger_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("file", ["step.csv", "config.csv"])
+def test_a_full_disk_ends_a_logger_only(tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str) -> None:
     write_log(tmp_path, steps=5)
     (tmp_path / "csv").mkdir()
-    (tmp_path / "csv" / "step.csv").symlink_to("/dev/full")
+    (tmp_path / "csv" / file).symlink_to("/dev/full")
     Loggers(["csv"], tmp_path).close()
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("resolute train: logger csv: is off, the training continues without it (OSError: [Errno 28]")
+    assert "logger csv: is off, the training continues without it (OSError: [Errno 28]" in line
 
 
-def test_a_logger_is_called_in_its_own_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.timing
+def test_a_server_that_never_answers_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mlflow")
     write_log(tmp_path, steps=5)
-    callers = set()
-
-    class Noting(Failing):
-        def add(self, new: Sequence[Point]) -> None:
-            callers.add(threading.current_thread().name)
-
-        close = Hanging.close
-
-    monkeypatch.setattr(csv_files, "CsvLogger", Noting)
-    Loggers(["csv"], tmp_path).close()
-    assert callers == {"csv"}
+    with socket.create_server(("127.0.0.1", 0)) as server:  # takes connections and is silent
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+        began = time.monotonic()
+        Loggers(["mlflow"], tmp_path).close()
+    assert time.monotonic() - began < 30
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "logger" in line]
+    assert "logger mlflow: is off, the training continues without it" in line
 
 
 @pytest.mark.parametrize("text", ["csvs", "csv,csv", "csv,", "csv tensorboard"])
@@ -267,8 +258,9 @@ def test_the_configuration_is_the_recipe_and_the_environment(tmp_path: Path) -> 
     assert not any(name.startswith(("environment.recipe_text", "environment.kind")) for name in values)
 
 
-def test_csv_adds_the_columns_of_a_first_validation_to_the_epochs_before(tmp_path: Path) -> None:
-    logger = CsvLogger(Run(folder=tmp_path, start={}))
-    epochs = [{"epoch/loss": 2.0}, {"epoch/loss": 1.0, "epoch/top1": 0.5}, {"epoch/loss": 0.9}]
-    logger.add([Point(kind="epoch", step=step, values=values) for step, values in enumerate(epochs)])
+def test_csv_has_the_columns_of_a_first_validation_in_the_epochs_before(tmp_path: Path) -> None:
+    logger = Csv(tmp_path, {}, None)
+    epochs: list[dict[str, float]] = [{"loss": 2.0}, {"loss": 1.0, "top1": 0.5}, {"loss": 0.9}]
+    for step, values in enumerate(epochs):
+        logger.add([Point("epoch", step, values)])
     assert (tmp_path / "csv" / "epoch.csv").read_text() == "step,loss,top1\n0,2.0,\n1,1.0,0.5\n2,0.9,\n"

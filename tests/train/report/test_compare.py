@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.train.logs.score import best_score
-from resolute.train.report.compare import differences, first_reached_s, open_runs, page
+from resolute.train.report.page import differences, first_reached_s, open_runs, page
 from tests.support.synthetic_log import write_log
 
 
@@ -46,9 +47,11 @@ def test_curves_and_tables_are_those_of_the_logs(tmp_path: Path) -> None:
     assert [first_reached_s(run, best) for run in runs] == reached
     assert _rows(text, "Time to top-1")[-1] == [f"{100 * best:.2f} %", *(f"{s:.1f} s" for s in reached)]
     assert [row[:2] for row in _rows(text, "Runs")[1:]] == [["short", "made_up"], ["long", "made_up"]]
-    changes = [row[9] for row in _rows(text, "Stages") if row[0] == "long"]
+    changes = [row[12] for row in _rows(text, "Stages") if row[0] == "long"]
     assert changes[0] == "-"
-    assert all(450 < float(cost) < 550 for cost in changes[1:])
+    assert all(450 < float(cost.split()[0]) < 550 for cost in changes[1:])
+    assert all(re.search(r"noise -\d+ to \+\d+<", cost) for cost in changes[1:])
+    assert [row[4] for row in _rows(text, "Runs")[1:]] == [run.text(run.best[1]) for run in runs]
     assert _rows(text, "What differs in the recipes")[1:] == [["stages[2].epochs", "2", "6"]]
     assert "The times are not comparable" not in text
 
@@ -76,12 +79,30 @@ def test_the_folds_of_a_run_are_compared_under_their_own_names(tmp_path: Path) -
         write_log(tmp_path / "cv" / f"fold-{fold}", steps=4)
     write_log(tmp_path / "fold-0", steps=4)
     runs = open_runs([str(tmp_path / "cv"), str(tmp_path / "fold-0")])
-    assert [run.name for run in runs] == ["cv/fold-0", "cv/fold-1", f"{tmp_path.name}/fold-0"]
+    assert [run.name for run in runs] == ["cv/fold-0", "cv/fold-1", "fold-0"]
+    text = page(runs).decode()
+    scores = [100 * run.best[1] for run in runs[:2]]
+    mean = f"{statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f} %"
+    assert [row[4] for row in _rows(text, "Runs") if row[0] == "cv: mean ± deviation"] == [mean]
+    assert f"{mean}: best top-1 of cv, mean and deviation of 2 folds." in text
+    assert main(["report", str(tmp_path / "cv")]) == 0
+    assert "cv/fold-1" in (tmp_path / "cv" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_fold_that_has_just_begun_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for fold in range(3):
+        records = write_log(tmp_path / "cv" / f"fold-{fold}", steps=4)
+    (tmp_path / "cv" / "fold-2" / "run.jsonl").write_text(json.dumps(records[0]) + "\n")
+    assert [run.name for run in open_runs([str(tmp_path / "cv")])] == ["cv/fold-0", "cv/fold-1"]
+    (tmp_path / "cv" / "fold-1" / "run.jsonl").unlink()
+    assert main(["report", str(tmp_path / "cv")]) == 0
+    assert main(["compare", str(tmp_path / "cv")]) == 2
+    assert "RUN: got 1 run, expected 2 to 12" in capsys.readouterr().err
 
 
 def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_log(tmp_path / "a", steps=4)
-    for number in range(9):
+    for number in range(13):
         write_log(tmp_path / f"r{number}", steps=1)
     records = write_log(tmp_path / "values", steps=4)
     for record in records:
@@ -92,17 +113,17 @@ def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path: Path, capsys: 
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "run.jsonl").write_text(json.dumps(records[0]) + "\n")
     for words, message in (
-        (["a"], "RUN: got 1 run, expected 2 to 8 different ones"),
-        (["a", "r0/../a"], "RUN: got 1 run, expected 2 to 8 different ones; name others"),
-        ([f"r{number}" for number in range(9)], "RUN: got 9 runs, expected 2 to 8"),
+        ([f"r{number}" for number in range(13)], "RUN: got 13 runs, expected at most 12"),
         (["a", "values"], "scored by R², expected top-1 as for a"),
         (["a", "new"], "no validated epoch yet"),
         (["a", "absent"], "no run or checkpoint"),
     ):
         with pytest.raises(ResoluteError, match=re.escape(message)):
             open_runs([str(tmp_path / word) for word in words])
-    assert main(["compare", str(tmp_path / "a"), "--out", str(tmp_path / "c.html")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    for words in ([str(tmp_path / "a")], [str(tmp_path / "a"), str(tmp_path / "r0/../a")]):
+        assert main(["compare", *words, "--out", str(tmp_path / "c.html")]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "RUN: got 1 run, expected 2 to 12 different ones; name others" in line
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "r0"), "--out", str(tmp_path / "c.html")]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == str(tmp_path / "c.html")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,7 +20,8 @@ from resolute.train.logs.run_log import RunLogReader
 from resolute.train.recipe.schema import Recipe
 from resolute.train.recipe.toml import recipe_text
 from resolute.train.report.diagnosis import diagnose
-from resolute.train.report.html import write_page
+from resolute.train.report.page import write_page
+from tests import ROOT
 from tests.support.synthetic_log import GPU, STAGES, write_log
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -85,6 +88,16 @@ def test_the_page_is_well_formed_and_needs_no_network(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir() if path.suffix != ".jsonl"] == ["report.html"]
 
 
+def test_a_page_is_drawn_without_torch_and_dali(tmp_path: Path) -> None:
+    write_log(tmp_path)
+    (tmp_path / "validation.json").write_text(json.dumps({"kind": "values", "epoch": 7, "res": 224, "weights": "raw",
+                                                          "columns": []}))  # fmt: skip
+    code = f"import sys; from resolute.cli import main; main(['report', {str(tmp_path)!r}]); " \
+           "print({'torch', 'nvidia.dali'} & set(sys.modules))"  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [str(tmp_path / "report.html"), "set()"]
+
+
 def test_the_figures_of_the_page_equal_the_log(tmp_path: Path) -> None:
     records = write_log(tmp_path, calibrated=True)
     text, page = _drawn(tmp_path)
@@ -110,7 +123,7 @@ def test_the_figures_of_the_page_equal_the_log(tmp_path: Path) -> None:
     for row, epoch in zip(table[1:], epochs, strict=True):
         assert row[:4] == [str(epoch[key]) for key in ("epoch", "stage", "res", "batch_size")]
         cells = dict(zip(table[0], row, strict=True))
-        assert float(cells["top-1"]) == pytest.approx(100 * epoch["top1"], abs=0.006)
+        assert float(cells["top-1"].split()[0]) == pytest.approx(100 * epoch["top1"], abs=0.006)
         assert float(cells["waiting %"]) == pytest.approx(100 * epoch["stall_frac"], abs=0.006)
         assert float(cells["images/s"].replace(",", "")) == pytest.approx(epoch["images_per_s"], abs=0.06)
     assert "# as written\nseed = 1" in text
@@ -189,7 +202,10 @@ def test_a_missing_or_damaged_log_is_reported_in_one_line(tmp_path: Path, capsys
         ({"waits": (0.3, 0.02, 0.02), "calibrated": True, "machine": {**GPU, "threads": 4}},
          r"the loader delivers 900 images/s, the model can use 1,000\. All cores are in use: .*`--decode auto`"),
         ({"waits": (0.02, 0.3, 0.02)}, r"Stage 1 \(160 px\) waited .* it ran at \d+ images/s, \d+ without the waits"),
-        ({"switch_s": 0.9}, r"change to 160 px took \d+ ms longer .* the slowest took 7\.\dx the median; \d+ ms of it"),
+        ({"switch_s": 0.9}, r"to 160 px took \d+ ms longer than 5 usual ones \(7\d\d ms; noise of 5 steps: -\d+ to "
+                            r"\+\d+ ms; other work on the machine can add more\); \d+ ms of it was waiting"),
+        ({"switch_s": 3.0, "steps": 8}, r"to 224 px took 3\.0 s longer than .* ms; too few steps to know "
+                                        r"the noise of 5; other work on the machine can add to it\); \d+ ms of it"),
         ({"machine": GPU}, r"GPU was busy only 70 % of the time"),
         ({"steps": 8}, r"Validation took 33 % of the run \(4\.0 s\): `eval.every_epochs = 2` would save about 2\.0 s"),
     ],
@@ -201,15 +217,6 @@ def test_the_diagnosis_names_what_limited_the_run(tmp_path: Path, log: dict[str,
     for stage, percent in re.findall(r"Stage (\d) \(\d+ px\) waited (\d+) %", " ".join(bad)):
         own = [(s["wait_s"], s["wait_s"] + s["compute_s"]) for s in steps if s["stage"] == int(stage)]
         assert float(percent) == pytest.approx(100 * sum(w for w, _ in own) / sum(t for _, t in own), abs=0.51)
-
-
-def test_slow_steps_are_reported(tmp_path: Path) -> None:
-    records = write_log(tmp_path)
-    for step in [record for record in records if record["kind"] == "step" and record["stage"] == 1][20:24]:
-        step["compute_s"] *= 4
-    (tmp_path / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (text,) = [finding.text for finding in diagnose(_read(tmp_path)) if finding.bad]
-    assert re.match(r"Stage 1 \(160 px\): 1 % of the steps took at least (3\.9|4\.0|4\.1)x the median compute", text)
 
 
 @pytest.mark.parametrize(("lost", "reported"), [(0.02, True), (0.002, False)])
@@ -224,26 +231,10 @@ def test_a_loss_of_accuracy_is_reported(tmp_path: Path, lost: float, reported: b
     assert bool(bad) == reported
 
 
-@pytest.mark.parametrize(
-    ("waited", "expected"),
-    [(0.9, r"slower than the others at 224 px, 9\d % of that waiting for data: cold files"),
-     (0.1, r"slower than the others at 224 px, in computing, not in waiting for data: other work on the machine\.$")],
-)  # fmt: skip
-def test_a_slow_first_epoch_is_judged_by_its_waits(tmp_path: Path, waited: float, expected: str) -> None:
-    records = write_log(tmp_path, epochs_of_last=4)
-    first = next(record for record in records if record["kind"] == "epoch" and record["stage"] == 2)
-    first["wait_s"] += waited * 0.2 * first["train_s"]
-    first["train_s"] *= 1.2
-    (tmp_path / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (text,) = [finding.text for finding in diagnose(_read(tmp_path)) if "the first of stage 2" in finding.text]
-    assert re.search(expected, text), text
-    assert ("cold files" in text) == (waited > 0.5)
-
-
-def _with_classes(records: list[dict[str, Any]], samples: list[int], **recipe: Any) -> list[dict[str, Any]]:
+def _with_classes(records: list[dict[str, Any]], samples: list[int]) -> list[dict[str, Any]]:
     """The log of a set with that many training samples of each class, of which epoch e uses e % 3 more than half."""
     start, names = records[0], [f"<{k}>" for k in range(len(samples))]
-    start |= {"class_names": names, "class_samples": samples, "recipe_values": {**start["recipe_values"], **recipe}}
+    start |= {"class_names": names, "class_samples": samples}
     for record in records:
         if record["kind"] == "epoch":
             record["class_counts"] = [n // 2 + record["epoch"] % 3 for n in samples]
@@ -265,22 +256,6 @@ def test_the_report_shows_how_often_samples_of_each_class_were_used(tmp_path: Pa
     assert ["<0>", "0", f"{mean:.1f}", "-"] in page.rows
 
 
-@pytest.mark.parametrize(("recipe", "samples", "expected"), [
-    ({}, [1200, 0, 300, 100], "<0> has 1,200 training samples, 12 times as many as <3> (100)"),
-    ({}, [1000, 100], None),
-    ({"data": {"sampling": "sqrt"}}, [1200, 0, 100], None),
-    ({"loss": {"class_weights": "balanced"}}, [1200, 100], None),
-])  # fmt: skip
-def test_an_unbalanced_set_is_reported_unless_the_recipe_considers_it(
-    tmp_path: Path, recipe: dict[str, Any], samples: list[int], expected: str | None
-) -> None:
-    records = _with_classes(write_log(tmp_path), samples, **recipe)
-    (tmp_path / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    bad = [finding.text for finding in diagnose(_read(tmp_path)) if finding.bad]
-    assert len(bad) == (expected is not None)
-    assert all(expected in text and '`data.sampling = "sqrt"`' in text for text in bad)
-
-
 def test_a_run_without_flaws_gets_no_advice_but_the_limit(tmp_path: Path) -> None:
     write_log(tmp_path)
     findings = diagnose(_read(tmp_path))
@@ -295,7 +270,7 @@ def test_stalls_in_a_few_steps_are_distinguished_from_a_slow_loader(tmp_path: Pa
         step["wait_s"] += 3.0
     (tmp_path / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (text,) = [finding.text for finding in diagnose(_read(tmp_path)) if "Stage 1 (160 px) waited" in finding.text]
-    assert "in 1 % of the steps (longest 3.0 s, at step 35" in text
+    assert "% of it in 1 % of the steps: cold files" in text
     assert "`data.order" in text
 
 

@@ -1,1 +1,0 @@
-"""Loggers, which show a run's scalars in other tools: CSV files, TensorBoard, Weights & Biases and MLflow."""
