@@ -142,8 +142,8 @@ def warm_up(
             except AssertionError as error:  # why: timm models refuse an input size by an assertion
                 raise ResoluteError(
                     f"model: the network refuses images of {res} px ({str(error).splitlines()[0] if str(error) else ''}"
-                    "), expected a model that accepts all resolutions of the recipe; change the model or resolutions, or "
-                    f"for a single resolution set model.kwargs = {{ img_size = {res} }}"
+                    "), expected a model that accepts all resolutions of the recipe; change the model, the resolutions, or"
+                    f" for a single resolution model.kwargs = {{ img_size = {res} }}"
                 ) from None
         if device.type == "cuda":
             cuda.synchronize(device)  # sync: warm-up ends before the clock starts
