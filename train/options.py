@@ -169,7 +169,7 @@ class ReportOptions:
 @settings("")
 class CompareOptions:
     runs: Annotated[tuple[str, ...], described("names or folders of runs, or of runs' folds", min_length=1)]
-    out: Path = setting(Path("compare.html"), "HTML file to write")
+    out: Path | None = setting(None, "HTML file to write (default: runs/compare.html)")
 
 
 @settings("")
@@ -182,7 +182,7 @@ class LrOptions:
     recipe: Recipe
     shards: str | None = setting(None, _SHARDS, min_length=1)
     samples: int | None = setting(None, "number of training samples, instead of --shards", ge=1)
-    out: Path = setting(Path("lr.html"), "HTML file to write")
+    out: Path | None = setting(None, "HTML file to write (default: runs/RECIPE-lr.html)")
 
     def __post_init__(self) -> None:
         if (self.shards is None) == (self.samples is None):
@@ -201,12 +201,12 @@ class LrFindOptions(_Device):
         None, "last learning rate (default: 10; 0.1 for optimizers with betas)", ge=1e-12, le=1e6
     )
     steps: int = setting(200, "optimizer steps of the sweep", ge=25, le=10**6)
-    out: Path = setting(Path("lr-find.html"), "HTML file to write")
+    out: Path | None = setting(None, "HTML file to write (default: runs/RECIPE-lr-find.html)")
 
 
 @settings("")
 class ShowOptions:
     shards: Shards
     recipe: Recipe
-    out: Path = setting(Path("seen.html"), "HTML file to write")
+    out: Path | None = setting(None, "HTML file to write (default: runs/RECIPE-show.html)")
     count: int = setting(6, "images per row", ge=1, le=1000)

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from resolute.errors import ResoluteError
-from resolute.files import check_output, output_file
+from resolute.files import output_file
 from resolute.report.charts import Chart, Series, chart
 from resolute.report.page import figures_page
 from resolute.train.logs.run_log import RunLogReader, format_duration
 from resolute.train.logs.score import Metric, best_score
 from resolute.train.options import CompareOptions
-from resolute.train.run_folder import existing_run
+from resolute.train.run_folder import existing_run, page_file
 
 from .curves import metrics_of, time_unit
 from .diagnosis import stage_rows
@@ -268,8 +268,8 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 def main(args: CompareOptions) -> None:
     """Run the command."""
-    check_output(args.out, setting="--out", suffixes=(".html",))
+    out = page_file(args.out, "compare.html")
     runs = open_runs(args.runs)
-    with output_file(args.out) as file:
+    with output_file(out) as file:
         file.write(page(runs))
-    print(*_findings(runs), args.out, sep="\n")
+    print(*_findings(runs), out, sep="\n")
