@@ -50,9 +50,9 @@ lr: $(DATA)  ## RECIPE=… [SHARDS=…|SAMPLES=n] draw LR, resolution and so on 
 lr-find: $(DATA)  ## RECIPE=… [SHARDS=…] LR range test on the first stage; suggests optim.lr (runs/…-lr-find.html)
 plan: $(DATA)  ## RECIPE=… [SHARDS=…] [BUDGET=11m [SUGGEST=new.toml]] estimate a run; write a recipe for BUDGET
 train: $(DATA)  ## [SHARDS=shards] [RECIPE=train/recipes/….toml] [RUN=name] [GPUS=8] [LOGGERS=csv,wandb]; again: resume
-predict:  ## RUN=name [SRC=photos|shards] [OUT=pred.csv] classes, labels or values; RUN of folds: their mean
+predict:  ## RUN=name [SRC=photos|shards] [OUT=pred.csv] [SAMPLE=sample_submission.csv] classes, labels or values
 eval:  ## RUN=name [SHARDS=…] [RES=160,208,224] exact metrics, raw and EMA
-export:  ## RUN=name [OUT=model.safetensors|model.onnx|folder] the best weights, and a program that loads them
+export:  ## RUN=name [FORMAT=onnx] [OUT=folder] the best weights, and a program that predicts (runs/name/export)
 report:  ## RUN=name draw runs/name/report.html from its log again; a run writes it each epoch
 compare:  ## RUNS="a b" [OUT=runs/compare.html] accuracy, step times and recipes of several runs on one page
 bench: $(DATA)  ## [SHARDS=…] [MODEL=resnet50] in 90 s: loader, model, cost of a change, beside a DataLoader (bench/)

@@ -79,7 +79,7 @@ COMMANDS: dict[str, Command] = {
         options="train.options:PredictOptions", program="train.inference.predict:main", positional="run",
     ),
     "export": Command(
-        help="Write the best weights for timm, ONNX Runtime or Hugging Face.",
+        help="Write the best weights for timm or ONNX Runtime, with a program that predicts (predict.py).",
         options="train.options:ExportOptions", program="train.inference.export:main", positional="run",
     ),
     "report": Command(

@@ -142,6 +142,11 @@ class PredictOptions(_Inference):
         None, "folder of images, single image, or shard set (folder or URL) (default: the run's own set)"
     )
     out: Path = setting(Path("pred.csv"), "CSV file to write")
+    format: Literal["wide"] | None = setting(None, "wide: a column per class, with its probability")
+    sample: Path | None = setting(
+        None, "a competition's sample_submission.csv: write a submission with its header, ids and order; an id is a "
+        "photo's path or name, with or without suffix"
+    )  # fmt: skip
     topk: int | None = setting(None, "classes per row, most likely first (default: 5)", ge=1, le=10**9)
     threshold: float | None = setting(
         None, "several labels per sample: probability from which on one is predicted (default: 0.5)", ge=0, le=1
@@ -155,10 +160,8 @@ class PredictOptions(_Inference):
 @settings("")
 class ExportOptions:
     run: str = setting("", _RUN)
-    out: Path | None = setting(
-        None, "NAME.safetensors, NAME.onnx, or a folder for the Hugging Face Hub (default: model.safetensors in the "
-        "run's folder)"
-    )  # fmt: skip
+    format: Literal["timm", "onnx"] = setting("timm", "program that reads the model: timm or ONNX Runtime")
+    out: Path | None = setting(None, "folder to write (default: export in the run's folder, export-onnx for ONNX)")
 
 
 @settings("")
