@@ -13,7 +13,7 @@ import itertools
 import tempfile
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,8 +147,8 @@ def predict_photos(
         except Reject as reason:
             return str(reason)
 
-    def batch(part: Sequence[tuple[str, Path]], futures: list[Future[NDArray[np.uint8] | str]]) -> PredictionBatch:
-        names, results = [name for name, _ in part], [future.result() for future in futures]
+    def batch(names: list[str], loaded: Iterator[NDArray[np.uint8] | str]) -> PredictionBatch:
+        results = [*loaded]
         errors = {name: result for name, result in zip(names, results, strict=True) if isinstance(result, str)}
         pixels = [np.zeros((res, res, 3), np.uint8) if isinstance(result, str) else result for result in results]
         images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).sub(mean).div(std)
@@ -157,10 +157,10 @@ def predict_photos(
         return PredictionBatch(names=names, predictions=predictions, targets=None, errors=errors)
 
     with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[tuple[Sequence[tuple[str, Path]], list[Future[NDArray[np.uint8] | str]]]] = deque()
+        waiting: deque[tuple[list[str], Iterator[NDArray[np.uint8] | str]]] = deque()
         for start in range(0, len(photos), size):
-            part = photos[start : start + size]
-            waiting.append((part, [pool.submit(load, path) for _, path in part]))
+            names, paths = zip(*photos[start : start + size], strict=True)
+            waiting.append(([*names], pool.map(load, paths)))
             if len(waiting) > _AHEAD:
                 yield batch(*waiting.popleft())
         while waiting:
@@ -199,24 +199,21 @@ def find_images(source: Path) -> tuple[list[Path], Path]:
     if not source.exists():
         raise ResoluteError(f"{source}: not found, expected an image, a folder of images or a shard set; correct SRC")
     if source.is_file():
-        names, ignored, root = [source.name] if is_image(source.name) else [], Counter(other=1), source.parent
+        root, files = source.parent, [source.name]
     else:
-        ignored, root = Counter[str](), source
-        files = [name for name, entry in walk(str(source), ignored) if entry.kind == "file"]
-        names = [name for name in files if is_image(name)]
-        ignored["other"] = len(files) - len(names)
-    if not names:
-        got = f"{ignored['other']} files of other kinds" if ignored["other"] else "nothing"
-        raise ResoluteError(f"{source}: no images, got {got}, expected {', '.join(sorted(SUFFIXES))} files, a folder "
-                            "of them, or a shard set; correct SRC")  # fmt: skip
-    return [root / name for name in names], root
+        root, files = source, [name for name, entry in walk(str(source), Counter()) if entry.kind == "file"]
+    images = [root / name for name in files if is_image(name)]
+    if not images:
+        raise ResoluteError(f"{source}: no images among {counted(len(files), 'file')}, expected "
+                            f"{', '.join(sorted(SUFFIXES))}, or a shard set; correct SRC")  # fmt: skip
+    return images, root
 
 
 def write_predictions(
     batches: Iterable[PredictionBatch], out: Path, table: Table, *, head: Head, total: int, from_set: bool = False,
-    accuracy: bool = True, with_errors: bool = True,
+    with_errors: bool = True,
 ) -> str:  # fmt: skip
-    """Write the predictions to `out` as CSV, atomically; returns a one-line summary, with the metrics if `accuracy`.
+    """Write the predictions to `out` as CSV, atomically; returns a one-line summary, with the metrics if known.
 
     `total`: number of images for the progress bar. `from_set`: with columns for the split and the targets of each
     image. `with_errors`: with a column for the reasons of images that could not be read, if there are any.
@@ -242,9 +239,11 @@ def write_predictions(
                 rows.writerow([name, *cells, batch.errors.get(name, "")])
             if batch.targets is not None:
                 known.append((batch.predictions, batch.targets))
-            done, failed = done + len(batch.names), failed | batch.errors
+            done += len(batch.names)
+            failed.update(batch.errors)
             bar.update(len(batch.names))
         spool.seek(0)
+        csv.field_size_limit(1 << 30)  # why: 128 KiB by default, and a photo may have thousands of labels
         columns = len(header) + (with_errors and bool(failed))
         csv.writer(text).writerows(row[:columns] for row in itertools.chain([[*header, "error"]], csv.reader(spool)))
         text.flush()
@@ -254,7 +253,7 @@ def write_predictions(
         name, reason = next(iter(failed.items()))
         where = "see the column error" if with_errors else f"their cells are empty ({name}: {reason})"
         failures = f"; {len(failed)} could not be read, {where}"
-    return f"{out}: {counted(done, 'image')}{_accuracy(head, known, correct) if known and accuracy else ''}{failures}"
+    return f"{out}: {counted(done, 'image')}{_accuracy(head, known, correct) if known else ''}{failures}"
 
 
 def _accuracy(head: Head, known: list[tuple[torch.Tensor, torch.Tensor]], correct: int) -> str:
@@ -272,7 +271,7 @@ def main(args: PredictOptions) -> None:
     """Run the command."""
     if args.src is not None and not args.src.strip():
         raise ResoluteError("SRC: got nothing, expected a folder of images, an image or a shard set; set SRC")
-    _check_out(args.out, replaceable=args.format is args.sample is None)
+    _check_out(args.out, replaceable=not (args.format or args.sample))
     members, device = open_members(existing_run(args.run)), pick_device(args.device, threads=args.threads)
     head = members[0].head
     kind, classes = head.target.kind, head.target.names
@@ -291,10 +290,10 @@ def main(args: PredictOptions) -> None:
     threshold = HALF if args.threshold is None else args.threshold
     topk = min(args.topk or _TOPK, len(classes))
     table = wide_table(head) if args.format else default_table(head, topk=topk, threshold=threshold)
-    note, accuracy = "", True
+    note: str | None = None
     batches: Iterable[PredictionBatch]
     if from_set:
-        sources, note, accuracy = _sources(members, args)
+        sources, note = _sources(members, args)
         ensembles = [_ensemble(group, args, device) for group, _ in sources]
         batches = itertools.chain.from_iterable(
             predict_shards(ensemble, shards, split=args.split, threads=args.threads)
@@ -314,7 +313,7 @@ def main(args: PredictOptions) -> None:
     what = f"{len(classes)} {'values' if kind == 'values' else 'classes'}"
     sizes = ", ".join(map(str, sorted({ensemble.res for ensemble in ensembles})))
     print(f"{len(members)} {'runs' if len(members) > 1 else 'run'}, {what}, {sizes} px, {device}")
-    print(write_predictions(batches, args.out, table, head=head, total=total, from_set=from_set, accuracy=accuracy,
+    print(write_predictions(batches, args.out, table, head=head, total=total, from_set=from_set,
                             with_errors=args.sample is None))  # fmt: skip
     if note:
         print(note)
@@ -356,37 +355,23 @@ def _predicted(sets: Sequence[ShardSet], split: str, total: int) -> str:
     return f"{sets[0].root}: predicting {counted(total, 'photo')} of {part}{rest}"
 
 
-def _sources(
-    members: list[SavedRun], args: PredictOptions
-) -> tuple[list[tuple[list[SavedRun], ShardSet]], str, bool]:
-    """(runs, shard set to predict) pairs, a note for the user, and whether the accuracy is meaningful.
-
-    The accuracy is not printed if ensemble members were trained on the photos.
-    """
-
-    def opened(member: SavedRun, fold: int | None) -> ShardSet:
-        return open_eval_set(args.src, member, fold=fold)
-
-    folds = {member.recipe.data.fold: member for member in members if member.recipe.data.fold is not None}
-    are_of_one_split = len({member.recipe.data.folds for member in members}) == 1
-    first = opened(members[0], args.fold)
+def _sources(members: list[SavedRun], args: PredictOptions) -> tuple[list[tuple[list[SavedRun], ShardSet]], str | None]:
+    """(runs, shard set to predict) pairs, and a note for the user."""
+    first = open_eval_set(args.src, members[0], fold=args.fold)
     if args.split not in first.splits:
         expected = ", ".join(first.splits)
         raise ResoluteError(f"{first.root}: got split {args.split}, expected one of {expected}; choose another")
+    folds = {member.recipe.data.fold: member for member in members if member.recipe.data.fold is not None}
+    are_of_one_split = len({member.recipe.data.folds for member in members}) == 1
     if len(members) == len(folds) > 1 and are_of_one_split and args.split == "val":
-        sets = {fold: opened(member, None) for fold, member in folds.items()}
+        sets = {fold: open_eval_set(args.src, member) for fold, member in folds.items()}
         if not any(training_overlap(folds[fold], shards, split="val", fold=None) for fold, shards in sets.items()):
             if args.fold is not None and args.fold not in sets:
                 raise ResoluteError(f"--fold: got {args.fold}, expected one of {sorted(sets)}; choose one")
             chosen = sorted(fold for fold in sets if args.fold in (None, fold))
             return ([([folds[fold]], sets[fold]) for fold in chosen],
                     f"out of fold: each photo of fold {', '.join(map(str, chosen))} by the run that held it out",
-                    True)  # fmt: skip
-    overlaps = [training_overlap(member, first, split=args.split, fold=args.fold) for member in members]
-    certain = next((overlap for overlap in overlaps if overlap and overlap.certain), None)
-    overlap = certain or next(filter(None, overlaps), None)
-    if overlap is None:
-        return [(members, first)], "", True
-    if overlap.certain and len(members) > 1:
-        return [(members, first)], f"no accuracy: {overlap.text}", False
-    return [(members, first)], f"note: {overlap.text}", True
+                    )  # fmt: skip
+    notes = (training_overlap(member, first, split=args.split, fold=args.fold) for member in members)
+    note = next(filter(None, notes), None)
+    return [(members, first)], note and f"note: {note}"
