@@ -45,16 +45,16 @@ demo: demo/photos/.demo.json  ## generate the demo photos (demo/photos)
 shards: $(DEMO)  ## SRC=photos [LABELS=table.csv] [VAL=photos/val] [OUT=shards] RES=128,160,224; later EXTEND=1
 verify: $(DATA)  ## [SHARDS=…] read and decode a whole shard set again and report damage
 keys:  ## all keys of a recipe, with their defaults (a Markdown table)
-show: $(DATA)  ## [SHARDS=…] [RECIPE=…] draw what the model will see, stage by stage (seen.html)
-lr: $(DATA)  ## RECIPE=… [SHARDS=…|SAMPLES=n] draw LR, resolution and regularisation over all steps (lr.html)
-lr-find: $(DATA)  ## RECIPE=… [SHARDS=…] LR range test on the first stage; suggests optim.lr (lr-find.html)
+show: $(DATA)  ## [SHARDS=…] [RECIPE=…] draw what the model will see (runs/…-show.html)
+lr: $(DATA)  ## RECIPE=… [SHARDS=…|SAMPLES=n] draw LR, resolution and so on over all steps (runs/…-lr.html)
+lr-find: $(DATA)  ## RECIPE=… [SHARDS=…] LR range test on the first stage; suggests optim.lr (runs/…-lr-find.html)
 plan: $(DATA)  ## RECIPE=… [SHARDS=…] [BUDGET=11m [SUGGEST=new.toml]] estimate a run; write a recipe for BUDGET
 train: $(DATA)  ## [SHARDS=shards] [RECIPE=train/recipes/….toml] [RUN=name] [GPUS=8] [LOGGERS=csv,wandb]; again: resume
-predict:  ## RUN=name [SRC=photos|shards] [OUT=pred.csv] classes, labels or values; RUN of folds: their mean
+predict:  ## RUN=name [SRC=photos|shards] [OUT=pred.csv] [SAMPLE=sample_submission.csv] classes, labels or values
 eval:  ## RUN=name [SHARDS=…] [RES=160,208,224] exact metrics, raw and EMA
-export:  ## RUN=name [OUT=model.safetensors|model.onnx|folder] the best weights, and a program that loads them
+export:  ## RUN=name [FORMAT=onnx] [OUT=folder] the best weights, and a program that predicts (runs/name/export)
 report:  ## RUN=name draw runs/name/report.html from its log again; a run writes it each epoch
-compare:  ## RUNS="a b" [OUT=compare.html] accuracy, step times and recipes of several runs on one page
+compare:  ## RUNS="a b" [OUT=runs/compare.html] accuracy, step times and recipes of several runs on one page
 bench: $(DATA)  ## [SHARDS=…] [MODEL=resnet50] in 90 s: loader, model, cost of a change, beside a DataLoader (bench/)
 bench-all: $(DATA)  ## [SHARDS=…] the same at length, in rounds with their spread, and stalls of training (bench/)
 gpu-check: $(TOOLS)  ## [SHARDS=…] [OUT=gpu-check] all about a GPU in ten minutes: report.html (DEVICE=cpu: a trial)

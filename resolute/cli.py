@@ -51,15 +51,15 @@ COMMANDS: dict[str, Command] = {
         options="prep.settings:VerifyOptions", program="prep.commands:verify", positional="shards",
     ),
     "show": Command(
-        help="Draw the model's input per stage and split, with labels and mix weights (seen.html).",
+        help="Draw the model's input per stage and split, with labels and mix weights.",
         options="train.options:ShowOptions", program="train.show:main", positional="shards",
     ),
     "lr": Command(
-        help="Draw learning rate, resolution and regularisation over all steps (lr.html).",
+        help="Draw learning rate, resolution and regularisation over all steps.",
         options="train.options:LrOptions", program="train.plot_lr:main",
     ),
     "lr-find": Command(
-        help="Learning rate range test on the first stage; suggests optim.lr (lr-find.html).",
+        help="Learning rate range test on the first stage; suggests optim.lr.",
         options="train.options:LrFindOptions", program="train.lr_find:main",
     ),
     "plan": Command(
@@ -79,7 +79,7 @@ COMMANDS: dict[str, Command] = {
         options="train.options:PredictOptions", program="train.inference.predict:main", positional="run",
     ),
     "export": Command(
-        help="Write the best weights for timm, ONNX Runtime or Hugging Face.",
+        help="Write the best weights for timm or ONNX Runtime, with a program that predicts (predict.py).",
         options="train.options:ExportOptions", program="train.inference.export:main", positional="run",
     ),
     "report": Command(

@@ -54,7 +54,7 @@ TRAIN = ("train", *RUNS)
 PLAN = ("plan", *RUNS)
 EVAL = ("eval", "{run}", "--shards", "{shards}", *CPU, "--json", "{out}.json")
 PREDICT = ("predict", "{run}", "--src", "{photos}", "--out", "{out}.csv", *CPU)
-EXPORT = ("export", "{run}", "--out", "{out}.safetensors")
+EXPORT = ("export", "{run}", "--out", "{out}")
 REPORT = ("report", "{run}")
 LR = ("lr", "--recipe", "{recipe}", "--shards", "{shards}", "--out", "{out}.html")
 LR_FIND = ("lr-find", "--recipe", "{recipe}", "--shards", "{shards}", "--out", "{out}.html", *CPU)
@@ -90,10 +90,8 @@ def rows() -> Iterator[tuple[str, tuple[str, ...]]]:
     for name in TAKE_RUN:
         for bad in BAD_RUNS:
             yield f"{name}: run {bad}", replaced(COMMANDS[name], "{run}", f"{{{bad}}}")
-    for name in ("eval", "predict", "export", "lr", "lr-find", "show", "bench"):
+    for name in ("eval", "predict", "lr", "lr-find", "show", "bench"):
         for bad in ("empty-folder", "read-only/x", "text-file/x"):
-            if (name, bad) == ("export", "empty-folder"):
-                continue  # why: a folder is where the Hugging Face format goes
             command = COMMANDS[name]
             out = next(word for word in command if word.startswith("{out}."))
             suffix = "" if bad == "empty-folder" else out.removeprefix("{out}")
@@ -102,13 +100,15 @@ def rows() -> Iterator[tuple[str, tuple[str, ...]]]:
     for bad in ("read-only/x", "text-file/x", "text-file"):
         parent, _, rest = bad.partition("/")
         out = f"{{{parent}}}{'/' + rest if rest else ''}"
-        for name in ("prep", "train", "plan"):
+        for name in ("prep", "train", "plan", "export"):
             yield f"{name}: output {bad}", replaced(COMMANDS[name], "{out}", out)
     for bad in ("missing", "empty-folder", "text-file", "empty-file", "binary-file", "zip-truncated", "tar-truncated",
                 "zip-empty", "tar-empty", "foreign-empty", "forbidden"):  # fmt: skip
         yield f"prep: source {bad}", replaced(PREP, "{photos}", f"{{{bad}}}")
     for bad in ("missing", "empty-folder", "text-file", "binary-file", "foreign", "forbidden"):
         yield f"predict: source {bad}", replaced(PREDICT, "{photos}", f"{{{bad}}}")
+    for bad in ("missing", "empty-folder", "empty-file", "binary-file"):
+        yield f"predict: sample {bad}", (*PREDICT, "--sample", f"{{{bad}}}")
     for option in ("--labels", "--classes", "--val", "--val-list"):
         for bad in ("missing", "empty-file", "binary-file", "empty-folder"):
             yield f"prep: {option} {bad}", (*PREP, option, f"{{{bad}}}")

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from resolute.errors import ResoluteError, check
-from resolute.files import check_output, output_file
+from resolute.files import output_file
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.report.charts import Series, chart
@@ -38,6 +38,7 @@ from resolute.train.optim.schedule import Rates, peak_momentum
 from resolute.train.options import LrFindOptions
 from resolute.train.planner.batch_size import DoesNotFit, out_of_memory
 from resolute.train.recipe.schema import Ema, Recipe, Schedule
+from resolute.train.run_folder import page_file
 
 from .loop import Learner
 from .setup import Options, set_up
@@ -166,7 +167,7 @@ def draw(test: RangeTest, path: Path, *, suggested: float | None, title: str, su
 
 def main(args: LrFindOptions) -> None:
     """Run the command."""
-    check_output(args.out, setting="--out", suffixes=(".html",))
+    out = page_file(args.out, f"{args.recipe.stem}-lr-find.html")
     default = _RANGES["betas" if Recipe.load(args.recipe).optim.uses_betas else "momentum"]
     low, high = args.min_lr or default[0], args.max_lr or default[1]
     check(10 * low <= high, "--min-lr, --max-lr", f"{low:g} to {high:g}", "at least a factor of 10 between them")
@@ -202,6 +203,6 @@ def main(args: LrFindOptions) -> None:
     try:
         suggested = suggestion(test)
     finally:
-        draw(test, args.out, suggested=suggested, title=f"Learning rate range test of {recipe.name}", subtitle=text)
-        print(args.out)
+        draw(test, out, suggested=suggested, title=f"Learning rate range test of {recipe.name}", subtitle=text)
+        print(out)
     print(f"optim.lr = {suggested:g} (the recipe has {recipe.optim.lr:g}). {_TRUST}.")

@@ -142,6 +142,11 @@ class PredictOptions(_Inference):
         None, "folder of images, single image, or shard set (folder or URL) (default: the run's own set)"
     )
     out: Path = setting(Path("pred.csv"), "CSV file to write")
+    format: Literal["wide"] | None = setting(None, "wide: a column per class, with its probability")
+    sample: Path | None = setting(
+        None, "a competition's sample_submission.csv: write a submission with its header, ids and order; an id is a "
+        "photo's path or name, with or without suffix"
+    )  # fmt: skip
     topk: int | None = setting(None, "classes per row, most likely first (default: 5)", ge=1, le=10**9)
     threshold: float | None = setting(
         None, "several labels per sample: probability from which on one is predicted (default: 0.5)", ge=0, le=1
@@ -155,10 +160,8 @@ class PredictOptions(_Inference):
 @settings("")
 class ExportOptions:
     run: str = setting("", _RUN)
-    out: Path | None = setting(
-        None, "NAME.safetensors, NAME.onnx, or a folder for the Hugging Face Hub (default: model.safetensors in the "
-        "run's folder)"
-    )  # fmt: skip
+    format: Literal["timm", "onnx"] = setting("timm", "program that reads the model: timm or ONNX Runtime")
+    out: Path | None = setting(None, "folder to write (default: export in the run's folder, export-onnx for ONNX)")
 
 
 @settings("")
@@ -169,7 +172,7 @@ class ReportOptions:
 @settings("")
 class CompareOptions:
     runs: Annotated[tuple[str, ...], described("names or folders of runs, or of runs' folds", min_length=1)]
-    out: Path = setting(Path("compare.html"), "HTML file to write")
+    out: Path | None = setting(None, "HTML file to write (default: runs/compare.html)")
 
 
 @settings("")
@@ -182,7 +185,7 @@ class LrOptions:
     recipe: Recipe
     shards: str | None = setting(None, _SHARDS, min_length=1)
     samples: int | None = setting(None, "number of training samples, instead of --shards", ge=1)
-    out: Path = setting(Path("lr.html"), "HTML file to write")
+    out: Path | None = setting(None, "HTML file to write (default: runs/RECIPE-lr.html)")
 
     def __post_init__(self) -> None:
         if (self.shards is None) == (self.samples is None):
@@ -201,12 +204,12 @@ class LrFindOptions(_Device):
         None, "last learning rate (default: 10; 0.1 for optimizers with betas)", ge=1e-12, le=1e6
     )
     steps: int = setting(200, "optimizer steps of the sweep", ge=25, le=10**6)
-    out: Path = setting(Path("lr-find.html"), "HTML file to write")
+    out: Path | None = setting(None, "HTML file to write (default: runs/RECIPE-lr-find.html)")
 
 
 @settings("")
 class ShowOptions:
     shards: Shards
     recipe: Recipe
-    out: Path = setting(Path("seen.html"), "HTML file to write")
+    out: Path | None = setting(None, "HTML file to write (default: runs/RECIPE-show.html)")
     count: int = setting(6, "images per row", ge=1, le=1000)

@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from resolute.errors import ResoluteError
-from resolute.files import check_output, output_file
+from resolute.files import output_file
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.batching import each_epoch
 from resolute.pipeline.plan.stage import AUTO
@@ -19,6 +19,7 @@ from resolute.report.page import figures_page
 from resolute.train.optim.schedule import Rates, epoch_samples, epoch_steps
 from resolute.train.options import LrOptions
 from resolute.train.recipe.schema import Recipe
+from resolute.train.run_folder import page_file
 
 from .report.curves import schedule_charts
 
@@ -121,13 +122,13 @@ def _summary(curve: Curve) -> str:
 
 def main(args: LrOptions) -> None:
     """Run the command."""
-    check_output(args.out, setting="--out", suffixes=(".html",))
     recipe = Recipe.load(args.recipe)
+    out = page_file(args.out, f"{recipe.name}-lr.html")
     curve = Curve(recipe, _samples(args, recipe))
     print(f"{recipe.name}: {_summary(curve)}")
     print("\n".join(stage_lines(curve)))
-    draw(curve, args.out)
-    print(args.out)
+    draw(curve, out)
+    print(out)
 
 
 def _samples(args: LrOptions, recipe: Recipe) -> int:

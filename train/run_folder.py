@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from resolute.errors import ResoluteError
+from resolute.files import check_output, write_errors
 from resolute.pipeline.storage.base import is_url
 
-__all__ = ["RUNS", "default_run", "existing_run", "new_run"]
+__all__ = ["RUNS", "default_run", "existing_run", "new_run", "page_file"]
 
 RUNS = Path("runs")
 _LISTED = 10
@@ -22,13 +23,12 @@ _NO_NAME = ("", ".", "..")
 
 def existing_run(target: str, *, runs: Path = RUNS) -> Path:
     """The folder of a run or of several folds, or a checkpoint file. Raises `ResoluteError` listing existing runs."""
-    _check(target, runs, advice=_choices(runs))
-    with _readable(target, runs):
-        for path in _places(target, runs):
+    with _places(target, runs) as places:
+        for path in places:
             if _is_run(path) or path.is_file():
                 return path
-    raise ResoluteError(f"{target}: no run or checkpoint, got nothing at "
-                        f"{' or '.join(map(str, _places(target, runs)))}; {_choices(runs)}")  # fmt: skip
+    raise ResoluteError(f"{target}: no run or checkpoint, got nothing at {' or '.join(map(str, places))}; "
+                        f"{_choices(runs)}")  # fmt: skip
 
 
 def default_run(recipe: Path, shards: str | Path) -> str:
@@ -46,52 +46,47 @@ def default_run(recipe: Path, shards: str | Path) -> str:
 
 def new_run(target: str, *, runs: Path = RUNS) -> Path:
     """The folder to train in, of an existing or a new run; not created here. Raises `ResoluteError`."""
-    _check(target, runs, advice="give the run a name")
-    places = _places(target, runs)
-    with _readable(target, runs):
+    with _places(target, runs) as places:
         # why: only a target that looks like a path may lie outside `runs`
         path = next((place for place in places if "/" in target and _is_run(place)), places[0])
-        is_file = path.is_file()
-    if is_file:
-        raise ResoluteError(f"RUN: got {target}, which is a file, expected a run's name; choose another")
+        if path.is_file():
+            raise ResoluteError(f"RUN: got {target}, which is a file, expected a run's name; choose another")
+        return path
+
+
+def page_file(out: Path | None, name: str, *, runs: Path = RUNS) -> Path:
+    """The HTML file that a command writes: `out`, or `name` below `runs`. Raises `ResoluteError` as `check_output`."""
+    if out is None:
+        with write_errors(runs):
+            runs.mkdir(exist_ok=True)
+    path = out or runs / name
+    check_output(path, setting="--out", suffixes=(".html",))
     return path
 
 
-def _check(target: str, runs: Path, *, advice: str) -> None:
-    if not target.strip():
-        raise ResoluteError(f"RUN: got nothing, expected the name or path of a run; {advice}")
-    if target.startswith("-"):
-        raise ResoluteError(f"RUN: got {target}, expected a name that does not begin with a dash; {advice}")
+@contextlib.contextmanager
+def _places(target: str, runs: Path) -> Iterator[list[Path]]:
+    """Candidate paths of `target`, most likely first; a new run uses the first.
+
+    Raises `ResoluteError` if they are not folders of one run, or the block cannot read them.
+    """
+    path, expected = Path(target), f"expected the name or path of a run; {_choices(runs)}"
+    # why: `runs/x` must not become runs/runs/x, and the run `demo` is not a folder `demo` in the working directory
+    is_path = path.is_absolute() or target.startswith(("./", "../")) or path.is_relative_to(runs)
+    places = [path] if is_path else [runs / path, path]
     try:
         here, parent = Path.cwd(), runs.resolve()
         taken = {here, *here.parents, parent, *parent.parents}
-        if any(place.resolve() in taken for place in _places(target, runs)):
-            raise ResoluteError(f"RUN: got {target}, which is not a folder of one run, expected one; {advice}")
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that is too long
-        message = f"RUN: got {target}, which is not a valid path ({error}), expected a run; {advice}"
-        raise ResoluteError(message) from None
-
-
-def _places(target: str, runs: Path) -> list[Path]:
-    """Candidate paths of `target`, most likely first; a new run uses the first."""
-    path = Path(target)
-    # why: `runs/x` must not become runs/runs/x, and the run `demo` is not a folder `demo` in the working directory
-    if path.is_absolute() or target.startswith(("./", "../")) or path.is_relative_to(runs):
-        return [path]
-    return [runs / path, path]
+        if not target.strip() or target.startswith("-") or any(place.resolve() in taken for place in places):
+            raise ResoluteError(f"RUN: got {target.strip() or 'nothing'}, {expected}")
+        yield places
+    except (OSError, RuntimeError, ValueError) as error:  # also a loop of links, a name that is too long
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ResoluteError(f"RUN: got {target[:80]}, which cannot be read ({reason}), {expected}") from None
 
 
 def _is_run(path: Path) -> bool:
     return any(any(path.glob(pattern)) for pattern in ("run.jsonl", "*.pt", "fold-*/run.jsonl", "fold-*/*.pt"))
-
-
-@contextlib.contextmanager
-def _readable(target: str, runs: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ResoluteError(f"RUN: got {target[:80]}, which cannot be read ({error.strerror}), expected a run; "
-                            f"{_choices(runs)}") from None  # fmt: skip
 
 
 def _choices(runs: Path) -> str:

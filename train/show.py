@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from resolute.console import counted
-from resolute.files import check_output, output_file
+from resolute.files import output_file
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Batch, Loader
 from resolute.pipeline.loader.reader import Reader
@@ -29,6 +29,7 @@ from resolute.report.charts import Chart
 from resolute.report.page import figures_page
 from resolute.train.options import ShowOptions
 from resolute.train.recipe.schema import Recipe
+from resolute.train.run_folder import page_file
 
 from .plot_lr import Curve, changes, charts, regularization_text
 
@@ -145,12 +146,12 @@ def _outlined(jpeg: bytes, crop: Sequence[int], height: int) -> dict[str, Any]:
 
 def main(args: ShowOptions) -> None:
     """Run the command."""
-    check_output(args.out, setting="--out", suffixes=(".html",))
     recipe = Recipe.load(args.recipe)
+    out = page_file(args.out, f"{recipe.name}-show.html")
     shards = ShardSet.open(
         args.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, folds=recipe.data.folds
     )
     rows = model_inputs(shards, recipe, count=args.count)
     schedule = charts(Curve(recipe, len(shards.splits["train"]))) if changes(recipe) else ()
-    draw(rows, args.out, title=f"Model input of {recipe.name}", charts=schedule)
-    print(f"{args.out}: {counted(len(rows), 'row')} of model inputs")
+    draw(rows, out, title=f"Model input of {recipe.name}", charts=schedule)
+    print(f"{out}: {counted(len(rows), 'row')} of model inputs")

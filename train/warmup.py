@@ -140,10 +140,11 @@ def warm_up(
                     raise
                 raise DoesNotFit(split, res, size) from None
             except AssertionError as error:  # why: timm models refuse an input size by an assertion
+                reason = str(error).splitlines()[0] if str(error) else ""
                 raise ResoluteError(
-                    f"model: the network refuses images of {res} px ({str(error).splitlines()[0] if str(error) else ''}"
-                    "), expected a model that accepts all resolutions of the recipe; change the model, the resolutions, or"
-                    f" for a single resolution model.kwargs = {{ img_size = {res} }}"
+                    f"model: the network refuses images of {res} px ({reason}), expected a model that accepts all "
+                    "resolutions of the recipe; change the model, the resolutions or, if there is one, "
+                    f"model.kwargs = {{ img_size = {res} }}"
                 ) from None
         if device.type == "cuda":
             cuda.synchronize(device)  # sync: warm-up ends before the clock starts

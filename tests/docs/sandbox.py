@@ -80,13 +80,15 @@ class Sandbox:
         (self.folder / "demo" / "photos" / ".demo.json").write_text(json.dumps({}))
 
     def add_photos(self) -> None:
-        """Class folders to train and validate on, and photos without a class."""
+        """Class folders to train and validate on, photos without a class, and the sample of a submission for these."""
         make_photos(self.folder / "photos" / "train", each=15)
         for path in sorted((self.folder / "photos" / "train").glob("*/01[2-4].jpg")):  # why not made: equal photos
             own = self.folder / "photos" / "val" / path.parent.name / path.name
             own.parent.mkdir(parents=True, exist_ok=True)
             path.rename(own)
-        shutil.copytree(self.folder / "photos" / "val" / "class0", self.folder / "photos" / "new")
+        new = shutil.copytree(self.folder / "photos" / "val" / "class0", self.folder / "photos" / "new")
+        ids = "".join(f"{path.stem},\n" for path in sorted(new.iterdir()))
+        (self.folder / "sample_submission.csv").write_text(f"id,label\n{ids}")
 
     def add_set(self) -> None:
         """The set `shards`, with a validation split."""

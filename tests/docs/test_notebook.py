@@ -57,8 +57,8 @@ def test_the_notebook_trains_on_a_zip_of_photos_and_resumes_after_a_disconnect(
     with (tmp_path / "kept" / "pred.csv").open() as file:
         predicted = list(csv.DictReader(file))
     assert len(predicted) == 3
-    assert (tmp_path / "kept" / "model.safetensors").stat().st_size > 0
-    weights = (tmp_path / "kept" / "model.safetensors").read_bytes()
+    assert (tmp_path / "kept" / "model" / "model.safetensors").stat().st_size > 0
+    weights = (tmp_path / "kept" / "model" / "model.safetensors").read_bytes()
     run = tmp_path / "kept" / "runs" / "photos"
     *_, before, last = sorted(run.glob("step-*.pt"))
     last.unlink()  # what a session that ended after the first epoch leaves
@@ -67,4 +67,4 @@ def test_the_notebook_trains_on_a_zip_of_photos_and_resumes_after_a_disconnect(
     second = execute(tmp_path)
     assert "resuming at batch" in second["train"]
     assert second["predict"].splitlines()[-1] == first["predict"].splitlines()[-1]
-    assert len((tmp_path / "kept" / "model.safetensors").read_bytes()) == len(weights)
+    assert len((tmp_path / "kept" / "model" / "model.safetensors").read_bytes()) == len(weights)

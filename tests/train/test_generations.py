@@ -94,9 +94,7 @@ def test_a_run_is_evaluated_on_the_newest_photos_that_it_did_not_see(
     newest = open_eval_set(str(tmp_path / "s"), saved)
     assert (newest.generation, len(newest.splits["val"])) == (1, 14)
     assert training_overlap(saved, newest, split="val", fold=None) is None
-    overlap = training_overlap(saved, newest, split="train", fold=None)
-    assert overlap is not None
-    assert overlap.certain
+    assert "was trained on these photos" in str(training_overlap(saved, newest, split="train", fold=None))
     extend("class1")
     third = open_eval_set(str(tmp_path / "s"), saved)
     assert third.generation == 2

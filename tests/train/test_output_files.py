@@ -12,7 +12,7 @@ from resolute.cli import main
 from tests.support.cli import bench
 
 Command = Callable[[str], int]
-SUFFIXES = {"eval": ".json", "export": ".safetensors", "predict": ".csv", "lr": ".html", "lr-find": ".html",
+SUFFIXES = {"eval": ".json", "predict": ".csv", "lr": ".html", "lr-find": ".html",
             "show": ".html", "plan": ".json", "bench": ".json"}  # fmt: skip
 
 
@@ -23,7 +23,6 @@ def commands(trained: Path, shard_root: Path) -> dict[str, Command]:
     photos = str(shard_root.parent / "photos" / "class0")
     return {
         "eval": lambda out: main(["eval", run, "--shards", shards, "--json", out, "--device", "cpu"]),
-        "export": lambda out: main(["export", run, "--out", out]),
         "predict": lambda out: main(["predict", run, "--src", photos, "--out", out, "--device", "cpu"]),
         "lr": lambda out: main(["lr", "--recipe", recipe, "--samples", "99", "--out", out]),
         "lr-find": lambda out: main(["lr-find", "--shards", shards, "--recipe", recipe, "--out", out]),
@@ -56,23 +55,29 @@ def test_every_command_checks_its_output_path_beforehand(
     assert (tmp_path / "photo.jpg").read_bytes() == b"a photo"
 
 
-@pytest.mark.parametrize(("command", "content"), [("predict", "name,price\n"), ("predict", ""), ("export", "weights")])
-def test_a_file_of_another_format_is_not_overwritten(
-    commands: dict[str, Command], command: str, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("content", ["image,label\n", "", "image,class0,class2\n"])
+def test_a_table_of_something_else_is_not_overwritten(
+    commands: dict[str, Command], content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / f"x{SUFFIXES[command]}"
+    out = tmp_path / "x.csv"
     out.write_text(content)
-    assert commands[command](str(out)) == 2
+    assert commands["predict"](str(out)) == 2
     assert "choose another" in capsys.readouterr().err
     assert out.read_text() == content
 
 
-@pytest.mark.parametrize("command", ["predict", "export", "lr"])
+@pytest.mark.parametrize("command", ["predict", "lr"])
 def test_an_earlier_result_is_overwritten(commands: dict[str, Command], command: str, tmp_path: Path) -> None:
     out = tmp_path / f"x{SUFFIXES[command]}"
     for _ in range(2):
         assert commands[command](str(out)) == 0
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+def test_pages_are_written_below_runs(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["lr", "--recipe", str(trained.parent / "small.toml"), "--samples", "99"]) == 0
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.html")] == ["runs/small-lr.html"]
 
 
 @pytest.mark.parametrize("source", ["  "])

@@ -6,8 +6,6 @@ import csv
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors import safe_open
 from torch import nn
 
 from resolute.cli import main
@@ -27,6 +24,7 @@ from resolute.train.inference.saved_run import open_saved_run
 from resolute.train.logs.metrics import read_log
 from resolute.train.model.head import Head
 from resolute.train.recipe.schema import Distill, Loss
+from tests.support.exported import predict_exported
 from tests.support.retarget import retarget
 from tests.train.conftest import stages, without_clocks
 
@@ -237,25 +235,41 @@ def test_values_are_standardised_by_the_training_split(shard_root: Path, tmp_pat
     assert (plain.mean, plain.std) == ((0.0, 0.0), (1.0, 1.0))
 
 
-def test_the_exported_program_prints_the_predictions(kind: str, run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "m.safetensors"
-    assert main(["export", str(run), "--out", str(out)]) == 0
-    with safe_open(out, "pt") as file:
-        metadata = file.metadata()
-    assert metadata["target"] == kind
+def test_an_exported_program_writes_the_predictions(kind: str, run: Path, tmp_path: Path) -> None:
+    assert main(["export", str(run), "--out", str(tmp_path / "m")]) == 0
     photo = make_photo(tmp_path)
-    program = tmp_path / "use.py"
-    program.write_text(metadata["usage"])
-    done = subprocess.run([sys.executable, program, photo], capture_output=True, text=True, check=True)
-    printed = {line.split()[0]: float(line.split()[1]) for line in done.stdout.splitlines()}
+    (theirs,) = predict_exported(tmp_path / "m", photo)
     assert main(["predict", str(run), "--src", str(photo), "--out", str(tmp_path / "p.csv"), "--device", "cpu"]) == 0
     with (tmp_path / "p.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
-    prefix = "predicted " if kind == "values" else ""
-    span = 100 if kind == "values" else 1
-    assert [*printed] == [name.removeprefix(prefix) for name in row if name.removeprefix(prefix) in printed]
-    for name, value in printed.items():
-        assert value == pytest.approx(float(row[prefix + name]), abs=0.06 * span)
+    assert [*theirs] == [*row, "error"]
+    if kind == "labels":
+        assert theirs.pop("predicted") == row["predicted"]
+    for name in theirs.keys() - {"image", "error"}:
+        assert float(theirs[name]) == pytest.approx(float(row[name]), abs=0.01 * (100 if kind == "values" else 1))
+
+
+@pytest.mark.parametrize(("header", "cells"), [
+    ("id,tags", {"labels": ["predicted"]}), ("id,first", {"labels": ["first"]}),
+    ("id,constant,size", {"values": ["predicted constant", "predicted size"]}),
+])  # fmt: skip
+def test_submissions_have_labels_or_values(
+    kind: str, run: Path, tmp_path: Path, header: str, cells: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    photo = make_photo(tmp_path)
+    (tmp_path / "sample.csv").write_text(f"{header}\nphoto,0\n")
+    words = ["predict", str(run), "--src", str(photo), "--device", "cpu", "--out"]
+    assert main([*words, str(tmp_path / "p.csv")]) == 0
+    submit = [*words, str(tmp_path / "s.csv"), "--sample", str(tmp_path / "sample.csv")]
+    if kind not in cells:
+        assert main(submit) == 2
+        assert "expected one column besides the ids, or names of the run's " in capsys.readouterr().err
+        return
+    assert main(submit) == 0
+    with (tmp_path / "p.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    expected = [row[name].replace("|", " ") for name in cells[kind]]
+    assert (tmp_path / "s.csv").read_text().splitlines() == [header, ",".join(["photo", *expected])]
 
 
 def make_photo(folder: Path) -> Path:

@@ -260,7 +260,7 @@ def test_a_folder_of_a_running_training_is_locked_for_writers_but_readable(
         assert first.wait(120) == 0
     assert_equal_runs(folder, finished)
     assert {path.name for path in folder.iterdir()} == {path.name for path in finished.iterdir()} | {
-        "eval.json", "model.safetensors"}  # fmt: skip
+        "eval.json", "export"}  # fmt: skip
 
 
 def test_a_finished_run_is_not_changed(finished: Path, words: Words, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,7 @@ def main(args: EvalOptions) -> None:
     overlap = training_overlap(saved, shards, split=args.split, fold=args.fold)
     about = {"checkpoint": str(saved.path), "step": saved.step, "recipe_hash": saved.recipe.hash,
              "shards": shards.hash, "split": args.split, "flip": flip,
-             "note": overlap and overlap.text}  # fmt: skip
+             "note": overlap}  # fmt: skip
     with output_file(path) as file:
         file.write((json.dumps({**about, "rows": rows}, indent=1) + "\n").encode())
     print(f"{saved.path} (step {saved.step}), {counted(rows[0]['samples'], 'sample')} of {shards.root}, {args.split}, "
@@ -82,7 +82,7 @@ def main(args: EvalOptions) -> None:
         print(f"{row['res']:5d}  {row['weights']:7s} {' '.join(values)}")
     for line in _table(rows[-1]["details"]):
         print(line)
-    for note in filter(None, (overlap and overlap.text, left_out_note(shards))):
+    for note in filter(None, (overlap, left_out_note(shards))):
         print(f"note: {note}")
     print(path)
 

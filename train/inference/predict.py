@@ -1,5 +1,6 @@
 """`resolute predict RUN --src photos --out pred.csv`: classes, labels or values of images, from a run or folds.
 
+With `--sample`, a submission to a competition, in the form of its sample (`table.submission`).
 Image files are selected and decoded exactly as by `prep`. The predictions of several folds are averaged, except on the
 shards that they were trained on: there each photo is predicted by the fold that held it out (out of fold).
 """
@@ -9,9 +10,10 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import tempfile
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,15 +44,22 @@ from resolute.train.run_folder import existing_run
 from resolute.train.validation import metrics_of
 
 from .saved_run import SavedRun, Weights, open_eval_set, open_saved_run, training_overlap, validation_loader
+from .table import (
+    HALF,
+    Table,
+    default_table,
+    match_photos,
+    read_sample,
+    submission,
+    true_cells,
+    true_columns,
+    wide_table,
+)
 
-__all__ = ["PredictionBatch", "main", "predict_folder", "predict_shards", "preprocess"]
+__all__ = ["PredictionBatch", "main", "predict_photos", "predict_shards", "preprocess"]
 
 _AHEAD = 2  # batches decoded while the model runs
-# starts of the files that this command writes: of classes, labels and values
-_HEADERS = (b"image,split,", b"image,label,class1,prob1", b"image,labels,predicted", b"image,predicted ",
-            b'image,"predicted ')  # fmt: skip
 _TOPK = 5
-_HALF = 0.5  # probability from which on a label is predicted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +67,7 @@ class PredictionBatch:
     """Predictions of a batch, (N, C or D) float32 on the CPU, see `Head.predictions`, and `targets` if known.
 
     `targets`: as `Batch.targets`, on the CPU; `classes`: their names, which may differ from the run's; `split`: that of
-    the set, "" for photos. `errors` maps
-    the names of images that could not be read to the reason; their rows are zero.
+    the set, "" for photos. `errors` maps the names of images that could not be read to the reason; their rows are zero.
     """
 
     names: list[str]
@@ -125,8 +133,10 @@ def preprocess(path: Path, *, res: int, margin: float, crop_pct: float | None) -
     return np.asarray(crop.resize((res, res), Image.Resampling.BILINEAR))
 
 
-def predict_folder(ensemble: Ensemble, paths: list[Path], root: Path, *, threads: int) -> Iterator[PredictionBatch]:
-    """Predict image files in order; unreadable ones are reported in `errors`. Names are relative to `root`."""
+def predict_photos(
+    ensemble: Ensemble, photos: Sequence[tuple[str, Path]], *, threads: int
+) -> Iterator[PredictionBatch]:
+    """Predict image files, (name, path), in order; unreadable ones are reported in `errors`."""
     saved, res = ensemble.first, ensemble.res
     data, size = saved.recipe.data, saved.recipe.eval.batch_size
     mean, std = (torch.tensor(values).view(3, 1, 1) * 255 for values in (data.mean, data.std))
@@ -137,8 +147,8 @@ def predict_folder(ensemble: Ensemble, paths: list[Path], root: Path, *, threads
         except Reject as reason:
             return str(reason)
 
-    def batch(part: list[Path], futures: list[Future[NDArray[np.uint8] | str]]) -> PredictionBatch:
-        names, results = [str(path.relative_to(root)) for path in part], [future.result() for future in futures]
+    def batch(names: list[str], loaded: Iterator[NDArray[np.uint8] | str]) -> PredictionBatch:
+        results = [*loaded]
         errors = {name: result for name, result in zip(names, results, strict=True) if isinstance(result, str)}
         pixels = [np.zeros((res, res, 3), np.uint8) if isinstance(result, str) else result for result in results]
         images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).sub(mean).div(std)
@@ -147,10 +157,10 @@ def predict_folder(ensemble: Ensemble, paths: list[Path], root: Path, *, threads
         return PredictionBatch(names=names, predictions=predictions, targets=None, errors=errors)
 
     with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[tuple[list[Path], list[Future[NDArray[np.uint8] | str]]]] = deque()
-        for start in range(0, len(paths), size):
-            part = paths[start : start + size]
-            waiting.append((part, [pool.submit(load, path) for path in part]))
+        waiting: deque[tuple[list[str], Iterator[NDArray[np.uint8] | str]]] = deque()
+        for start in range(0, len(photos), size):
+            names, paths = zip(*photos[start : start + size], strict=True)
+            waiting.append(([*names], pool.map(load, paths)))
             if len(waiting) > _AHEAD:
                 yield batch(*waiting.popleft())
         while waiting:
@@ -189,89 +199,61 @@ def find_images(source: Path) -> tuple[list[Path], Path]:
     if not source.exists():
         raise ResoluteError(f"{source}: not found, expected an image, a folder of images or a shard set; correct SRC")
     if source.is_file():
-        names, ignored, root = [source.name] if is_image(source.name) else [], Counter(other=1), source.parent
+        root, files = source.parent, [source.name]
     else:
-        ignored, root = Counter[str](), source
-        files = [name for name, entry in walk(str(source), ignored) if entry.kind == "file"]
-        names = [name for name in files if is_image(name)]
-        ignored["other"] = len(files) - len(names)
-    if not names:
-        got = f"{ignored['other']} files of other kinds" if ignored["other"] else "nothing"
-        raise ResoluteError(f"{source}: no images, got {got}, expected {', '.join(sorted(SUFFIXES))} files, a folder "
-                            "of them, or a shard set; correct SRC")  # fmt: skip
-    return [root / name for name in names], root
-
-
-class _Table:
-    """Columns of the CSV file by kind of target: `heads`, and the cells of `row`."""
-
-    def __init__(self, head: Head, *, topk: int, threshold: float) -> None:
-        self.head, self.topk, self.threshold = head, topk, threshold
-        self.names = head.target.names
-
-    @property
-    def heads(self) -> list[str]:
-        if self.head.target.kind == "class":
-            return ["label", *(f"{what}{k}" for k in range(1, self.topk + 1) for what in ("class", "prob"))]
-        if self.head.target.kind == "labels":
-            return ["labels", "predicted", *self.names]
-        return [f"{what} {name}" for what in ("predicted", "true") for name in self.names]
-
-    def row(self, prediction: torch.Tensor, target: torch.Tensor | None, classes: tuple[str, ...]) -> list[str]:
-        """`prediction` (C or D,); `target`: its row of `Batch.targets`, of classes with the names `classes`."""
-        if self.head.target.kind == "class":
-            values, indices = prediction.topk(self.topk)
-            pairs = zip(indices.tolist(), values.tolist(), strict=True)
-            best = [text for index, value in pairs for text in (self.names[index], f"{value:.6f}")]
-            return ["" if target is None else classes[int(target)], *best]
-        if self.head.target.kind == "labels":
-            labels = "" if target is None else _joined(classes, target > _HALF)
-            predicted = _joined(self.names, prediction >= self.threshold)
-            return [labels, predicted, *(f"{probability:.6f}" for probability in prediction.tolist())]
-        true = [""] * len(self.names) if target is None else [f"{value:.7g}" for value in target.tolist()]
-        return [*(f"{value:.7g}" for value in prediction.tolist()), *true]
-
-    def failed(self) -> list[str]:
-        """The row of an image that could not be read."""
-        return [""] * len(self.heads)
-
-
-def _joined(names: Sequence[str], chosen: torch.Tensor) -> str:
-    """The chosen names, as in a table of labels: separated by |."""
-    return "|".join(name for name, is_chosen in zip(names, chosen.tolist(), strict=True) if is_chosen)
+        root, files = source, [name for name, entry in walk(str(source), Counter()) if entry.kind == "file"]
+    images = [root / name for name in files if is_image(name)]
+    if not images:
+        raise ResoluteError(f"{source}: no images among {counted(len(files), 'file')}, expected "
+                            f"{', '.join(sorted(SUFFIXES))}, or a shard set; correct SRC")  # fmt: skip
+    return images, root
 
 
 def write_predictions(
-    batches: Iterable[PredictionBatch], out: Path, *, head: Head, topk: int, total: int, threshold: float = _HALF,
-    accuracy: bool = True, splits: bool = False,
+    batches: Iterable[PredictionBatch], out: Path, table: Table, *, head: Head, total: int, from_set: bool = False,
+    with_errors: bool = True,
 ) -> str:  # fmt: skip
-    """Write the predictions to `out` as CSV, atomically; returns a one-line summary, with the metrics if `accuracy`.
+    """Write the predictions to `out` as CSV, atomically; returns a one-line summary, with the metrics if known.
 
-    `topk`: classes per row. `threshold`: probability from which on a label is predicted. `total`: number of images for
-    the progress bar. `splits`: with a column for the split of each image.
+    `total`: number of images for the progress bar. `from_set`: with columns for the split and the targets of each
+    image. `with_errors`: with a column for the reasons of images that could not be read, if there are any.
     """
-    done, failed, correct = 0, 0, 0
+    done, correct, failed, is_class = 0, 0, dict[str, str](), head.target.kind == "class"
     known: list[tuple[torch.Tensor, torch.Tensor]] = []
-    table = _Table(head, topk=topk, threshold=threshold)
-    with output_file(out) as file, tqdm(total=total, unit="image", leave=False, disable=None) as bar:
-        text = io.TextIOWrapper(file, newline="", encoding="utf-8", errors="surrogateescape")
-        rows = csv.writer(text)
-        rows.writerow(["image", *["split"] * splits, *table.heads, "error"])
+    header = [table.key, *(["split", *true_columns(head)] if from_set else []), *table.columns]
+    # why first to another file: only at the end it is known whether there are errors
+    with (
+        output_file(out) as file, tempfile.TemporaryFile(dir=out.parent) as other,
+        tqdm(total=total, unit="image", leave=False, disable=None) as bar,
+    ):  # fmt: skip
+        text, spool = (io.TextIOWrapper(each, newline="", encoding="utf-8", errors="surrogateescape")
+                       for each in (file, other))  # fmt: skip
+        rows = csv.writer(spool)
         for batch in batches:
             for i, name in enumerate(batch.names):
-                error = batch.errors.get(name, "")
-                target = None if batch.targets is None else batch.targets[i]
-                cells = table.failed() if error else table.row(batch.predictions[i], target, batch.classes)
-                rows.writerow([name, *[batch.split] * splits, *cells, error])
-                correct += head.target.kind == "class" and cells[0] != "" and cells[0] == cells[1]
+                cells = [""] * len(table.columns) if name in batch.errors else table.cells(batch.predictions[i])
+                if batch.targets is not None:
+                    true = true_cells(head, batch.targets[i], batch.classes)
+                    correct += is_class and true == [head.target.names[int(batch.predictions[i].argmax())]]
+                    cells = [batch.split, *true, *cells]
+                rows.writerow([name, *cells, batch.errors.get(name, "")])
             if batch.targets is not None:
                 known.append((batch.predictions, batch.targets))
-            done, failed = done + len(batch.names), failed + len(batch.errors)
+            done += len(batch.names)
+            failed.update(batch.errors)
             bar.update(len(batch.names))
+        spool.seek(0)
+        csv.field_size_limit(1 << 30)  # why: 128 KiB by default, and a photo may have thousands of labels
+        columns = len(header) + (with_errors and bool(failed))
+        csv.writer(text).writerows(row[:columns] for row in itertools.chain([[*header, "error"]], csv.reader(spool)))
         text.flush()
         text.detach()  # why: closing it would close the file before it is renamed
-    failures = f"; {failed} could not be read, see the column error" if failed else ""
-    return f"{out}: {counted(done, 'image')}{_accuracy(head, known, correct) if known and accuracy else ''}{failures}"
+    failures = ""
+    if failed:
+        name, reason = next(iter(failed.items()))
+        where = "see the column error" if with_errors else f"their cells are empty ({name}: {reason})"
+        failures = f"; {len(failed)} could not be read, {where}"
+    return f"{out}: {counted(done, 'image')}{_accuracy(head, known, correct) if known else ''}{failures}"
 
 
 def _accuracy(head: Head, known: list[tuple[torch.Tensor, torch.Tensor]], correct: int) -> str:
@@ -289,18 +271,29 @@ def main(args: PredictOptions) -> None:
     """Run the command."""
     if args.src is not None and not args.src.strip():
         raise ResoluteError("SRC: got nothing, expected a folder of images, an image or a shard set; set SRC")
-    _check_out(args.out)
+    _check_out(args.out, replaceable=not (args.format or args.sample))
     members, device = open_members(existing_run(args.run)), pick_device(args.device, threads=args.threads)
     head = members[0].head
     kind, classes = head.target.kind, head.target.names
-    if args.threshold is not None and kind != "labels":
-        raise ResoluteError("--threshold: without effect, the run does not predict several labels; omit it")
-    if args.topk is not None and kind != "class":
-        raise ResoluteError("--topk: without effect, the run does not predict one class; omit it")
-    note, accuracy = "", True
+    from_set = _is_set(args.src)
+    for option, is_useless, why in (
+        ("--threshold", args.threshold is not None and kind != "labels", "the run does not predict several labels"),
+        ("--topk", args.topk is not None and kind != "class", "the run does not predict one class"),
+        ("--topk", args.topk is not None and (args.format or args.sample), "the table has no ranks"),
+        ("--format", args.format and kind != "class", "only predictions of one class have it"),
+        ("--format", args.format and args.sample, "the sample has the columns"),
+        ("--sample", args.sample and from_set, "SRC is a shard set, and a sample has ids of photos"),
+        ("--fold", args.fold is not None and not from_set, "SRC is no shard set"),
+    ):  # fmt: skip
+        if is_useless:
+            raise ResoluteError(f"{option}: without effect, {why}; omit it")
+    threshold = HALF if args.threshold is None else args.threshold
+    topk = min(args.topk or _TOPK, len(classes))
+    table = wide_table(head) if args.format else default_table(head, topk=topk, threshold=threshold)
+    note: str | None = None
     batches: Iterable[PredictionBatch]
-    if _is_set(args.src):
-        sources, note, accuracy = _sources(members, args)
+    if from_set:
+        sources, note = _sources(members, args)
         ensembles = [_ensemble(group, args, device) for group, _ in sources]
         batches = itertools.chain.from_iterable(
             predict_shards(ensemble, shards, split=args.split, threads=args.threads)
@@ -309,34 +302,38 @@ def main(args: PredictOptions) -> None:
         total = sum(len(shards.splits[args.split]) for _, shards in sources)
         print(_predicted([shards for _, shards in sources], args.split, total))
     else:
-        if args.fold is not None:
-            raise ResoluteError(f"--fold: got {args.fold} for photos, expected a shard set; omit it")
         paths, root = find_images(Path(args.src or ""))
-        total = len(paths)
+        photos = [(str(path.relative_to(root)), path) for path in paths]
+        if args.sample is not None:
+            sample = read_sample(args.sample)
+            table, photos = submission(sample, head, threshold=threshold), match_photos(sample, paths, root)
+        total = len(photos)
         ensembles = [_ensemble(members, args, device)]
-        batches = predict_folder(ensembles[0], paths, root, threads=args.threads)
+        batches = predict_photos(ensembles[0], photos, threads=args.threads)
     what = f"{len(classes)} {'values' if kind == 'values' else 'classes'}"
     sizes = ", ".join(map(str, sorted({ensemble.res for ensemble in ensembles})))
     print(f"{len(members)} {'runs' if len(members) > 1 else 'run'}, {what}, {sizes} px, {device}")
-    topk = min(args.topk or _TOPK, len(classes))
-    threshold = _HALF if args.threshold is None else args.threshold
-    print(write_predictions(batches, args.out, head=head, topk=topk, total=total, threshold=threshold,
-                            accuracy=accuracy, splits=_is_set(args.src)))  # fmt: skip
+    print(write_predictions(batches, args.out, table, head=head, total=total, from_set=from_set,
+                            with_errors=args.sample is None))  # fmt: skip
     if note:
         print(note)
 
 
-def _check_out(out: Path) -> None:
+def _check_out(out: Path, *, replaceable: bool) -> None:
+    """Refuse an existing file, unless it has a header of this command and so has the new one (`replaceable`).
+
+    Other tables, of labels for example, may have the same header as a wide table or a submission.
+    """
     check_output(out, setting="--out", suffixes=(".csv",))
     try:
         with out.open("rb") as file:
-            is_other = not file.read(max(map(len, _HEADERS))).startswith(_HEADERS)
+            cells = file.readline(1 << 16).decode(errors="replace").replace('"', "").split(",")
     except FileNotFoundError:
         return
     except OSError as error:
         raise ResoluteError(f"--out: {out} cannot be read ({error.strerror}); choose another") from None
-    if is_other:
-        raise ResoluteError(f"--out: {out} exists and holds no predictions, expected a new name; choose another")
+    if not replaceable or not any(cell == "class1" or cell.split()[:1] == ["predicted"] for cell in cells):
+        raise ResoluteError(f"--out: {out} exists, expected a new name; choose another")
 
 
 def _ensemble(members: list[SavedRun], args: PredictOptions, device: torch.device) -> Ensemble:
@@ -358,37 +355,23 @@ def _predicted(sets: Sequence[ShardSet], split: str, total: int) -> str:
     return f"{sets[0].root}: predicting {counted(total, 'photo')} of {part}{rest}"
 
 
-def _sources(
-    members: list[SavedRun], args: PredictOptions
-) -> tuple[list[tuple[list[SavedRun], ShardSet]], str, bool]:
-    """(runs, shard set to predict) pairs, a note for the user, and whether the accuracy is meaningful.
-
-    The accuracy is not printed if ensemble members were trained on the photos.
-    """
-
-    def opened(member: SavedRun, fold: int | None) -> ShardSet:
-        return open_eval_set(args.src, member, fold=fold)
-
-    folds = {member.recipe.data.fold: member for member in members if member.recipe.data.fold is not None}
-    are_of_one_split = len({member.recipe.data.folds for member in members}) == 1
-    first = opened(members[0], args.fold)
+def _sources(members: list[SavedRun], args: PredictOptions) -> tuple[list[tuple[list[SavedRun], ShardSet]], str | None]:
+    """(runs, shard set to predict) pairs, and a note for the user."""
+    first = open_eval_set(args.src, members[0], fold=args.fold)
     if args.split not in first.splits:
         expected = ", ".join(first.splits)
         raise ResoluteError(f"{first.root}: got split {args.split}, expected one of {expected}; choose another")
+    folds = {member.recipe.data.fold: member for member in members if member.recipe.data.fold is not None}
+    are_of_one_split = len({member.recipe.data.folds for member in members}) == 1
     if len(members) == len(folds) > 1 and are_of_one_split and args.split == "val":
-        sets = {fold: opened(member, None) for fold, member in folds.items()}
+        sets = {fold: open_eval_set(args.src, member) for fold, member in folds.items()}
         if not any(training_overlap(folds[fold], shards, split="val", fold=None) for fold, shards in sets.items()):
             if args.fold is not None and args.fold not in sets:
                 raise ResoluteError(f"--fold: got {args.fold}, expected one of {sorted(sets)}; choose one")
             chosen = sorted(fold for fold in sets if args.fold in (None, fold))
             return ([([folds[fold]], sets[fold]) for fold in chosen],
                     f"out of fold: each photo of fold {', '.join(map(str, chosen))} by the run that held it out",
-                    True)  # fmt: skip
-    overlaps = [training_overlap(member, first, split=args.split, fold=args.fold) for member in members]
-    certain = next((overlap for overlap in overlaps if overlap and overlap.certain), None)
-    overlap = certain or next(filter(None, overlaps), None)
-    if overlap is None:
-        return [(members, first)], "", True
-    if overlap.certain and len(members) > 1:
-        return [(members, first)], f"no accuracy: {overlap.text}", False
-    return [(members, first)], f"note: {overlap.text}", True
+                    )  # fmt: skip
+    notes = (training_overlap(member, first, split=args.split, fold=args.fold) for member in members)
+    note = next(filter(None, notes), None)
+    return [(members, first)], note and f"note: {note}"

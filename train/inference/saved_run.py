@@ -21,7 +21,7 @@ from resolute.train.model.build import build_model
 from resolute.train.model.head import Head
 from resolute.train.recipe.schema import Recipe
 
-__all__ = ["Overlap", "SavedRun", "Weights", "left_out_note", "open_eval_set", "open_saved_run", "training_overlap",
+__all__ = ["SavedRun", "Weights", "left_out_note", "open_eval_set", "open_saved_run", "training_overlap",
            "validation_loader"]  # fmt: skip
 
 Weights = Literal["raw", "ema"]
@@ -34,7 +34,7 @@ class SavedRun:
     path: Path
     recipe: Recipe
     shards_hash: str
-    own_set: str | None  # path or URL of the run's set; None: of an earlier version
+    own_set: str  # path or URL of the run's set
     data: dict[str, str]  # digests of the data that the run read, as `ShardSet.contents`
     head: Head  # what the outputs mean
     margin: float  # stored short side / res of the training shards
@@ -74,14 +74,6 @@ class SavedRun:
         return network.eval()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Overlap:
-    """Training photos in an evaluation set. `certain`: the run was trained on them; False: possibly."""
-
-    certain: bool
-    text: str
-
-
 def open_saved_run(run: Path) -> SavedRun:
     """Open the checkpoint file `run`, or the best checkpoint of the folder `run` (the last if none was validated).
 
@@ -94,37 +86,20 @@ def open_saved_run(run: Path) -> SavedRun:
         advice = f"name one of its folds, {run.name}/fold-K" if any(run.glob("fold-*")) else "name another RUN"
         raise ResoluteError(f"{run}: no checkpoint, expected a run's folder or one of its .pt files; {advice}")
     state = load(path, expect={})
-    if state.get("single_resolution"):
-        raise ResoluteError(
-            f"{path}: trained on plain WebDataset tars by an earlier version, expected a run on a shard set; use that "
-            "version, or make a set of the tars (make shards SRC=TARS) and train on it"
-        )
-    progress = state["progress"]
     weights: dict[Weights, Any] = {"raw": state["model"], "ema": state["ema"]}
+    progress = state["progress"]
     try:
-        recipe = Recipe.from_values(state["recipe"], name=state["name"])
-        head = Head.from_json(state["head"])
+        return SavedRun(
+            path=path, recipe=Recipe.from_values(state["recipe"], name=state["name"]),
+            head=Head.from_json(state["head"]), shards_hash=state["shards"], own_set=state["set"]["source"],
+            data=state["data"], margin=state["margin"], generation=state["generation"], step=state["step"],
+            res=state["res"], decode=state["decode"], best_weights=progress["best_weights"],
+            best_score=progress["best_score"], weights={kind: tensors for kind, tensors in weights.items() if tensors},
+        )  # fmt: skip
     except ResoluteError as error:
         raise ResoluteError(f"{path}: made by another version: {error}") from None
     except KeyError as error:
         raise ResoluteError(f"{path}: made by another version, got no {error}, expected it; train again") from None
-    return SavedRun(
-        path=path, recipe=recipe, shards_hash=state["shards"], own_set=state.get("set", {}).get("source"),
-        data=state["data"], head=head, margin=state["margin"], generation=state["generation"],
-        step=state["step"], res=state["res"] if "res" in state else _earlier_res(path, state, recipe),
-        decode=state["decode"], best_weights=progress["best_weights"], best_score=progress["best_score"],
-        weights={which: tensors for which, tensors in weights.items() if tensors},
-    )  # fmt: skip
-
-
-def _earlier_res(path: Path, state: dict[str, Any], recipe: Recipe) -> int:
-    """The resolution of a checkpoint of a version that did not store it: that of the run's best validation by then."""
-    stages, epoch = [stage for stage in recipe.stages for _ in range(stage.epochs)], state["progress"]["best_epoch"]
-    res = stages[epoch].validation_res  # an epoch of -1, none: the last one that was planned
-    if epoch < 0:
-        print(f"note: {path} was made by an earlier version and was not validated; taking the resolution of the "
-              f"recipe's last stage, {res} px (--res)")  # fmt: skip
-    return res
 
 
 def open_eval_set(source: str | None, saved: SavedRun, *, fold: int | None = None) -> ShardSet:
@@ -135,14 +110,9 @@ def open_eval_set(source: str | None, saved: SavedRun, *, fold: int | None = Non
     run does not know. Raises `ResoluteError` for a `fold` that is none of the run's or of another set, and as
     `ShardSet.open`.
     """
-    hint = ""
-    if source is None:
-        if saved.own_set is None:
-            raise ResoluteError(f"{saved.path}: made by an earlier version, which did not store where its set is; name "
-                                "the set with SHARDS (of predict: SRC)")  # fmt: skip
-        source = saved.own_set
-        hint = f" (the set of {saved.path}; if it is elsewhere now, name it with SHARDS, of predict SRC)"
     data = saved.recipe.data
+    hint = "" if source else f" (the set of {saved.path}; if it is elsewhere now, name it with SHARDS, of predict SRC)"
+    source = source or saved.own_set
     try:
         shards = ShardSet.open(source)
     except ResoluteError as error:
@@ -169,26 +139,21 @@ def left_out_note(shards: ShardSet) -> str | None:
     )
 
 
-def training_overlap(saved: SavedRun, shards: ShardSet, *, split: str, fold: int | None) -> Overlap | None:
-    """Whether the run was, or may have been, trained on the samples of `split`; None if it held them out.
+def training_overlap(saved: SavedRun, shards: ShardSet, *, split: str, fold: int | None) -> str | None:
+    """A note if the run was, or may have been, trained on the samples of `split`; None if it held them out.
 
     `shards`: from `open_eval_set` with the same `fold`.
     """
     own_fold = saved.recipe.data.fold
     eval_fold = own_fold if fold is None else fold
     if not _is_own(saved, shards):
-        return Overlap(certain=False, text=(
-            f"{saved.path} was not trained on {shards.root} in its present state: if its training photos are among "
-            "these, the accuracy is too high"
-        ))  # fmt: skip
-    if split == "train" and eval_fold == own_fold and shards.generation > saved.generation:
-        return Overlap(certain=True, text=f"{saved.path} was trained on those of these photos that its set had then")
-    if split == "train" and eval_fold == own_fold:
-        return Overlap(certain=True, text=f"{saved.path} was trained on these photos")
+        return (f"{saved.path} was not trained on {shards.root} in its present state: if its training photos are among "
+                "these, the accuracy is too high")  # fmt: skip
     if eval_fold != own_fold:
-        return Overlap(certain=True, text=(
-            f"{saved.path} held out fold {own_fold}; it was trained on photos of fold {eval_fold}"
-        ))  # fmt: skip
+        return f"{saved.path} held out fold {own_fold}; it was trained on photos of fold {eval_fold}"
+    if split == "train":
+        is_extended = shards.generation > saved.generation
+        return f"{saved.path} was trained on these photos{', as far as its set had them then' if is_extended else ''}"
     return None
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from resolute.errors import ResoluteError
-from resolute.files import check_output, output_file
+from resolute.files import output_file
 from resolute.report.charts import Chart, Series, chart, short
 from resolute.report.page import render
 from resolute.train.logs.run_log import SWITCH_STEPS, Columns, RunLogReader, format_duration
@@ -27,7 +27,7 @@ from resolute.train.logs.score import METRICS, Metric, best_score, main_metric
 from resolute.train.options import CompareOptions, ReportOptions
 from resolute.train.recipe.schema import Recipe
 from resolute.train.recipe.toml import recipe_text
-from resolute.train.run_folder import existing_run
+from resolute.train.run_folder import existing_run, page_file
 
 from .classes import HEADS, class_counts, class_rows
 from .curves import schedule_charts
@@ -99,12 +99,12 @@ def report(args: ReportOptions) -> None:
 
 def compare(args: CompareOptions) -> None:
     """Run `resolute compare`."""
-    check_output(args.out, setting="--out", suffixes=(".html",))
+    out = page_file(args.out, "compare.html")
     runs = open_runs(args.runs)
     if len(runs) == 1:
         raise ResoluteError(f"RUN: got 1 run, expected 2 to {len(_STYLES)} different ones; name others")
-    _write(args.out, page(runs))
-    print(*(finding.text for finding in _compared(runs)), args.out, sep="\n")
+    _write(out, page(runs))
+    print(*(finding.text for finding in _compared(runs)), out, sep="\n")
 
 
 def open_runs(targets: Sequence[str]) -> list[Run]:

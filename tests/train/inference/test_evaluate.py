@@ -93,11 +93,11 @@ def test_a_run_remembers_its_set_from_any_working_directory(
     assert main([*words, "--src", str(tmp_path / "moved")]) == 0
 
 
-def test_a_run_of_an_earlier_version_needs_the_name_of_its_set(
+def test_a_run_of_an_earlier_version_is_refused(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = torch.load(trained / "best.pt", weights_only=True)
     del state["set"]
     checkpoint.save(tmp_path / "best.pt", state)
     assert main(["eval", str(tmp_path), "--device", "cpu"]) == 2
-    assert "did not store where its set is; name the set with SHARDS" in capsys.readouterr().err
+    assert "made by another version, got no 'set', expected it; train again" in capsys.readouterr().err

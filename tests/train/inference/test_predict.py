@@ -86,7 +86,7 @@ def test_probabilities_of_shards_equal_the_networks_and_those_of_the_folder_are_
     for row in rows:
         prediction = by_name[row["image"]]
         assert abs(float(prediction["prob1"]) - float(row["prob1"])) < 0.02
-        assert prediction["label"] == ""
+    assert [*folder[0]] == ["image", "class1", "prob1"]  # neither labels nor errors
 
 
 def test_a_line_says_which_photos_of_a_set_are_predicted(
@@ -152,7 +152,8 @@ def test_an_unreadable_image_is_reported_in_its_row_and_the_others_are_predicted
     assert "9 images; 1 could not be read" in capsys.readouterr().out
     assert rows[3]["error"]
     assert rows[3]["class1"] == ""
-    assert [row for row in rows if not row["error"]] == [row for i, row in enumerate(whole) if i != 3]
+    assert [row | {"error": ""} for i, row in enumerate(whole) if i != 3] == [row for row in rows if not row["error"]]
+    assert "error" not in whole[0]
 
 
 def test_predict_lists_the_same_photos_as_prep(trained: Path, photos: dict[str, Path], tmp_path: Path) -> None:
@@ -172,7 +173,6 @@ def test_predict_lists_the_same_photos_as_prep(trained: Path, photos: dict[str, 
     listed = [name for name, entry in walk(str(root), Counter()) if entry.kind == "file" and is_image(name)]
     assert [row["image"] for row in rows] == listed == ["b.JPG", "c.jfif", "linked/a.jpg", "sub/deep/d.jpe"]
     assert len({tuple(row[f"prob{k}"] for k in (1, 2, 3)) for row in rows}) == 1
-    assert rows[0]["error"] == ""
 
 
 def test_images_that_prep_rejects_are_not_classified(trained: Path, photos: dict[str, Path], tmp_path: Path) -> None:
@@ -215,3 +215,85 @@ def test_an_io_error_ends_the_command(
     assert main([*words, "--device", "cpu"]) == 2
     assert "1.jpg: storage is unavailable, got 'Input/output error'" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_wide_table_has_a_column_per_class(trained: Path, shard_root: Path, tmp_path: Path) -> None:
+    rows = predict(trained, shard_root, tmp_path / "ranked.csv")
+    for row, wide in zip(rows, predict(trained, shard_root, tmp_path / "w.csv", "--format", "wide"), strict=True):
+        assert [*wide] == ["image", "split", "label", "class0", "class1", "class2"]
+        assert {row[f"class{k}"]: row[f"prob{k}"] for k in (1, 2, 3)}.items() <= wide.items()
+
+
+@pytest.fixture
+def unsorted(trained: Path, photos: dict[str, Path], tmp_path: Path) -> dict[str, dict[str, str]]:
+    """The predictions, with a column per class, of tmp_path/in: a/b.jpg, a/c.d.jpg, e/b.png and the damaged f.jpg."""
+    names, sources = ("a/b.jpg", "a/c.d.jpg", "e/b.png"), [*photos.values()]
+    for name, source in zip(names, sources[::6], strict=False):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.open(source).save(tmp_path / "in" / name)
+    (tmp_path / "in" / "f.jpg").write_bytes(b"\xff\xd8 no photo")
+    rows = predict(trained, tmp_path / "in", tmp_path / "wide.csv", "--format", "wide")
+    return {row["image"]: row for row in rows}
+
+
+@pytest.mark.parametrize("ids", [
+    {"e/b.png": "e/b.png", "a/c.d.jpg": "a/c.d.jpg"}, {"e/b": "e/b.png", "a/c.d": "a/c.d.jpg"},
+    {"test/c.d.jpg": "a/c.d.jpg", "b.png": "e/b.png"}, {"c.d": "a/c.d.jpg"}, {"c.d": "a/c.d.jpg", "f.jpg": "f.jpg"},
+])  # fmt: skip
+def test_a_submission_has_the_header_the_ids_and_the_order_of_its_sample(
+    trained: Path, unsorted: dict[str, dict[str, str]], tmp_path: Path, ids: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    capsys.readouterr()
+    for columns in (["category"], ["class2", "class0"]):
+        text = "".join(f"{','.join(row)}\n" for row in (["Id", *columns], *([key, *columns] for key in ids)))
+        (tmp_path / "sample.csv").write_text("\ufeff" + text)
+        out = tmp_path / f"{len(columns)}.csv"
+        rows = predict(trained, tmp_path / "in", out, "--sample", str(tmp_path / "sample.csv"))
+        assert out.read_text().splitlines()[0] == ",".join(["Id", *columns])
+        assert [row["Id"] for row in rows] == [*ids]
+        for row in rows:
+            expected = unsorted[ids[row["Id"]]]
+            probabilities = {name: expected[name] for name in ("class0", "class1", "class2")}
+            if expected["error"]:
+                assert {row[name] for name in columns} == {""}
+            elif len(columns) == 1:
+                assert probabilities[row["category"]] == max(probabilities.values())
+            else:
+                assert {name: row[name] for name in columns}.items() <= probabilities.items()
+    assert ("1 could not be read, their cells are empty (f.jpg: " in capsys.readouterr().out) == ("f.jpg" in ids)
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("id,x\nb,0\n", "the id b fits 2 photos, "), ("id,x\ne/b,0\nq,0\nr,0\n", "2 of 3 ids have no photo in "),
+    ("id,class0,x\ne/b,0,0\n", "has the column 'x', expected one column besides the ids, or names of the run's "),
+    ("id\ne/b\n", "has 1 columns and 1 rows"), ("id,x\n", "has 2 columns and 0 rows"), ("", "not a CSV file"),
+])  # fmt: skip
+def test_a_sample_that_does_not_fit_is_refused_before_predicting(
+    trained: Path, unsorted: object, tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sample.csv").write_text(text)
+    words = ["predict", trained, "--src", tmp_path / "in", "--sample", tmp_path / "sample.csv", "--device", "cpu"]
+    capsys.readouterr()
+    assert main([*map(str, words), "--out", str(tmp_path / "s.csv")]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "s.csv").exists()
+    assert main([*map(str, words), "--out", str(tmp_path / "sample.csv")]) == 2
+    assert "sample.csv exists, expected a new name; choose another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--format", "wide", "--topk", "2"], "--topk: without effect, the table has no ranks; omit it"),
+    (["--threshold", "0.1"], "--threshold: without effect, the run does not predict several labels; omit it"),
+    (["--sample", "s.csv", "--src", "{shards}"], "--sample: without effect, SRC is a shard set, "),
+    (["--fold", "0"], "--fold: without effect, SRC is no shard set; omit it"),
+])  # fmt: skip
+def test_options_without_effect_are_refused(
+    trained: Path, shard_root: Path, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word.format(shards=shard_root) for word in words]
+    command = ["predict", trained, "--src", shard_root.parent / "photos", "--out", tmp_path / "p.csv"]
+    assert main([*map(str, command), *words]) == 2
+    assert message in capsys.readouterr().err
