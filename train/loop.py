@@ -155,7 +155,7 @@ class Learner:
         self._entered = (stage, res, training)
         self.freezer.apply_to_network(stage)
         self.regularizer.apply_to_network(stage, res)
-        self._smoothing = self.regularizer.at(stage, res)["label_smoothing"]
+        self._smoothing = self.recipe.regularization_at(stage, res)["label_smoothing"]
         self.network.train(training)
         self._wrapped = None  # why: the wrapper holds the list of the trained parameters
 

@@ -55,9 +55,7 @@ class Regularizer:
 
     def __init__(self, recipe: Recipe, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Raises `ResoluteError` for a rate that has no effect on the network."""
-        self._values = [{res: recipe.regularization_at(number, res) for res in stage.resolutions}
-                        for number, stage in enumerate(recipe.stages)]  # fmt: skip
-        self._optimizer = optimizer
+        self._recipe, self._optimizer = recipe, optimizer
         self._decays = [group["weight_decay"] > 0 for group in optimizer.param_groups]
         by_stage = {name for stage in recipe.stages for name in stage.regularization.strengths}
         self._sets_decay = "weight_decay" in by_stage
@@ -74,19 +72,15 @@ class Regularizer:
                 self._places[name] = places
         self._set: dict[str, float] = {}  # the rates that the network has
 
-    def at(self, stage: int, res: int) -> dict[str, float]:
-        """Values of all keys of `regularization` at `res` px; if the stage never trains at it, at its largest one."""
-        values = self._values[stage]
-        return values.get(res) or values[max(values)]
-
     def rates(self, stage: int) -> tuple[tuple[int, tuple[float, ...]], ...]:
         """Resolutions of the stage with the rates that the network gets at them; empty if they never change."""
-        return tuple((res, tuple(values[name] for name in self._places))
-                     for res, values in self._values[stage].items() if self._places)  # fmt: skip
+        resolutions = self._recipe.stages[stage].resolutions if self._places else ()
+        values = [(res, self._recipe.regularization_at(stage, res)) for res in resolutions]
+        return tuple((res, tuple(each[name] for name in self._places)) for res, each in values)
 
     def apply_to_network(self, stage: int, res: int) -> None:
         """Give the network the rates of `stage` at `res` px."""
-        values = self.at(stage, res)
+        values = self._recipe.regularization_at(stage, res)
         for name, places in self._places.items():
             if self._set.get(name) != values[name]:
                 self._set[name] = values[name]
@@ -95,10 +89,10 @@ class Regularizer:
 
     def apply_to_optimizer(self, stage: int, res: int) -> None:
         """Give the optimizer the weight decay of `stage` at `res` px."""
-        if self._sets_decay:
-            for group, decays in zip(self._optimizer.param_groups, self._decays, strict=True):
-                if decays:
-                    group["weight_decay"] = self.at(stage, res)["weight_decay"]
+        decay = self._recipe.regularization_at(stage, res)["weight_decay"]
+        for group, decays in zip(self._optimizer.param_groups, self._decays, strict=True):
+            if decays and self._sets_decay:
+                group["weight_decay"] = decay
 
 
 def _places(network: nn.Module, name: str, rate: float) -> Iterator[_Place]:

@@ -171,11 +171,14 @@ class Recipe:
         )  # fmt: skip
 
     def regularization_at(self, stage: int, res: int) -> dict[str, float]:
-        """Value of every key of `regularization` for training batches of `stage` at `res` px, one of its resolutions.
+        """Value of every key of `regularization` for training batches of `stage` at `res` px; if it has none of that
+        resolution, at its largest one.
 
         Keys that the stage does not set have the values of their own sections.
         """
-        own, augment = self.stages[stage], self.stages[stage].augments[res]
+        own = self.stages[stage]
+        res = res if res in own.resolutions else own.max_res
+        augment = own.augments[res]
         sections = {"model": self.model, "loss": self.loss, "optim": self.optim, "augment": augment}
         values = {name: getattr(sections[section], name) for name, section in _REPLACES.items()}
         return {**values, **own.regularization_at(res), "magnitude": augment.magnitude}
