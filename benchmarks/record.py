@@ -102,7 +102,7 @@ def machine(device: torch.device | None) -> dict[str, Any]:
         "gpu": None,
     }
     if device and device.type == "cpu":
-        from resolute.train.logs.hardware import bf16_is_emulated
+        from resolute.train.devices.hardware import bf16_is_emulated
 
         record["bf16"] = not bf16_is_emulated(device)  # which changes the speed of networks by different factors
     if device and device.type == "cuda":

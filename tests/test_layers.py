@@ -142,6 +142,26 @@ def test_prep_train_and_benchmarks_import_only_what_they_may() -> None:
     assert broken("sides", allowed) == []
 
 
+def test_the_parts_of_training_import_downwards_only() -> None:
+    """Recipe, then model, optimizer and loss, then the step, then the run with its log, its reports and its plans."""
+    order = [("recipe", "options"), ("devices", "checkpoint", "score"), ("model", "optim", "loss"),
+             ("validation", "step_graphs"), ("loop",), ("planner", "warmup", "early_stopping", "logs")]  # fmt: skip
+    levels = {f"resolute.train.{part}": level for level, parts in enumerate(order) for part in parts}
+
+    def level(module: str) -> int:
+        if not is_within(module, ("resolute.train",)) or module == "resolute.train":
+            return -1
+        return next((levels[part] for part in levels if is_within(module, (part,))), len(order))
+
+    def allowed(importing: str, imported: str) -> bool:
+        # why these: how a run is planned and forecast is a command of its own, beside the training
+        is_command = is_within(importing, ("resolute.train.planner.plan", "resolute.train.planner.suggest"))
+        is_command |= importing == "resolute.train.options"  # lists the names of loggers
+        return level(importing) < 0 or is_command or level(imported) <= level(importing)
+
+    assert broken("train", allowed) == []
+
+
 def test_no_import_cycles() -> None:
     graph = {NAMES[path]: imports(path, when_loaded=True) & set(NAMES.values()) for path in FILES}
     done: set[str] = set()

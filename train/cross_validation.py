@@ -16,7 +16,7 @@ from resolute.errors import ResoluteError
 from resolute.files import output_file
 from resolute.train.devices.distributed import Ranks
 from resolute.train.logs.run_log import RunLogReader
-from resolute.train.logs.score import METRICS, best_score, main_metric
+from resolute.train.score import METRICS, best_score, main_metric
 
 from .checkpoint import LAST
 from .trainer import Options, run

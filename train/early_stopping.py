@@ -16,8 +16,8 @@ from resolute.files import output_file
 from resolute.pipeline.dataset.format import key_name
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
-from resolute.train.logs.score import best_score, is_better, main_metric
 from resolute.train.recipe.schema import Stop
+from resolute.train.score import best_score, is_better, main_metric
 
 __all__ = ["NotFinite", "Progress", "all_finite"]
 

@@ -1,9 +1,8 @@
-"""The training and validation steps (`Learner`, which owns all mutable training state) and the loop that runs them."""
+"""`Learner`: the training and validation steps, and all mutable training state."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,10 +14,8 @@ from torch import nn
 from resolute import cuda
 from resolute.errors import ResoluteError
 from resolute.pipeline.loader.loader import Batch
-from resolute.pipeline.plan.plan import BatchSpec
 from resolute.train.devices.distributed import Ranks
-from resolute.train.logs.hardware import bf16_is_emulated
-from resolute.train.logs.metrics import Meter
+from resolute.train.devices.hardware import bf16_is_emulated
 from resolute.train.loss.distillation import build_teacher, distilled
 from resolute.train.loss.losses import build_loss
 from resolute.train.model.build import build_model, compile_network, set_tf32, share_graph
@@ -35,7 +32,7 @@ from .step_graphs import StepGraphs, check_cuda_graphs
 from .validation import BatchScores, score_batch
 
 __all__ = ["Learner", "autocast", "autocast_dtype", "eval_logits", "image_dtype", "in_layout",
-           "micro_batches", "run_batches"]  # fmt: skip
+           "micro_batches"]  # fmt: skip
 
 
 class Learner:
@@ -273,31 +270,3 @@ def eval_logits(network: nn.Module, images: torch.Tensor, precision: Precision, 
     with autocast(precision, images.device):
         logits = [network(view).float() for view in views]
         return (logits[0] + logits[1]) / 2 if flip else logits[0]
-
-
-def run_batches(
-    batches: Iterable[Batch], learner: Learner, meter: Meter, after: Callable[[BatchSpec], bool]
-) -> bool:
-    """Run all batches. `after`, called after each, may save and print, and returns False to stop.
-
-    Returns whether all batches ran.
-    """
-    source = iter(batches)
-    while True:
-        start = time.perf_counter()
-        batch = next(source, None)
-        ready = time.perf_counter()
-        if batch is None:
-            return True
-        if batch.spec.split == "train":
-            began = meter.mark()
-            loss, lr = learner.train_step(batch)
-            marks, compute_s = (began, meter.mark()), time.perf_counter() - ready
-            meter.step(
-                batch.spec, loss, lr, momentum=learner.momentum, wait_s=ready - start, compute_s=compute_s, marks=marks
-            )
-        else:
-            scores = learner.eval_step(batch)
-            meter.eval_step(batch.spec, scores, elapsed_s=time.perf_counter() - start)
-        if not after(batch.spec):
-            return False

@@ -16,8 +16,8 @@ from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.storage.base import is_url
 from resolute.train.devices.device import pick_device
 from resolute.train.devices.distributed import Ranks
+from resolute.train.devices.hardware import bf16_is_emulated
 from resolute.train.devices.memory import keep_freed_memory
-from resolute.train.logs.hardware import bf16_is_emulated
 from resolute.train.logs.loggers import check_loggers
 from resolute.train.loss.class_weights import class_weights
 from resolute.train.model.head import Head

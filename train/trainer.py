@@ -14,7 +14,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -28,15 +28,14 @@ from resolute.errors import ResoluteError, StorageError
 from resolute.files import delete_partial, used_folder
 from resolute.lock import exclusive_lock
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.loader.loader import Loader
+from resolute.pipeline.loader.loader import Batch, Loader
 from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.train.devices.device import device_name
 from resolute.train.devices.distributed import Ranks, join
+from resolute.train.devices.hardware import describe, reset_peak_memory
 from resolute.train.devices.trial import trial_fault
-from resolute.train.logs.hardware import describe, reset_peak_memory
 from resolute.train.logs.loggers import Loggers
 from resolute.train.logs.metrics import Meter, NullLogWriter, RunLogWriter
-from resolute.train.logs.score import main_metric
 from resolute.train.options import TrainOptions
 from resolute.train.planner.batch_size import DoesNotFit, out_of_memory
 from resolute.train.planner.estimate import Forecast, calibration, forecast, table
@@ -45,15 +44,16 @@ from resolute.train.planner.measure import Decode, Stopwatch, busiest, choose_de
 from resolute.train.recipe.schema import Recipe
 from resolute.train.report.console import Reports, epoch_header, epoch_line
 from resolute.train.report.validation import confused_photos, write_validation
+from resolute.train.score import main_metric
 
 from . import checkpoint
 from .checkpoint import LAST
 from .early_stopping import NotFinite, Progress, all_finite
-from .loop import Learner, run_batches
+from .loop import Learner
 from .setup import Options, set_up
 from .warmup import capture_graphs, check_micro_batches, enough_for_a_cpu, memory_to_spare, shapes, warm_up
 
-__all__ = ["Options", "main", "run", "session"]
+__all__ = ["Options", "main", "run", "run_batches", "session"]
 
 _LOCK = ".lock"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -74,6 +74,34 @@ def run(options: Options, ranks: Ranks | None = None) -> int:
     """Train or resume until the recipe is done. Returns 0, or 128 + the number of the signal that stopped the run."""
     with session(options, ranks or Ranks()) as opened:
         return opened.fit()
+
+
+def run_batches(
+    batches: Iterable[Batch], learner: Learner, meter: Meter, after: Callable[[BatchSpec], bool]
+) -> bool:
+    """Run all batches. `after`, called after each, may save and print, and returns False to stop.
+
+    Returns whether all batches ran.
+    """
+    source = iter(batches)
+    while True:
+        start = time.perf_counter()
+        batch = next(source, None)
+        ready = time.perf_counter()
+        if batch is None:
+            return True
+        if batch.spec.split == "train":
+            began = meter.mark()
+            loss, lr = learner.train_step(batch)
+            marks, compute_s = (began, meter.mark()), time.perf_counter() - ready
+            meter.step(
+                batch.spec, loss, lr, momentum=learner.momentum, wait_s=ready - start, compute_s=compute_s, marks=marks
+            )
+        else:
+            scores = learner.eval_step(batch)
+            meter.eval_step(batch.spec, scores, elapsed_s=time.perf_counter() - start)
+        if not after(batch.spec):
+            return False
 
 
 @contextlib.contextmanager

@@ -15,8 +15,8 @@ import torch
 from torch.nn import functional
 
 from resolute.train.devices.distributed import Ranks
-from resolute.train.logs.score import METRICS
 from resolute.train.model.head import Head
+from resolute.train.score import METRICS
 
 __all__ = ["BatchScores", "Validation", "average_precision", "metrics_of", "score_batch"]
 

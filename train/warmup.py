@@ -14,8 +14,8 @@ from torch import nn
 from resolute import cuda
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.plan import Phase, Plan
+from resolute.train.devices.hardware import peak_memory_bytes
 from resolute.train.devices.memory import fault_in
-from resolute.train.logs.hardware import peak_memory_bytes
 from resolute.train.model.build import share_graph
 from resolute.train.model.norms import batch_norms
 from resolute.train.planner.batch_size import DoesNotFit, out_of_memory

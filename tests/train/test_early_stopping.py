@@ -19,9 +19,9 @@ from resolute.pipeline.plan.plan import Plan
 from resolute.train import loop
 from resolute.train.devices.distributed import Ranks
 from resolute.train.early_stopping import Progress, all_finite
-from resolute.train.logs.score import best_epoch, best_score
 from resolute.train.recipe.schema import Recipe, Stop
 from resolute.train.recipe.stages import RecipeStage
+from resolute.train.score import best_epoch, best_score
 from tests.train.conftest import SMALL, without_clocks
 
 

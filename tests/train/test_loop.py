@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from resolute.train.logs.metrics import Meter, RunLogWriter, read_log
-from resolute.train.loop import Learner, run_batches
+from resolute.train.loop import Learner
 from resolute.train.recipe.schema import Recipe
+from resolute.train.trainer import run_batches
 from tests.support.networks import CPU, make_batch
 
 TABLE: dict[str, Any] = {

@@ -24,12 +24,12 @@ from resolute.pipeline.loader.loader import Batch
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
 from resolute.train.devices.distributed import Ranks
-from resolute.train.logs.hardware import GpuUtilization
+from resolute.train.devices.hardware import GpuUtilization
 from resolute.train.logs.metrics import Meter, NullLogWriter
-from resolute.train.loop import Learner, run_batches
+from resolute.train.loop import Learner
 from resolute.train.model.head import CLASSES, Head
 from resolute.train.recipe.schema import Recipe
-from resolute.train.trainer import _Session
+from resolute.train.trainer import _Session, run_batches
 from tests.support.device_trace import DEVICE, DeviceTrace, functions_called, unmarked_syncs
 from tests.support.gpu_on_cpu import GpuLoader
 from tests.support.networks import make_batch

@@ -14,10 +14,10 @@ from resolute.console import counted
 from resolute.files import check_output, output_file
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.train.devices.device import pick_device
-from resolute.train.logs.score import METRICS, Metric
 from resolute.train.loop import eval_logits
 from resolute.train.options import EvalOptions
 from resolute.train.run_folder import existing_run
+from resolute.train.score import METRICS, Metric
 from resolute.train.validation import Validation, score_batch
 
 from .saved_run import SavedRun, left_out_note, open_eval_set, open_saved_run, training_overlap, validation_loader
@@ -31,7 +31,7 @@ def evaluate(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """One row per resolution (px) and kind of weights: {"res", "weights", metrics …, "samples", "details"}.
 
-    The metrics are those of the set's kind (`logs.score.METRICS`), fractions in 0 to 1; `details` is as in
+    The metrics are those of the set's kind (`score.METRICS`), fractions in 0 to 1; `details` is as in
     `Validation.finish`. Every sample of the split counts once. Raises `ResoluteError` if the targets differ from the
     run's or the shards are stored at too low a resolution.
     """

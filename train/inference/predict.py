@@ -36,11 +36,11 @@ from resolute.prep.sources.image_folder import walk
 from resolute.prep.sources.image_ref import MISSING, PLAIN, ByteRange
 from resolute.prep.sources.names import SUFFIXES, is_image
 from resolute.train.devices.device import pick_device
-from resolute.train.logs.score import METRICS
 from resolute.train.loop import eval_logits
 from resolute.train.model.head import Head
 from resolute.train.options import PredictOptions
 from resolute.train.run_folder import existing_run
+from resolute.train.score import METRICS
 from resolute.train.validation import metrics_of
 
 from .saved_run import SavedRun, Weights, open_eval_set, open_saved_run, training_overlap, validation_loader

@@ -15,11 +15,11 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.train.checkpoint import load
-from resolute.train.logs.score import METRICS, Metric
 from resolute.train.loop import image_dtype
 from resolute.train.model.build import build_model
 from resolute.train.model.head import Head
 from resolute.train.recipe.schema import Recipe
+from resolute.train.score import METRICS, Metric
 
 __all__ = ["SavedRun", "Weights", "left_out_note", "open_eval_set", "open_saved_run", "training_overlap",
            "validation_loader"]  # fmt: skip

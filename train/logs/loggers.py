@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, Protocol
 from resolute.console import say
 from resolute.errors import check_installed
 from resolute.files import atomic_write
+from resolute.train.score import METRICS
 
 from .run_log import RunLogReader
-from .score import METRICS
 
 __all__ = ["LOGGERS", "Logger", "Loggers", "Point", "check_loggers", "configuration", "flat"]
 

@@ -21,11 +21,10 @@ from resolute import cuda
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.plan import BatchSpec
 from resolute.train.devices.distributed import Ranks
+from resolute.train.devices.hardware import GpuUtilization, gpu_memory, peak_memory_bytes, reset_peak_memory
 from resolute.train.early_stopping import NotFinite
 from resolute.train.model.head import CLASSES, Head
 from resolute.train.validation import BatchScores, Validation
-
-from .hardware import GpuUtilization, gpu_memory, peak_memory_bytes, reset_peak_memory
 
 __all__ = ["Meter", "NullLogWriter", "RunLogWriter", "read_log"]
 
@@ -234,7 +233,7 @@ class Meter:
         """Write the epoch's record to the log and return it. `spec`: its last batch; `res`, `batch_size`: of training;
         `class_counts` (C,): training samples of each class, see `Plan.class_counts`.
 
-        The metrics of the set's kind (`logs.score.METRICS`), fractions in 0 to 1, the validation losses (see
+        The metrics of the set's kind (`score.METRICS`), fractions in 0 to 1, the validation losses (see
         `validation.score_batch`) and `eval_res` are None without a validation. `memory_bytes` is the peak;
         `gpu_frac` is None without NVML; `unix_s` is the time of day, in s since 1970.
         """

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
-
-from .score import best_epoch
+from resolute.train.score import best_epoch
 
 __all__ = ["SWITCH_STEPS", "RunLogReader", "format_duration", "switch_costs", "switch_noise"]
 

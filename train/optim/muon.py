@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import timm.optim.muon
 import torch
 
-from resolute.train.logs.hardware import bf16_is_emulated
+from resolute.train.devices.hardware import bf16_is_emulated
 
 __all__ = ["orthogonalize", "replace_emulated_bf16"]
 

@@ -24,7 +24,7 @@ from resolute import cuda
 from resolute.pipeline.loader.loader import Batch, Loader
 from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.pipeline.plan.stage import BatchShape
-from resolute.train.logs.hardware import peak_memory_bytes, reset_peak_memory
+from resolute.train.devices.hardware import peak_memory_bytes, reset_peak_memory
 from resolute.train.loop import Learner
 from resolute.train.model.head import CLASSES, Head
 

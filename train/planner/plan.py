@@ -25,7 +25,7 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.train.cross_validation import chosen_folds
 from resolute.train.devices.distributed import Ranks, join
-from resolute.train.logs.hardware import describe, process_age_s
+from resolute.train.devices.hardware import describe, process_age_s
 from resolute.train.loop import Learner
 from resolute.train.options import PlanOptions
 from resolute.train.recipe.schema import Recipe

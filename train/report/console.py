@@ -7,7 +7,7 @@ from typing import Any
 
 from resolute.pipeline.dataset.target import TargetKind
 from resolute.train.logs.run_log import SWITCH_STEPS, RunLogReader, switch_costs, switch_noise
-from resolute.train.logs.score import METRICS, Metric, best_score, main_metric
+from resolute.train.score import METRICS, Metric, best_score, main_metric
 
 from .page import write_page
 

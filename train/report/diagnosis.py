@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from resolute.train.logs.run_log import SWITCH_STEPS, RunLogReader, format_duration, switch_costs, switch_noise
-from resolute.train.logs.score import best_score, main_metric
+from resolute.train.score import best_score, main_metric
 
 __all__ = ["Finding", "diagnose", "stage_rows"]
 

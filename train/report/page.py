@@ -23,11 +23,11 @@ from resolute.files import output_file
 from resolute.report.charts import Chart, Series, chart, short
 from resolute.report.page import render
 from resolute.train.logs.run_log import SWITCH_STEPS, Columns, RunLogReader, format_duration
-from resolute.train.logs.score import METRICS, Metric, best_score, main_metric
 from resolute.train.options import CompareOptions, ReportOptions
 from resolute.train.recipe.schema import Recipe
 from resolute.train.recipe.toml import recipe_text
 from resolute.train.run_folder import existing_run, page_file
+from resolute.train.score import METRICS, Metric, best_score, main_metric
 
 from .classes import HEADS, class_counts, class_rows
 from .curves import schedule_charts

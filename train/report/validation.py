@@ -22,7 +22,7 @@ from resolute.files import output_file
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.report.charts import Chart, Series, chart
-from resolute.train.logs.score import METRICS, with_interval
+from resolute.train.score import METRICS, with_interval
 
 __all__ = ["FILE", "confused_photos", "read_validation", "sections", "write_validation"]
 

@@ -14,7 +14,7 @@ from resolute.pipeline.loader.loader import Batch
 from resolute.train.devices.distributed import Ranks
 from resolute.train.logs.metrics import Meter, RunLogWriter, read_log
 from resolute.train.logs.run_log import RunLogReader, switch_costs
-from resolute.train.loop import run_batches
+from resolute.train.trainer import run_batches
 from tests.support.fake_cuda import FakeCuda
 from tests.support.networks import make_batch
 

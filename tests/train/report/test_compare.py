@@ -11,8 +11,8 @@ import pytest
 
 from resolute.cli import main
 from resolute.errors import ResoluteError
-from resolute.train.logs.score import best_score
 from resolute.train.report.page import differences, first_reached_s, open_runs, page
+from resolute.train.score import best_score
 from tests.support.synthetic_log import write_log
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from resolute.train.logs.hardware import GpuUtilization, describe, peak_memory_bytes, process_age_s
+from resolute.train.devices.hardware import GpuUtilization, describe, peak_memory_bytes, process_age_s
 from tests.support.fake_cuda import FakeCuda
 
 
@@ -25,7 +25,7 @@ def test_the_age_of_a_process_is_wall_time_since_its_start() -> None:
 
 def test_gpu_utilization_is_polled_rarely_and_not_again_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, cuda = [10.0], torch.device("cuda")
-    monkeypatch.setattr("resolute.train.logs.hardware.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("resolute.train.devices.hardware.time.monotonic", lambda: clock[0])
     driver: Any = FakeCuda().install(monkeypatch)
     use = GpuUtilization(cuda)
     assert [use.poll(), use.poll()] == [0.4, None]
