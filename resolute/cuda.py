@@ -154,7 +154,8 @@ def used_bytes(device: torch.device) -> int:
 
 def allocator_retries(device: torch.device) -> int:
     """How often torch's allocator had to give cached memory back to the device to get a block, since the start."""
-    return int(driver.memory_stats(with_index(device)).get("num_alloc_retries", 0))
+    statistics = driver.memory_stats(with_index(device))
+    return int(statistics.get("num_alloc_retries", 0))
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -166,8 +166,23 @@ class FakeCuda:
         for index, state in enumerate(new_states):
             self.set_rng_state(state, torch.device("cuda", index))
 
-    def current_stream(self, device: Any) -> str:
-        return f"stream of {self._index(device)}"
+    def current_stream(self, device: Any) -> Any:
+        return SimpleNamespace(name=f"stream of {self._index(device)}", wait_stream=lambda other: None)
+
+    def Stream(self, device: Any) -> Any:
+        return SimpleNamespace(name=f"side stream of {self._index(device)}", wait_stream=lambda other: None)
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        yield
+
+    def CUDAGraph(self) -> Any:
+        return SimpleNamespace(replays=0)
+
+    @contextmanager
+    def graph(self, graph: Any, *, pool: Any = None, capture_error_mode: str = "global") -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
+        yield
 
     def synchronize(self, device: Any) -> None:
         self._index(device)

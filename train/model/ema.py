@@ -52,7 +52,7 @@ class WeightAverage:
     def copy_counts(self) -> None:
         """Copy the buffers that are not averaged, before `module` is used or saved."""
         for count, source in self._counts:
-            count.copy_(source)
+            count.copy_(source)  # no sync: within the device
 
 
 def _decay(ema: Ema, epoch_steps: float) -> float:

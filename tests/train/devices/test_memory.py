@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +61,17 @@ def test_a_loader_does_not_change_the_memory_settings_of_its_process(shard_root:
     """Freed memory still goes back to the system: other libraries may rely on it."""
     _, counts = faults("loader", str(shard_root))
     assert min(counts) > 20  # faulted in each time; 48 MiB are at least two dozen huge pages
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    ({}, "expandable_segments:True"), ({"PYTORCH_ALLOC_CONF": "backend:native"}, "backend:native"),
+    ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, None),
+])  # fmt: skip
+def test_torch_is_told_to_grow_segments_unless_the_user_says_otherwise(
+    given: dict[str, str], expected: str | None
+) -> None:
+    code = "import os, resolute.train; print(os.environ.get('PYTORCH_ALLOC_CONF'))"
+    plain = {name: value for name, value in os.environ.items() if not name.endswith("ALLOC_CONF")}
+    done = subprocess.run([sys.executable, "-c", code], env={**plain, **given}, capture_output=True, text=True,
+                          check=True, cwd=ROOT)  # fmt: skip
+    assert done.stdout.strip() == str(expected)

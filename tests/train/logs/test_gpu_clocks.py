@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from resolute.pipeline.loader.loader import Batch
-from resolute.train.devices.distributed import Ranks
+from resolute.train.logs import metrics
 from resolute.train.logs.metrics import Meter, RunLogWriter, read_log
 from resolute.train.logs.run_log import RunLogReader, switch_costs
 from resolute.train.trainer import run_batches
@@ -21,18 +21,6 @@ from tests.support.networks import make_batch
 LAUNCH_S = 0.001
 # (host blocked for the batch, work of the device): the device falls behind, then is starved, then has heavier steps
 STEPS = [(0.0, 0.1)] * 4 + [(0.05, 0.1)] * 2 + [(2.0, 0.1)] + [(0.0, 0.1)] + [(0.0, 0.3)] * 4
-
-
-class Reading(Ranks):
-    """A single rank; reading a tensor waits for the device."""
-
-    def __init__(self, driver: FakeCuda) -> None:
-        super().__init__()
-        self.driver = driver
-
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        self.driver.synchronize("cuda:0")
-        return values
 
 
 class FakeLearner:
@@ -58,7 +46,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[FakeC
     driver = FakeCuda().install(monkeypatch)
     monkeypatch.setattr("time.perf_counter", lambda: driver.host_s)
     with contextlib.closing(RunLogWriter(tmp_path / "run.jsonl")) as log:
-        meter = Meter(log, device=torch.device("cpu"), ranks=Reading(driver))  # its sums need a real device
+        meter = Meter(log, device=torch.device("cpu"))  # its sums need a real device
         meter._device = torch.device("cuda", 0)
         yield driver, meter, FakeLearner(driver)
 
@@ -82,16 +70,25 @@ def test_compute_is_device_time_and_a_stall_counts_only_if_the_device_was_idle(
     assert sum(r["wait_s"] + r["compute_s"] for r in records) == pytest.approx(train_s, rel=0.01)
 
 
-def test_the_hot_loop_does_not_synchronise_before_the_last_batch_of_an_epoch(run: tuple[FakeCuda, Meter, Any]) -> None:
+def test_the_hot_loop_does_not_synchronise_before_the_last_batch_of_an_epoch(
+    run: tuple[FakeCuda, Meter, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Losses are copied every third step here, and logged once the device has got there."""
+    monkeypatch.setattr(metrics, "_FLUSH_STEPS", 3)
     driver, meter, learner = run
-    syncs = []
+    syncs, logged = [], []
 
     def after(spec: Any) -> bool:
         syncs.append(driver.syncs)
+        logged.append(len(read_log(tmp_path / "run.jsonl")))
         return True
 
     run_batches(batches(driver), learner, meter, after)
     assert syncs == [0] * (len(STEPS) - 1) + [1]
+    # the device is behind until the host waits for 2 s before the seventh step
+    assert logged == [0] * 8 + [6] * 2 + [6, 12]
+    meter.flush()
+    assert [record["step"] for record in read_log(tmp_path / "run.jsonl")] == list(range(len(STEPS)))
 
 
 def test_the_switch_cost_is_device_time(run: tuple[FakeCuda, Meter, Any], tmp_path: Path) -> None:
