@@ -40,7 +40,8 @@ from resolute.pipeline.graph import gpu_finish
 from resolute.pipeline.graph.gpu_finish import GpuFinish
 from resolute.pipeline.plan.augment_params import NOISE_PX, AugmentOps
 
-__all__ = ["CAPABILITIES", "Launch", "compiled", "launches", "main", "over_budget", "specialization", "variants"]
+__all__ = ["CAPABILITIES", "Launch", "compiled", "launches", "main", "over_budget", "resources", "specialization",
+           "variants"]  # fmt: skip
 
 CAPABILITIES = (75, 80, 86, 89, 90, 100)
 # Per multiprocessor: warps, blocks, registers, and the unit in which a warp gets registers.
@@ -120,6 +121,11 @@ def compiled(launch: Launch, capability: int, **changed: Any) -> dict[str, Any]:
     signature, constants, attributes, options = specialization(launch, capability)
     source = ASTSource(launch.kernel, signature, constants, attributes)
     built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={**options, **changed})
+    return resources(built, capability)
+
+
+def resources(built: Any, capability: int) -> dict[str, Any]:
+    """Resources of the object code that Triton built for a compute capability; the keys are those of `compiled`."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()

@@ -1,0 +1,425 @@
+"""A recipe's training step on a GPU that is not there: dtypes of its operations, and its compiled graph's kernels.
+
+    python -m tests.support.whole_step GUARD (step|kernels) RECIPE [KEY=VALUE …]
+
+GUARD: the library that `build_guard` makes. Prints JSON: `step` the distinct operations, see `Recorder`; `kernels` the
+resources of every Triton kernel for compute capability 8.0 and 9.0. A process of its own, because it changes torch for
+good. All tensors are fakes (shapes, dtypes and strides without memory) on "cuda:0", and the learner, its optimizer and
+the EMA are the product's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    GUARD = ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)  # why before torch: its `device_count` has to be found first
+
+import contextlib
+import dataclasses
+import json
+import re
+import subprocess
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from resolute.pipeline.dataset.target import Target
+from resolute.pipeline.loader.loader import Batch
+from resolute.pipeline.plan.plan import BatchSpec
+from resolute.train import loop
+from resolute.train.loop import Learner, autocast, image_dtype
+from resolute.train.model.build import build_model, compile_network, share_graph
+from resolute.train.model.head import CLASSES, Head
+from resolute.train.model.regularization import strongest
+from resolute.train.recipe.schema import RECIPES, Recipe
+from tests.support.fake_cuda import FakeCuda
+
+__all__ = ["build_guard"]
+
+DEVICE = torch.device("cuda:0")
+CLASS_COUNT, N = 10, 6
+
+# The autograd engine asks CUDA for streams, and whether the device is in use: these answers need no driver.
+_SOURCE = r"""
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+namespace c10::cuda {
+DeviceIndex device_count() noexcept { return 1; }
+}
+namespace {
+using namespace c10;
+const Device device(DeviceType::CUDA, 0);
+struct Guard final : impl::NoOpDeviceGuardImpl<DeviceType::CUDA> {
+  DeviceIndex deviceCount() const noexcept override { return 1; }
+  Device exchangeDevice(Device) const override { return device; }
+  Device getDevice() const override { return device; }
+  Stream getStream(Device) const noexcept override { return Stream(Stream::DEFAULT, device); }
+  Stream exchangeStream(Stream stream) const noexcept override { return stream; }
+  void record(void**, const Stream&, const DeviceIndex, const EventFlag) const override {}
+  void block(void*, const Stream&) const override {}
+};
+}
+extern "C" int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
+  *flags = *active = 0;
+  return 0;
+}
+extern "C" void install() { impl::registerDeviceGuard(DeviceType::CUDA, new Guard()); }
+"""
+
+
+def build_guard(folder: Path) -> Path:
+    """Compile the stand-in for CUDA's driver into `folder` (a few seconds)."""
+    (folder / "guard.cpp").write_text(_SOURCE)
+    parts = Path(torch.__file__).parent
+    library = folder / "guard.so"
+    line = ["g++", "-shared", "-fPIC", "-std=c++20", f"-I{parts / 'include'}", str(folder / "guard.cpp"),
+            "-o", str(library), f"-L{parts / 'lib'}", "-lc10", f"-Wl,-rpath,{parts / 'lib'}",
+            "-Wl,-soname,libcuda.so.1"]  # fmt: skip
+    subprocess.run(line, check=True)
+    return library
+
+
+def _properties(capability: tuple[int, int]) -> SimpleNamespace:
+    """Those of an A100 (8.0) or H100 (9.0), as far as inductor asks. Source: torch.cuda.get_device_properties there."""
+    return SimpleNamespace(
+        name="stand-in", major=capability[0], minor=capability[1], total_memory=80 * 2**30, warp_size=32,
+        multi_processor_count=132 if capability[0] == 9 else 108, regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048, max_threads_per_block=1024, shared_memory_per_block=49152,
+        shared_memory_per_block_optin=232448 if capability[0] == 9 else 166912, L2_cache_size=40 * 2**20,
+    )  # fmt: skip
+
+
+def stand_in(capability: tuple[int, int]) -> None:
+    """Let torch believe that there is a GPU, in this process from now on."""
+    GUARD.install()
+    patch = pytest.MonkeyPatch()
+    FakeCuda(capability=capability).install(patch)
+    answers: dict[str, Any] = {
+        "is_available": True, "device_count": 1, "current_device": 0, "get_device_capability": capability,
+        "get_device_properties": _properties(capability), "is_bf16_supported": True, "synchronize": None,
+        "set_device": None, "_exchange_device": 0, "_maybe_exchange_device": 0, "_lazy_init": None,
+        "is_current_stream_capturing": False, "get_rng_state": torch.zeros(16, dtype=torch.uint8),
+        "set_rng_state": None,
+    }  # fmt: skip
+    for name, answer in answers.items():
+        patch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
+    tensor = torch.tensor  # why: with a device it asks the driver
+    patch.setattr(torch, "tensor", lambda data, *, device=None, **keys: tensor(data, **keys).to(device or "cpu"))
+    patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    # why: both choices ask the driver; on a GPU they are cuDNN and a fused kernel
+    patch.setattr(torch._C, "_select_conv_backend", lambda *_, **__: torch._C._ConvBackend.Cudnn)
+    patch.setattr(nn.functional, "scaled_dot_product_attention", _attention)
+
+
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+) -> torch.Tensor:  # fmt: skip
+    tensors = [query, key, value]
+    if torch.is_autocast_enabled("cuda"):  # as autocast does for the real function
+        tensors = [tensor.to(torch.get_autocast_dtype("cuda")) for tensor in tensors]
+    train = query.requires_grad
+    output: torch.Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(
+        *tensors, attn_mask, train, dropout_p, is_causal, scale=scale
+    )[0]
+    return output
+
+
+def to_fakes(network: nn.Module, mode: FakeTensorMode) -> None:
+    """Replace the tensors of `network` by fakes on the GPU with the same strides."""
+    with mode:
+        for module in network.modules():
+            for tensors in (module._parameters, module._buffers):
+                for name, value in tensors.items():
+                    if value is not None:
+                        fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=DEVICE)
+                        fake.requires_grad_(value.requires_grad)
+                        tensors[name] = nn.Parameter(fake, value.requires_grad) if isinstance(
+                            value, nn.Parameter) else fake  # fmt: skip
+
+
+_PRODUCTS = ("convolution", "conv2d", "convolution_backward", "mm", "addmm", "bmm", "baddbmm", "linear", "matmul",
+             "_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward")  # fmt: skip
+_BATCH_NORMS = ("batch_norm", "native_batch_norm", "cudnn_batch_norm", "_batch_norm_with_update")
+_OTHER_NORMS = {"layer_norm": 2, "native_layer_norm": 2, "group_norm": 2, "native_group_norm": 1}  # weight's place
+
+
+def _dtype(value: Any) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    found = [value for value in values if isinstance(value, torch.Tensor)]
+    return found + [tensor for value in values if isinstance(value, list) for tensor in _tensors(value)]
+
+
+class Recorder(TorchDispatchMode):
+    """Counts the distinct operations: (kind, when, name, dtypes, channels_last).
+
+    kind       product: dtypes of its inputs; norm: input; statistics: weight, bias, running and batch statistics;
+               narrowed: batches of images or features converted from float32; update: tensors of the optimizer or EMA;
+               sync: the host reads a value from the device; gradients: the parameters' gradients
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: Counter[tuple[Any, ...]] = Counter()
+        self.when = ""
+
+    def add(self, kind: str, name: str, dtypes: list[str], channels_last: bool | None = None) -> None:
+        self.rows[kind, self.when, name, tuple(dtypes), channels_last] += 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        if name == "_local_scalar_dense":
+            if args[0].is_cuda:
+                self.add("sync", name, [_dtype(args[0])])
+            return 1.0  # why: fakes have no values; on the CPU it is the number of a step
+        if name.startswith(("_fused_", "_foreach_lerp_")):
+            self.add("update", name, sorted({_dtype(tensor) for tensor in _tensors(args)}))
+            if name.startswith("_fused_"):
+                return None  # why: it has no version for fakes
+        output = func(*args, **(kwargs or {}))
+        tensors = _tensors(args)
+        if name in _PRODUCTS:
+            layout = all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors
+                         if tensor.dim() == 4) if "conv" in name else None  # fmt: skip
+            self.add("product", name, [_dtype(tensor) for tensor in tensors], layout)
+        elif name in _BATCH_NORMS or name in _OTHER_NORMS:
+            self.add("norm", name, [_dtype(args[0])])
+            kept = args[1:5] if name in _BATCH_NORMS else args[_OTHER_NORMS[name] : _OTHER_NORMS[name] + 2]
+            batch = output[1:3] if isinstance(output, tuple | list) else ()
+            self.add("statistics", name, sorted({_dtype(tensor) for tensor in (*kept, *batch)
+                                                 if isinstance(tensor, torch.Tensor) and tensor.numel()}))  # fmt: skip
+        elif name == "linalg_vector_norm" and tensors[0].dim() == 4:
+            self.add("statistics", name, [_dtype(output)])
+        elif (name == "_to_copy" and _dtype(args[0]) == "float32" and _dtype(output) in ("bfloat16", "float16")
+              and args[0].dim() > 2 and len(args[0]) in (N, N // 2)):  # fmt: skip
+            self.add("narrowed", name, [_dtype(args[0])])
+        return output
+
+
+def _batch(recipe: Recipe, head: Head, stage: int, res: int, split: Any) -> Batch:
+    numbers = np.arange(N)
+    spec = BatchSpec(
+        index=0, step=0, split=split, stage=stage, epoch=0, res=res, stored_res=res, last=False, global_size=N,
+        ids=numbers, crops=np.zeros((N, 4), np.int32), flips=np.zeros(N, bool), partners=numbers.astype(np.int32),
+        modes=np.zeros(N, np.int32), lam=np.ones(N, np.float32), boxes=np.zeros((N, 4), np.int32),
+    )  # fmt: skip
+    images = torch.empty(N, 3, res, res, device=DEVICE, dtype=image_dtype(recipe.precision, DEVICE))
+    targets = torch.zeros(N, dtype=torch.int64, device=DEVICE)
+    if head.target.kind != "class":
+        targets = torch.zeros(N, CLASS_COUNT, device=DEVICE)
+    return Batch(images=images.to(memory_format=torch.channels_last), targets=targets, partner_labels=targets,
+                 lam=torch.ones(N, device=DEVICE), keys=numbers, spec=spec)  # fmt: skip
+
+
+def load(name: str, *, amp: str = "") -> Recipe:
+    """An included recipe, without its initial weights; `amp`: instead of its precision.amp."""
+    recipe = Recipe.load(RECIPES / f"{name}.toml")
+    precision = dataclasses.replace(recipe.precision, amp=amp) if amp else recipe.precision
+    return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, weights=""), precision=precision)
+
+
+def _head(recipe: Recipe) -> Head:
+    names = tuple(map(str, range(CLASS_COUNT)))
+    if recipe.loss.kind in ("mse", "l1", "huber"):
+        return Head(target=Target(kind="values", names=names), loss=recipe.loss.kind, mean=(0.0,) * CLASS_COUNT,
+                    std=(1.0,) * CLASS_COUNT)  # fmt: skip
+    if recipe.name.startswith("labels"):
+        return Head(target=Target(kind="labels", names=names), loss="bce")
+    return CLASSES
+
+
+def step(name: str, *, amp: str = "", plant: str = "", capability: str = "80") -> list[dict[str, Any]]:
+    """Run a training step and a validation batch of each stage with new resolutions or layers to train.
+
+    `plant`: a mistake to make: "autocast", "float", "half_norm", "contiguous" or "sync".
+    """
+    recipe = load(name, amp=amp)
+    stand_in((int(capability[0]), int(capability[1:])))
+    patch = pytest.MonkeyPatch()
+    patch.setattr(FakeTensorMode, "__deepcopy__", lambda self, memo: self, raising=False)  # for the EMA's copy
+    mode = FakeTensorMode(allow_non_fake_inputs=False)
+    build, to = loop.build_model, nn.Module.to
+
+    def on_gpu(network: nn.Module, *, device: torch.device, memory_format: torch.memory_format) -> nn.Module:
+        assert device == DEVICE
+        to(network, memory_format=memory_format)  # type: ignore[call-overload]
+        to_fakes(network, mode)
+        return network
+
+    def build_real(*args: Any, **options: Any) -> nn.Module:
+        with unset_fake_temporarily(), patch.context() as inner:  # why: timm's constructors read values of tensors
+            inner.setattr(nn.Module, "to", on_gpu)
+            return build(*args, **options)
+
+    patch.setattr(loop, "build_model", build_real)
+    head, epochs = _head(recipe), recipe.total_epochs
+    with mode:
+        learner = Learner(recipe, classes=CLASS_COUNT, total_steps=epochs, epoch_steps=[1] * epochs,
+                          epoch_samples=[N] * epochs, device=DEVICE, head=head)  # fmt: skip
+        recorder = Recorder()
+        _plant(plant, learner, patch)
+        update = learner.optimizer.step
+
+        def checked_update(*args: Any, **options: Any) -> Any:
+            for parameter in learner.network.parameters():
+                if parameter.grad is not None:
+                    recorder.add("gradients", "grad", [_dtype(parameter), _dtype(parameter.grad)])
+            return update(*args, **options)
+
+        patch.setattr(learner.optimizer, "step", checked_update)
+        seen = set()
+        for number, stage in enumerate(recipe.stages):
+            for res in stage.resolutions:
+                if (key := (res, stage.validation_res, learner.freezer.sets[number])) in seen:
+                    continue
+                seen.add(key)
+                recorder.when = f"train {res}"
+                with recorder:
+                    loss, _ = learner.train_step(_batch(recipe, head, number, res, "train"))
+                recorder.add("loss", "loss", [_dtype(loss)])
+            recorder.when = f"eval {stage.validation_res}"
+            with recorder:
+                scores = learner.eval_step(_batch(recipe, head, number, stage.validation_res, "val"))
+            recorder.add("scores", "sums", sorted({_dtype(sums) for sums in scores.sums.values()}))
+    names = ("kind", "when", "name", "dtypes", "channels_last")
+    return [{**dict(zip(names, row, strict=True)), "count": count} for row, count in recorder.rows.items()]
+
+
+def _plant(mistake: str, learner: Learner, patch: pytest.MonkeyPatch) -> None:
+    middle: Any = dict(learner.network.named_children()).get("layer2")
+    if mistake == "autocast":
+        patch.setattr(learner, "autocast", contextlib.nullcontext)
+    elif mistake == "float":
+        middle.register_forward_pre_hook(lambda module, inputs: (inputs[0].float(),))
+    elif mistake == "contiguous":
+        middle.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
+    elif mistake == "half_norm":
+        norms = [module for module in learner.network.modules() if isinstance(module, nn.BatchNorm2d)]
+        norms[2].half()
+    elif mistake == "sync":
+        prepare = learner.enter
+        patch.setattr(learner, "enter", lambda *args, **keys: (prepare(*args, **keys), torch.ones(
+            (), device=DEVICE).item()))  # fmt: skip
+    else:
+        assert not mistake
+
+
+class _Compiled(Exception):
+    """Raised instead of running the compiled graph."""
+
+
+def kernels(name: str, *, model: str = "{}", plant: str = "") -> list[dict[str, Any]]:
+    """Compile forward and backward pass of the recipe's network for its first resolution, then each Triton kernel.
+
+    `model`: keys of the recipe's [model] to change, as JSON. `plant`: "block": blocks 64 times as large.
+    """
+    stand_in((8, 0))
+    recipe = load(name)
+    changed = dataclasses.replace(strongest(recipe).model, **json.loads(model))
+    network = build_model(changed, classes=CLASS_COUNT, channels_last=recipe.precision.channels_last,
+                          device=torch.device("cpu"))  # fmt: skip
+    sources = _record_kernels()
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    to_fakes(network, mode)
+    network.train()
+    compile_network(network, DEVICE)
+    res = recipe.stages[0].resolutions[0]
+    with mode, autocast(recipe.precision, DEVICE), contextlib.suppress(_Compiled):
+        images = torch.empty(64, 3, res, res, device=DEVICE, dtype=image_dtype(recipe.precision, DEVICE))
+        images = images.to(memory_format=torch.channels_last)
+        share_graph(images)
+        network(images)
+    return _resources(sources, plant)
+
+
+def _record_kernels() -> list[tuple[str, str]]:
+    """Let inductor compile for the stand-in; returns the list that will hold (name, source) of its Triton kernels."""
+    import torch._functorch.config as aot
+    import triton
+    from torch._dynamo.device_interface import CudaInterface
+    from torch._inductor import config, output_code
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.fx_passes import joint_graph
+    from torch._inductor.runtime import triton_helpers
+    from triton.backends.compiler import GPUTarget
+
+    sources: list[tuple[str, str]] = []
+    target = GPUTarget("cuda", 80, 32)
+    triton.runtime.driver.set_active(SimpleNamespace(
+        get_current_target=lambda: target, get_active_torch_device=lambda: DEVICE, get_current_device=lambda: 0,
+        is_active=lambda: True,
+    ))  # fmt: skip
+    patch = pytest.MonkeyPatch()
+    for name in ("current_device", "device_count", "synchronize", "get_device_properties", "set_device",
+                 "is_bf16_supported"):  # fmt: skip
+        patch.setattr(CudaInterface, name, staticmethod(getattr(torch.cuda, name)))
+    patch.setattr(CudaInterface, "exchange_device", staticmethod(torch.cuda._exchange_device))
+    patch.setattr(CudaInterface, "maybe_exchange_device", staticmethod(torch.cuda._maybe_exchange_device))
+    patch.setattr(CudaInterface, "get_raw_stream", staticmethod(lambda *_: 0))
+    for module, name, value in (
+        (config, "compile_threads", 1), (config, "fx_graph_cache", False), (config, "use_static_triton_launcher", False),
+        (config, "joint_graph_constant_folding", False),  # computes on the device
+        (aot, "force_non_lazy_backward_lowering", True), (aot, "enable_autograd_cache", False),
+    ):  # fmt: skip
+        patch.setattr(module, name, value)
+    # why: patterns of attention and of padded products are made, and timed, on the device
+    patch.setattr(joint_graph, "lazy_init", lambda device: None)
+    patch.setattr(triton_helpers, "set_driver_to_gpu", lambda: None)
+
+    def run(graph: Any, inputs: Any) -> Any:
+        raise _Compiled
+
+    def record(compiler: Any, name: str, source: str, device: str = "cuda") -> None:
+        sources.append((name, source))
+
+    patch.setattr(output_code.CompiledFxGraph, "__call__", run)
+    patch.setattr(AsyncCompile, "triton", record)
+    return sources
+
+
+def _resources(sources: list[tuple[str, str]], plant: str) -> list[dict[str, Any]]:
+    """One row per kernel, block configuration and capability.
+
+    Of kernels whose sources differ in numbers alone (sizes, strides), with equal configurations, the last is compiled.
+    """
+    from torch._inductor.async_compile import _load_triton_kernel_from_source
+
+    from resolute.benchmarks.kernels import resources
+
+    distinct, rows = {}, []
+    for name, source in sources:
+        tuner = _load_triton_kernel_from_source(name, source)
+        # why the block sizes: they follow from the sizes
+        distinct[re.sub(r"\d+", "0", source), str(tuner.configs)] = name, tuner
+    for name, tuner in distinct.values():
+        for config in tuner.configs:
+            if plant == "block" and "XBLOCK" in config.kwargs:
+                config.kwargs["XBLOCK"] *= 64
+            for capability in (80, 90):
+                built = tuner._precompile_config(config, cc_override=capability).kernel
+                rows.append({"kernel": name, "capability": capability, "blocks": config.kwargs,
+                             **resources(built, capability), "kernels": len(sources)})  # fmt: skip
+        if plant and "XBLOCK" in tuner.configs[0].kwargs:
+            break
+    return rows
+
+
+if __name__ == "__main__":
+    command, recipe_name, *words = sys.argv[2:]
+    result = {"step": step, "kernels": kernels}[command](recipe_name, **dict(word.split("=", 1) for word in words))
+    print(json.dumps(result))
