@@ -372,7 +372,8 @@ def _record_kernels() -> list[tuple[str, str]]:
     patch.setattr(CudaInterface, "maybe_exchange_device", staticmethod(torch.cuda._maybe_exchange_device))
     patch.setattr(CudaInterface, "get_raw_stream", staticmethod(lambda *_: 0))
     for module, name, value in (
-        (config, "compile_threads", 1), (config, "fx_graph_cache", False), (config, "use_static_triton_launcher", False),
+        (config, "compile_threads", 1), (config, "fx_graph_cache", False),
+        (config, "use_static_triton_launcher", False),
         (config, "joint_graph_constant_folding", False),  # computes on the device
         (aot, "force_non_lazy_backward_lowering", True), (aot, "enable_autograd_cache", False),
     ):  # fmt: skip
@@ -384,7 +385,7 @@ def _record_kernels() -> list[tuple[str, str]]:
     def run(graph: Any, inputs: Any) -> Any:
         raise _Compiled
 
-    def record(compiler: Any, name: str, source: str, device: str = "cuda") -> None:
+    def record(compiler: Any, name: str, source: str, **options: Any) -> None:
         sources.append((name, source))
 
     patch.setattr(output_code.CompiledFxGraph, "__call__", run)
@@ -405,7 +406,7 @@ def _resources(sources: list[tuple[str, str]], plant: str) -> list[dict[str, Any
     for name, source in sources:
         tuner = _load_triton_kernel_from_source(name, source)
         # why the block sizes: they follow from the sizes
-        distinct[re.sub(r"\d+", "0", source), str(tuner.configs)] = name, tuner
+        distinct[re.sub(r"\d+", "0", source), *map(str, tuner.configs)] = name, tuner
     for name, tuner in distinct.values():
         for config in tuner.configs:
             if plant == "block" and "XBLOCK" in config.kwargs:

@@ -7,6 +7,7 @@ operations; and inductor's kernels of the compiled step are brought to object co
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -57,8 +58,9 @@ def whole_step(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[d
 
     def run(command: str, recipe: str, **keys: str) -> list[dict[str, Any]]:
         words = [sys.executable, "-W", "ignore", "-m", "tests.support.whole_step", str(guard), command, recipe]
+        caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
         done = subprocess.run([*words, *(f"{key}={value}" for key, value in keys.items())], cwd=ROOT,
-                              capture_output=True, text=True, check=False)  # fmt: skip
+                              env=os.environ | caches, capture_output=True, text=True, check=False)  # fmt: skip
         assert done.returncode == 0, done.stderr[-4000:]
         rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
         return rows
