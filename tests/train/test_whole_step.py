@@ -161,5 +161,5 @@ def test_kernels_of_the_compiled_step_fit(name: str, whole_step: Callable[..., l
 
 
 def test_a_kernel_with_too_large_blocks_is_found(whole_step: Callable[..., list[dict[str, Any]]]) -> None:
-    rows = whole_step("kernels", "labels_cpu", plant="block")
+    rows = whole_step("kernels", "imagenet_deit3_small", model='{"kwargs": {"depth": 1}}', plant="block")
     assert any("local memory" in line or "do not fit" in line for line in over_budget(rows)), rows
