@@ -301,14 +301,17 @@ def step(name: str, *, amp: str = "", plant: str = "", capability: str = "80") -
 def _plant(mistake: str, learner: Learner, patch: pytest.MonkeyPatch) -> None:
     middle: Any = dict(learner.network.named_children()).get("layer2")
     if mistake == "autocast":
-        patch.setattr(learner, "autocast", contextlib.nullcontext)
+        patch.setattr(middle, "forward", torch.autocast("cuda", enabled=False)(
+            lambda x, forward=middle.forward: forward(x.float())))  # fmt: skip
     elif mistake == "float":
         middle.register_forward_pre_hook(lambda module, inputs: (inputs[0].float(),))
     elif mistake == "contiguous":
         middle.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
     elif mistake == "half_norm":
         norms = [module for module in learner.network.modules() if isinstance(module, nn.BatchNorm2d)]
-        norms[2].half()
+        for values in (norms[2]._parameters, norms[2]._buffers):
+            values |= {name: nn.Parameter(value.detach().half()) if isinstance(value, nn.Parameter) else value.half()
+                       for name, value in values.items() if value.is_floating_point()}  # fmt: skip
     elif mistake == "sync":
         prepare = learner.enter
         patch.setattr(learner, "enter", lambda *args, **keys: (prepare(*args, **keys), torch.ones(

@@ -124,7 +124,7 @@ def test_other_precisions(
 
 
 @pytest.mark.parametrize(("plant", "expected"), [
-    ("autocast", "product convolution: ['float16', 'float32']"), ("float", "narrowed _to_copy"),
+    ("autocast", "product convolution: ['float32', 'float32']"), ("float", "narrowed _to_copy"),
     ("half_norm", "statistics"), ("contiguous", "channels_last False"), ("sync", "sync _local_scalar_dense"),
 ])  # fmt: skip
 def test_planted_mistakes_are_found(
