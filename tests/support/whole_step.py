@@ -48,7 +48,7 @@ from tests.support.fake_cuda import FakeCuda
 __all__ = ["build_guard"]
 
 DEVICE = torch.device("cuda:0")
-CLASS_COUNT, N = 10, 6
+CLASS_COUNT, N = 10, 26  # why 26: no layer has 26 or 13 (a micro-batch) channels
 
 # The autograd engine asks CUDA for streams, and whether the device is in use: these answers need no driver.
 _SOURCE = r"""
@@ -181,7 +181,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")
-        if name == "_local_scalar_dense":
+        if name in ("_local_scalar_dense", "item"):  # the second in inference mode
             if args[0].is_cuda:
                 self.add("sync", name, [_dtype(args[0])])
             return 1.0  # why: fakes have no values; on the CPU it is the number of a step
