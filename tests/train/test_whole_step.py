@@ -29,12 +29,13 @@ FLOAT32_BETWEEN = {"imagenet_deit3_small", "imagenet_convnextv2_atto"}
 # why: the mean over the image gives an expanded gradient with the strides of NCHW, which pointwise operations and the
 # last norm's backward pass keep up to the convolutions before them
 NCHW_GRADIENTS = {"imagenet_convnextv2_atto", "dogs_efficientnet_b4"}
+# why: the blur before strided convolutions pads by reflection, whose output has NCHW strides on fake tensors; whether
+# it does on a GPU has not been seen
+BLURRED = {"imagenet_rn18_ffcv", "imagenet_rn50_ffcv"}
 FUSED = {"sgd": "_fused_sgd_", "adamw": "_fused_adamw_"}
-# Small networks of the families, and what changes in [model]: fewer blocks of the same widths.
+# Recipes whose kernels are compiled, and what changes in [model]: fewer blocks of the same widths.
 COMPILED = {
     "imagenette_cpu": {}, "imagenet_deit3_small": {"kwargs": {"depth": 2, "init_values": 1e-4}},
-    "imagenet_convnextv2_atto": {"kwargs": {"depths": [1, 1, 1, 1]}},
-    "dogs_efficientnet_b4": {"name": "test_efficientnet", "drop_path_rate": 0.2},
 }  # fmt: skip
 SHARED_LIMITS = {80: 166912, 90: 232448}  # bytes per block; source: CUDA C++ Programming Guide, the table of limits
 
@@ -78,7 +79,7 @@ def faults(rows: list[dict[str, Any]], recipe: str, dtype: str) -> list[str]:
         if kind == "product":
             # float32: the log-sum-exp that attention keeps for its backward pass
             right = floats <= ({dtype, "float32"} if name.endswith("attention_backward") else {dtype})
-            right &= row["channels_last"] is not False or (
+            right &= row["channels_last"] is not False or recipe in BLURRED or (
                 name == "convolution_backward" and recipe in NCHW_GRADIENTS)  # fmt: skip
         elif kind == "norm":
             right = floats == ({dtype} if "batch" in name else {"float32"})
