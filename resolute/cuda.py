@@ -153,7 +153,7 @@ def used_bytes(device: torch.device) -> int:
 
 
 def allocator_retries(device: torch.device) -> int:
-    """How often torch's allocator had to give cached memory back to the device to get a block, since the start."""
+    """How often torch's allocator had to free cached blocks before it could allocate one, since the process began."""
     statistics = driver.memory_stats(with_index(device))
     return int(statistics.get("num_alloc_retries", 0))
 

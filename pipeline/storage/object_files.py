@@ -83,7 +83,7 @@ class ObjectFiles(AsyncFileSystem):
         return {"name": path, "type": "directory", "size": 0}
 
     def _row(self, meta: Any) -> dict[str, Any]:
-        """What is known of an object; the keys of its version are those of other drivers."""
+        """An object's name, size and version, under the keys that s3fs uses."""
         return {
             "name": f"{self._bucket}/{meta['path']}", "type": "file", "size": meta["size"],
             "ETag": meta["e_tag"], "LastModified": meta["last_modified"],

@@ -82,7 +82,7 @@ def _onnx_files(saved: SavedRun) -> dict[str, bytes]:
 
 
 def _description(saved: SavedRun) -> dict[str, Any]:
-    """What `predict.py` reads, and where the weights come from; a value is output * target_std + target_mean."""
+    """The settings of `predict.py`, and the origin of the weights; a value is output * target_std + target_mean."""
     recipe, head, short_side = saved.recipe, saved.head.to_json(), round(saved.res * saved.margin)
     activation = None if head["kind"] == "values" else "softmax" if head["loss"] == "ce" else "sigmoid"
     return {

@@ -96,7 +96,7 @@ class Regularizer:
 
 
 def _places(network: nn.Module, name: str, rate: float) -> Iterator[_Place]:
-    """Where timm's `network`, built with `rate`, keeps it.
+    """The modules and attributes in which timm's `network` stores the `rate` that it was built with.
 
     Stochastic depth: the `drop_prob` of `DropPath` modules. Dropout: the `p` of torch's modules, and the attribute
     `drop_rate` of networks that call the function.

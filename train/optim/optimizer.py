@@ -96,7 +96,7 @@ class Lookahead(timm.optim.Lookahead):
 
 
 def build_gradient_steps(optim: Optim, network: nn.Module) -> Callable[[], None] | None:
-    """What happens to the unscaled gradients of `network`, in place, before the optimizer's step; None if nothing does.
+    """A function that changes the unscaled gradients of `network` in place before the optimizer's step, or None.
 
     In this order: centralisation, normalisation per layer, clipping.
     """
