@@ -147,7 +147,7 @@ def switch_costs(
 
 
 def switch_noise(cost: dict[str, Any]) -> str:
-    """What a cost from `switch_costs` has to be compared with, as text."""
+    """The noise that a cost from `switch_costs` is compared with, as text."""
     if cost["noise_s"] is None:
         return f"too few steps to know the noise of {SWITCH_STEPS}; other work on the machine can add to it"
     low, high = (f"{1e3 * value:+,.0f}" for value in cost["noise_s"])
