@@ -26,16 +26,12 @@ from resolute.pipeline.plan.augment_params import AugmentOps, erase_noise
 from resolute.pipeline.plan.plan import BatchSpec
 
 from . import cpu_nodes as cpu
-from .kernels.pread import TAG_BYTES, EncodedImages
+from .kernels.pread import EncodedImages
 
-__all__ = ["Graph", "Transform", "gpu_rows"]
+__all__ = ["Graph", "Transform"]
 
 Device = Literal["cpu", "gpu"]
 Transform = Callable[[torch.Tensor, BatchSpec], torch.Tensor]  # see `Loader`
-# Indices in a row of the GPU's graph, int32: y, x, height, width of the crop in the stored image; bytes of the encoded
-# image; number of the batch; relative y0, x0, y1, x1 of the region to resize, each 0 or 1, where x0 > x1 flips
-# horizontally and y0 > y1 vertically; output height and width
-_NBYTES, _TAG, _REGION, _SIZE = 4, 5, slice(6, 10), slice(10, 12)
 # How DALI words it. Source: `CUDABadAlloc` and `CUDAError` in `dali/core/cuda_error.h` of DALI 2.4
 _NO_GPU_MEMORY = ("CUDA allocation failed", "bytes on device", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY")
 
@@ -202,7 +198,7 @@ class Graph:
             raw = self._raw.take(shape, np.uint8) if self._raw else None
             values["rows"] = self._rows.pack(spec, out, raw)
         else:
-            values["rows"] = gpu_rows(spec, nbytes)
+            values["rows"] = cpu.gpu_rows(spec, nbytes)
         kernel_params = None if self._finish is None else self._finish.pack(spec)
         # why before feeding: DALI does not copy the images, and an interrupt in between must not free them
         self._in_flight.append(((jpegs, raw), out, kernel_params))
@@ -238,18 +234,6 @@ def _memory_errors() -> Iterator[None]:
         raise torch.OutOfMemoryError(f"CUDA out of memory in DALI: {line.strip()}") from error
 
 
-def gpu_rows(spec: BatchSpec, nbytes: NDArray[np.int64]) -> NDArray[np.int32]:
-    """(N, 12) int32: the rows of the GPU's graph for a batch whose encoded images have `nbytes` (N,)."""
-    rows = np.empty((len(spec), 12), np.int32)
-    rows[:, 0:2], rows[:, 2:4] = spec.crops[:, 1::-1], spec.crops[:, :1:-1]
-    rows[:, _NBYTES], rows[:, _TAG] = nbytes, spec.index
-    rows[:, _REGION], rows[:, _SIZE] = (0, 0, 1, 1), spec.res
-    rows[spec.flips, 7:10:2] = (1, 0)
-    if "vflips" in spec.augment_params:
-        rows[spec.augment_params["vflips"].astype(bool), 6:10:2] = (1, 0)
-    return rows
-
-
 def _graph(*, decode_device: str, on_cpu: bool, mixing: bool, hw_decoder_load: float = 0.65, **settings: Any) -> Any:
     """The pipeline of a run, not yet built; `settings` are those of DALI's `Pipeline`.
 
@@ -270,13 +254,11 @@ def _nodes(decode_device: str, on_cpu: bool, mixing: bool, hw_decoder_load: floa
     if on_cpu:
         start, shape = cpu.crop(rows)
     else:
-        # the numbers of the batch that came with the encoded image and with its row
-        tags = fn.cat(fn.reinterpret(jpegs[-TAG_BYTES:], dtype=types.INT32), rows[_TAG : _TAG + 1])
-        start, shape = rows[0:2], rows[2:4]
+        start, shape, tags, roi_start, roi_end, size = cpu.gpu_arguments(rows, jpegs)
     if decode_device == "mixed":
         # why: libjpeg-turbo ignores what follows an image; that GPU decoders do is documented nowhere. This copy, made
         # by DALI's threads, also ends the use of the fed memory, which a GPU may read after the batch was returned
-        jpegs = fn.slice(jpegs, start=0, shape=rows[_NBYTES : _NBYTES + 1], axes=[0])
+        jpegs = fn.slice(jpegs, start=0, shape=rows[cpu.GPU_NBYTES :], axes=[0])
     options = {
         "output_type": types.RGB,
         # why: nvJPEG by default repeats chroma samples while libjpeg-turbo (CPU) interpolates; the decoder must not
@@ -293,9 +275,8 @@ def _nodes(decode_device: str, on_cpu: bool, mixing: bool, hw_decoder_load: floa
     if on_cpu:
         tags = cpu.augment(images, rows, jpegs)
         return (cpu.mix(tags, rows) if mixing else tags,)
-    view = fn.cast(rows[_REGION.start : _SIZE.stop], dtype=types.FLOAT)
     images = fn.resize(
-        images.gpu(), size=view[4:6], roi_start=view[0:2], roi_end=view[2:4], roi_relative=True,
+        images.gpu(), size=size, roi_start=roi_start, roi_end=roi_end, roi_relative=True,
         interp_type=types.INTERP_LINEAR, antialias=True,
     )  # fmt: skip
     return images, tags

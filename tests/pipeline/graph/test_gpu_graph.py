@@ -12,10 +12,11 @@ from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 from PIL import Image
 
-from resolute.pipeline.graph.graph import _graph, gpu_rows
+from resolute.pipeline.graph.cpu_nodes import gpu_rows
+from resolute.pipeline.graph.graph import _graph
 from resolute.pipeline.graph.kernels.resize import resize
 from tests.support.batch_spec import batch_spec
-from tests.support.dali_graph import graph_faults
+from tests.support.dali_graph import graph_faults, without_compiled_nodes
 
 PLAIN: dict[str, Any] = {
     "batch_size": 4, "num_threads": 1, "device_id": None, "prefetch_queue_depth": 2, "exec_dynamic": True,
@@ -25,7 +26,8 @@ PLAIN: dict[str, Any] = {
 
 def operators(decode_device: str) -> dict[str, str]:
     """The specification of each operator as text, by name; defining and serialising detects wrong arguments."""
-    pipe = _graph(decode_device=decode_device, **PLAIN)
+    with without_compiled_nodes():
+        pipe = _graph(decode_device=decode_device, **PLAIN)
     assert pipe.serialize()
     return {operator.name.strip("_").partition("_")[0]: str(operator.spec) for operator in pipe._ops}
 
