@@ -1,7 +1,8 @@
 """`resolute gpu-check`: the first ten minutes on a GPU, as one command.
 
 Every part runs in a process of its own with its own time limit, so that neither a failure nor a crash nor a hang stops
-the parts after it. Written to the folder `--out`: report.html, gpu-check.json, and the log and the results of parts.
+the parts after it or loses what it had measured. Written to the folder `--out` after each part: report.html and
+gpu-check.json, with the log and the results of parts beside them.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from typing import Any
 
 from resolute.benchmarks.cli import chosen
 from resolute.benchmarks.options import GpuCheckOptions
-from resolute.benchmarks.record import find_device, header, write
+from resolute.benchmarks.record import find_device, header
 from resolute.errors import ResoluteError
-from resolute.files import write_errors
+from resolute.files import output_file, write_errors
 
 from .parts import PARTS
-from .result import Part, Result, Settings
+from .result import Part, Report, Result, Settings
 
-__all__ = ["main", "overall", "run_part"]
+__all__ = ["headline", "main", "overall", "run_part"]
 
 _SETUP_S = 120  # for the shard set
 _CPU_TIMES = 5  # time limits on a CPU, where other work may run beside the check, relative to those on a GPU
@@ -36,28 +37,35 @@ _CPU_TIMES = 5  # time limits on a CPU, where other work may run beside the chec
 def run_part(part: Part, folder: Path, *, limit_s: float, words: Sequence[str] = ()) -> Result:
     """Run a part in a new process and return its result; a crash, or more than `limit_s` s, is a failure.
 
-    Its output goes to `folder`/NAME.log. `words`: the command, for tests.
+    What the part had found until then is kept. Its output goes to `folder`/NAME.log. `words`: the command, for tests.
     """
-    result, log = folder / f"{part.name}.json", folder / f"{part.name}.log"
-    result.unlink(missing_ok=True)
+    file, log = folder / f"{part.name}.json", folder / f"{part.name}.log"
+    file.unlink(missing_ok=True)
     words = words or [sys.executable, "-m", "resolute.benchmarks.gpu_check.parts", part.name, str(folder)]
     with log.open("wb") as output:
         # why passive: on a CPU, OpenMP threads that wait in a loop take the cores of the loader's
         environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
         process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                                    env=environment)  # fmt: skip
+        problem = ""
         try:
-            process.wait(limit_s)
+            status = process.wait(limit_s)
+            if status:
+                problem = f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         except subprocess.TimeoutExpired:
-            return Result(verdict="failed", summary=f"no result after {limit_s:.0f} s; see {log.name}")
+            problem = f"no result after {limit_s:.0f} s"
         finally:
             with contextlib.suppress(ProcessLookupError):  # its own children too
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    if not result.exists():
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
-        return Result(verdict="failed", summary=f"ended with status {process.returncode}: {lines[-1][:500]}")
-    return Result(**json.loads(result.read_text(encoding="utf-8")))
+    result = Report.load(file)
+    if result is not None and not problem:
+        return result
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
+    summary = f"{problem or 'wrote no result'}; last line of {log.name}: {lines[-1][:300]}"
+    if result is None:
+        return Result(verdict="failed", summary=summary)
+    return dataclasses.replace(result, verdict="failed", summary=summary)
 
 
 def overall(results: Sequence[Result]) -> tuple[str, str]:
@@ -66,6 +74,20 @@ def overall(results: Sequence[Result]) -> tuple[str, str]:
               for verdict in ("passed", "failed", "skipped")}  # fmt: skip
     line = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     return "failed" if counts["failed"] else "passed", line
+
+
+def headline(settings: Settings, values: dict[str, dict[str, Any]]) -> str:
+    """How much faster the loader is than the model, and with how many cores; "" unless both were measured."""
+    loader, training, parts = values.get("loader", {}), values.get("training", {}), []
+    for res in settings.resolutions:
+        if f"{res} plain" in loader and str(res) in training:
+            alone = loader[f"{res} plain"]
+            model = training[str(res)]["images_per_s"]["synthetic"]["median"]
+            parts.append(f"{alone['images_per_s'] / model:.1f}x at {res} px ({alone['cores']:.0f} cores)")
+    if not parts:
+        return ""
+    return (f"The loader delivers images faster than {settings.model} with batches of {settings.train_batch_size} "
+            f"trains on them: {', '.join(parts)}, of {settings.threads} threads.")  # fmt: skip
 
 
 def main(args: GpuCheckOptions) -> int:
@@ -103,28 +125,38 @@ def main(args: GpuCheckOptions) -> int:
             result = run_part(part, folder, limit_s=min(limit_s, left_s))
         results.append((part, result, time.monotonic() - part_began))
         print(f"{part.title}: {result.verdict}, {result.summary} ({results[-1][2]:.0f} s)", flush=True)
-    verdict, line = overall([result for _, result, _ in results])
-    took_s = time.monotonic() - began
-    parts = [{"part": part.name, "title": part.title, "took_s": round(part_s, 1), **dataclasses.asdict(result)}
-             for part, result, part_s in results]  # fmt: skip
-    without_folders = {"folder": folder.name, "shards": Path(settings.shards).name}
-    document: dict[str, Any] = {
-        **record, "settings": dataclasses.asdict(settings) | without_folders, "verdict": verdict,
-        "took_s": round(took_s, 1), "parts": parts,
-    }  # fmt: skip
+        verdict, line = _write(settings, record, results, took_s=time.monotonic() - began)
+    print(f"{verdict}: {line}; {folder / 'report.html'}")
+    return int(verdict == "failed")
+
+
+def _write(
+    settings: Settings, record: dict[str, Any], results: Sequence[tuple[Part, Result, float]], *, took_s: float
+) -> tuple[str, str]:
+    """Write the page and the file of the parts so far; returns the verdict and a line about it."""
     from resolute.report.page import render
 
+    folder = Path(settings.folder)
+    verdict, counts = overall([result for _, result, _ in results])
+    found = headline(settings, {part.name: result.values for part, result, _ in results})
+    parts = [{"part": part.name, "title": part.title, "took_s": round(part_s, 1), **dataclasses.asdict(result)}
+             for part, result, part_s in results]  # fmt: skip
     machine = record["machine"]
     page = render(
-        Path(__file__).with_name("page.html"), title=f"GPU check: {verdict}", line=line,
+        Path(__file__).with_name("page.html"), title=f"GPU check: {verdict}", line=counts, headline=found,
         subtitle=f"{machine['gpu'] or machine['cpu']}, {took_s:.0f} s, commit {record['commit'] or 'unknown'}",
         parts=[{**part, "bad": part["verdict"] == "failed"} for part in parts],
     )  # fmt: skip
     with write_errors(folder):
         (folder / "report.html").write_bytes(page)
-    write(folder / "gpu-check.json", document)
-    print(f"{verdict}: {line}, {took_s:.0f} s; {folder / 'report.html'}")
-    return int(verdict == "failed")
+    without_folders = {"folder": folder.name, "shards": Path(settings.shards).name}
+    document = {
+        **record, "settings": dataclasses.asdict(settings) | without_folders, "verdict": verdict, "headline": found,
+        "took_s": round(took_s, 1), "parts": parts,
+    }  # fmt: skip
+    with output_file(folder / "gpu-check.json") as file:
+        file.write((json.dumps(document, indent=1) + "\n").encode())
+    return verdict, " ".join(filter(None, [f"{counts}, {took_s:.0f} s.", found]))
 
 
 def _make_shards(settings: Settings) -> None:

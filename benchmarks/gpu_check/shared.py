@@ -1,0 +1,167 @@
+"""What several parts use: plans, loaders, learners and trainings of the check's sizes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .result import Settings
+
+if TYPE_CHECKING:
+    from resolute.pipeline.dataset.shard_set import ShardSet
+    from resolute.pipeline.plan.plan import Plan
+    from resolute.pipeline.plan.stage import Stage
+    from resolute.train.loop import Learner
+
+__all__ = ["AUGMENTS", "cpu_seconds", "last_line", "loader_options", "open_set", "plan_of", "recipe_of", "stage_of",
+           "step_records", "synchronise", "tiny_recipe", "train", "train_command", "training"]  # fmt: skip
+
+_MIXING = {"mixup_alpha": 0.2, "cutmix_alpha": 1.0}
+AUGMENTS: dict[str, dict[str, Any]] = {  # keys of [augment]
+    "plain": {}, "mixing": _MIXING,
+    "policy": {**_MIXING, "policy": "randaugment", "random_erasing_prob": 0.25, "mixup_mode": "elem"},
+}  # fmt: skip
+
+
+def open_set(settings: Settings) -> ShardSet:
+    from resolute.pipeline.dataset.shard_set import ShardSet
+
+    return dataclasses.replace(ShardSet.open(settings.shards), resolutions=settings.resolutions)
+
+
+def stage_of(
+    shards: ShardSet, res: int, *, batches: int, batch_size: int, augment: dict[str, Any] | None = None
+) -> Stage:
+    """A stage of at least `batches` full training batches, of all training photos if the set has fewer."""
+    from resolute.benchmarks.loaders.ours import full_batches
+    from resolute.pipeline.plan.stage import Augment
+
+    size = min(batch_size, len(shards.splits["train"]))
+    stage = full_batches(shards, res, batches=batches, batch_size=size)
+    return dataclasses.replace(stage, augment=Augment(**augment or {}))
+
+
+def plan_of(settings: Settings, shards: ShardSet, *, batches: int, augment: dict[str, Any]) -> Plan:
+    """A stage of training batches at each resolution."""
+    from resolute.benchmarks.loaders.ours import training_plan
+
+    return training_plan(shards, [
+        stage_of(shards, res, batches=batches, batch_size=settings.train_batch_size, augment=augment)
+        for res in settings.resolutions
+    ])  # fmt: skip
+
+
+def loader_options(settings: Settings) -> dict[str, Any]:
+    import torch
+
+    return {"device": settings.device, "num_threads": settings.threads,
+            "dtype": torch.float16 if settings.on_gpu else torch.float32}  # fmt: skip
+
+
+def recipe_of(
+    settings: Settings, stages: Sequence[Stage], *, augment: dict[str, Any] | None = None, **precision: Any
+) -> Any:
+    from resolute.train.recipe.schema import Recipe
+
+    tables = [{"res": s.res, "epochs": s.epochs, "batch_size": s.batch_size, "fraction": s.fraction} for s in stages]
+    return Recipe.parse(
+        {"model": {"name": settings.model}, "optim": {"lr": 1e-3}, "augment": augment or {}, "stages": tables,
+         "precision": precision, "eval": {"every_epochs": 1000}},
+        name="gpu-check",
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def training(
+    settings: Settings, *, steps: int, res: int, augment: dict[str, Any] | None = None, **precision: Any
+) -> Iterator[tuple[Iterator[Any], Learner]]:
+    """(training batches, learner) for `steps` steps at `res` px, warmed up as a run is."""
+    import torch
+
+    from resolute.pipeline.loader.loader import Loader
+    from resolute.train.loop import Learner
+    from resolute.train.warmup import capture_graphs, shapes, warm_up
+
+    shards = open_set(settings)
+    stage = stage_of(shards, res, batches=steps, batch_size=settings.train_batch_size, augment=augment)
+    recipe = recipe_of(settings, [stage], augment=augment, **precision)
+    plan = recipe.plan(shards)
+    torch.backends.cudnn.benchmark = settings.on_gpu
+    learner = Learner(recipe, classes=len(shards.classes), total_steps=plan.total_steps,
+                      device=torch.device(settings.device))  # fmt: skip
+    warm_up(learner, [shape for shape in shapes(plan) if shape[0] == "train"])
+    capture_graphs(learner, plan)
+    with Loader(plan, **loader_options(settings)) as batches:
+        yield (batch for batch in batches if batch.spec.split == "train"), learner
+
+
+def tiny_recipe(settings: Settings, name: str, *, batch_size: int | str = 8, epochs: int = 3, **changed: Any) -> Path:
+    """A recipe file: two stages of a tiny model, or one with the `model` and `res` of `changed`."""
+    sizes = [changed["res"]] if "res" in changed else settings.resolutions[:2]
+    stages = "".join(f"[[stages]]\nres = {res}\nepochs = {epochs}\nbatch_size = {json.dumps(batch_size)}\n"
+                     for res in sizes)  # fmt: skip
+    path = Path(settings.folder, f"{name}.toml")
+    path.write_text(
+        f'[model]\nname = "{changed.get("model", "test_resnet")}"\n[precision]\namp = "off"\n[eval]\nbatch_size = 32\n'
+        f"{stages}", encoding="utf-8",
+    )  # fmt: skip
+    return path
+
+
+def train_command(settings: Settings, recipe: Path, runs: Path, run: str) -> list[str]:
+    return [sys.executable, "-m", "resolute", "train", "--shards", settings.shards, "--recipe", str(recipe),
+            "--run", run, "--runs", str(runs), "--device", settings.device, "--threads", str(settings.threads),
+            "--save-every-steps", "5"]  # fmt: skip
+
+
+def train(
+    settings: Settings, recipe: Path, runs: Path, run: str, *more: str
+) -> subprocess.CompletedProcess[str]:
+    """Train in a process of its own; what it prints goes to the part's log too."""
+    command = [*train_command(settings, recipe, runs, run), *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}", flush=True)
+    return done
+
+
+def step_records(run: Path) -> list[dict[str, Any]]:
+    """The records of the training steps in a run's log."""
+    from resolute.train.logs.metrics import read_log
+
+    return [record for record in read_log(run / "run.jsonl") if record["kind"] == "step"]
+
+
+def last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no output"])[-1]
+
+
+def synchronise(settings: Settings) -> None:
+    if settings.on_gpu:
+        import torch
+
+        from resolute import cuda
+
+        cuda.synchronize(torch.device("cuda"))  # sync: ends a timed interval
+
+
+def cpu_seconds() -> dict[str, float]:
+    """CPU time so far of this process's threads, in s: "main", "read", "DALI" and "other"."""
+    ticks, used = os.sysconf("SC_CLK_TCK"), dict.fromkeys(("main", "read", "DALI", "other"), 0.0)
+    main = threading.main_thread().native_id
+    readers = {thread.native_id for thread in threading.enumerate() if thread.name.startswith("resolute-read")}
+    for folder in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended
+            name, _, fields = (folder / "stat").read_text().rpartition(")")
+            number, words = int(folder.name), fields.split()
+            group = ("main" if number == main else "read" if number in readers else
+                     "DALI" if "DALI" in name else "other")  # fmt: skip
+            used[group] += (int(words[11]) + int(words[12])) / ticks
+    return used

@@ -1,0 +1,438 @@
+"""The parts that measure: loader, training, stage switches, decoders, a profile, and two ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import shared
+from .result import Report, Result, Settings
+
+__all__ = ["busy_and_gaps", "compiled", "decoder", "decoders", "loader", "overlap", "ranks", "switch", "switch_costs",
+           "trace", "training"]  # fmt: skip
+
+# images/s of the loader at each resolution on one H100 or H200, and live training relative to synthetic batches
+_TARGETS = {128: 24_000, 160: 15_000, 224: 8_000}
+_LIVE_FRAC = 0.99
+_HW_LOADS = (0.0, 0.1, 0.3, 0.65, 1.0)
+_DECODED = 256  # images per batch of `decoders`
+_DECODER_S = 25  # time limit of each decoder
+_IN_FLIGHT = 2  # batches in each decoder
+_FIRST = 5  # steps after a switch
+_TRACED = 10
+_GAP_US = 100.0  # shorter pauses of the device are not counted
+_RANK_STEPS = 6
+
+
+def loader(settings: Settings, report: Report) -> Result:
+    """Images/s of the loader alone at each resolution, and the cores that it takes."""
+    import torch
+
+    shards, best = shared.open_set(settings), {}
+    report.table("", "recipe", "images/s#", "cores#", "main ms/batch#", "read ms/batch#", "DALI ms/batch#",
+                 "other ms/batch#")  # fmt: skip
+    for res, name in itertools.product(settings.resolutions, ("plain", "policy")):
+        rate, cpu_s, batches, elapsed_s = _loader_rate(settings, shards, res, shared.AUGMENTS[name])
+        groups = [f"{1e3 * used_s / batches:.1f}" for used_s in cpu_s.values()]
+        cores = sum(cpu_s.values()) / elapsed_s
+        report.row(f"{res} px", name, f"{rate:,.0f}", f"{cores:.1f}", *groups)
+        report.values[f"{res} {name}"] = {"images_per_s": rate, "cores": cores, "batches": batches,
+                                          "cpu_s": cpu_s}  # fmt: skip
+        if name == "plain":
+            best[res] = rate
+    summary = ", ".join(f"{rate:,.0f} images/s at {res} px" for res, rate in best.items())
+    held = settings.on_gpu and any(name in torch.cuda.get_device_name() for name in ("H100", "H200"))
+    if held:
+        summary += " (targets: " + ", ".join(f"{_TARGETS.get(res, 0):,}" for res in best) + ")"
+    good = not held or all(rate >= _TARGETS.get(res, 0) for res, rate in best.items())
+    return Result.judged(good, f"plain: {summary}")
+
+
+def _loader_rate(
+    settings: Settings, shards: Any, res: int, augment: dict[str, Any]
+) -> tuple[float, dict[str, float], int, float]:
+    """(images/s, CPU seconds by group of threads, batches, seconds) of the loader alone."""
+    from resolute.benchmarks.loaders.ours import training_plan
+    from resolute.pipeline.loader.loader import Loader
+
+    count = 8 + int(settings.seconds * 50_000 / settings.batch_size)
+    stage = shared.stage_of(shards, res, batches=count, batch_size=settings.batch_size, augment=augment)
+    with Loader(training_plan(shards, [stage]), **shared.loader_options(settings)) as batches:
+        for _ in range(6):
+            next(batches)
+        shared.synchronise(settings)
+        images = number = 0
+        before, began = shared.cpu_seconds(), time.perf_counter()
+        for batch in batches:
+            images, number = images + len(batch.spec), number + 1
+            if time.perf_counter() - began > settings.seconds:
+                break
+        shared.synchronise(settings)
+        elapsed_s = time.perf_counter() - began
+        cpu_s = {group: used_s - before[group] for group, used_s in shared.cpu_seconds().items()}
+    return images / elapsed_s, cpu_s, number, elapsed_s
+
+
+def training(settings: Settings, report: Report) -> Result:
+    """Training on the loader's batches, on cached ones and on a synthetic one, in turns, as in a run."""
+    return _training(settings, report, settings.resolutions, compiled=False)
+
+
+def compiled(settings: Settings, report: Report) -> Result:
+    """The same with `precision.compile`, at the largest resolution: compiling takes half a minute."""
+    return _training(settings, report, settings.resolutions[-1:], compiled=True)
+
+
+def _training(settings: Settings, report: Report, resolutions: Sequence[int], *, compiled: bool) -> Result:
+    import torch
+
+    from resolute.benchmarks.training import stalls
+
+    shards, ratios, amp = shared.open_set(settings), {}, ""
+    report.table("", "live images/s#", "cached#", "synthetic#", "live / synthetic#", "from#", "to#", "stall#")
+    for res in resolutions:
+        size = min(settings.train_batch_size, len(shards.splits["train"]))
+        measured = stalls.measure(
+            dataclasses.replace(shards, resolutions=(res,)), device=torch.device(settings.device),
+            threads=settings.threads, batch_size=size, seconds=settings.seconds, rounds=settings.rounds,
+            model=settings.model, compiled=compiled,
+        )  # fmt: skip
+        (entry,), amp = measured["res"], measured["amp"]
+        report.values[str(res)] = entry
+        rates = entry["images_per_s"]
+        each = [live / free for live, free in zip(rates["live"]["raw"], rates["synthetic"]["raw"], strict=True)]
+        ratios[res] = each
+        report.row(f"{res} px", *(f"{rates[kind]['median']:,.0f}" for kind in ("live", "cached", "synthetic")),
+                   f"{statistics.median(each):.3f}", f"{min(each):.3f}", f"{max(each):.3f}",
+                   f"{100 * entry['stall_frac']['median']:.2f} %")  # fmt: skip
+    # within the spread: a round reached it
+    good = not settings.on_gpu or all(max(each) >= _LIVE_FRAC for each in ratios.values())
+    listed = ", ".join(f"{statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f}) at {res} px"
+                       for res, each in ratios.items())  # fmt: skip
+    limit = f" (at least {_LIVE_FRAC} in one of {settings.rounds} rounds)" if settings.on_gpu else ""
+    return Result.judged(
+        good, f"{settings.model}, amp {amp}, batch {settings.train_batch_size}: live / synthetic {listed}{limit}"
+    )
+
+
+def switch(settings: Settings, report: Report) -> Result:
+    """Time lost at each stage switch: the first steps after it beyond as many steady ones, by events of the device."""
+    import torch
+
+    from resolute import cuda
+    from resolute.pipeline.loader.loader import Loader
+    from resolute.train.loop import Learner
+    from resolute.train.warmup import shapes, warm_up
+
+    device, shards = torch.device(settings.device), shared.open_set(settings)
+    per_epoch = len(shards.splits["train"]) // min(settings.train_batch_size, len(shards.splits["train"]))
+    epochs = max(settings.stage_epochs, -(-3 * _FIRST // per_epoch))
+    stages = [dataclasses.replace(shared.stage_of(shards, res, batches=1, batch_size=settings.train_batch_size),
+                                  epochs=epochs, fraction=1.0) for res in settings.resolutions]  # fmt: skip
+    recipe = shared.recipe_of(settings, stages)
+    plan = recipe.plan(shards)
+    torch.backends.cudnn.benchmark = settings.on_gpu
+    learner = Learner(recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device)
+    began = time.perf_counter()
+    warm_up(learner, shapes(plan))
+    shared.synchronise(settings)
+    report.values["warm_up_s"] = warm_up_s = time.perf_counter() - began
+    steps: list[tuple[int, Any, Any]] = []  # stage, and marks before and after a step
+
+    def mark() -> Any:
+        return cuda.record_event(device) if settings.on_gpu else time.perf_counter()
+
+    with Loader(plan, **shared.loader_options(settings)) as batches:
+        before = None
+        for batch in batches:
+            if batch.spec.split == "val":
+                continue
+            before = before or mark()
+            learner.train_step(batch)
+            after = mark()
+            if len(batch.spec) == plan.stages[batch.spec.stage].batch_size:  # not the last of an epoch, if smaller
+                steps.append((batch.spec.stage, before, after))
+            before = after
+        shared.synchronise(settings)
+    between = cuda.elapsed_s if settings.on_gpu else lambda a, b: b - a
+    steps_s = [between(before, after) for _, before, after in steps]
+    costs = switch_costs([stage for stage, _, _ in steps], steps_s)
+    report.values |= {"costs": costs, "steps_s": steps_s}
+    report.table("switch", "cost ms#", "steady step ms#", "noise ms#", "slowest / steady#")
+    for cost in costs:
+        report.row(
+            f"{settings.resolutions[cost['stage'] - 1]} -> {settings.resolutions[cost['stage']]} px",
+            f"{1e3 * cost['cost_s']:.1f}", f"{1e3 * cost['steady_s']:.1f}", f"{1e3 * cost['noise_s']:.1f}",
+            f"{cost['slowest_ratio']:.2f}",
+        )  # fmt: skip
+    worst = max(cost["cost_s"] / cost["steady_s"] for cost in costs)
+    return Result.judged(
+        worst <= 1 or not settings.on_gpu,
+        f"at most {worst:.2f} steady steps over the first {_FIRST} (allowed: {'1' if settings.on_gpu else 'any'}); "
+        f"the warm-up before took {warm_up_s:.1f} s",
+    )  # fmt: skip
+
+
+def switch_costs(stages: Sequence[int], steps_s: Sequence[float]) -> list[dict[str, Any]]:
+    """[{"stage", "cost_s", "steady_s", "noise_s", "slowest_ratio"}] of each stage but the first.
+
+    From the stage and the time of each step. The cost is the time of its first `_FIRST` steps minus as many steady ones
+    (the median of its later steps); the noise is what as many later steps cost by chance, at most.
+    """
+    costs = []
+    for stage in sorted(set(stages))[1:]:
+        own = [step_s for number, step_s in zip(stages, steps_s, strict=True) if number == stage]
+        first, later = own[:_FIRST], own[min(_FIRST, len(own) // 2) :]
+        steady, count = statistics.median(later), len(first)
+        sums = [sum(later[i : i + count]) - count * steady for i in range(max(1, len(later) - count + 1))]
+        costs.append({"stage": stage, "cost_s": sum(first) - count * steady, "steady_s": steady,
+                      "noise_s": max(map(abs, sums)), "slowest_ratio": max(first) / steady})  # fmt: skip
+    return costs
+
+
+def trace(settings: Settings, report: Report) -> Result:
+    """Trace of some steps for chrome://tracing, and the pauses between kernels (on a CPU: between operations)."""
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * settings.on_gpu
+    with shared.training(settings, steps=_TRACED + 10, res=settings.resolutions[-1],
+                         augment=shared.AUGMENTS["policy"]) as (batches, learner):  # fmt: skip
+        for batch in itertools.islice(batches, 5):
+            learner.train_step(batch)
+        shared.synchronise(settings)
+        with profile(activities=activities) as profiler:
+            for batch in itertools.islice(batches, _TRACED):
+                learner.train_step(batch)
+            shared.synchronise(settings)
+    path = Path(settings.folder, "trace.json.gz")
+    profiler.export_chrome_trace(str(path))
+    kind = "CUDA" if settings.on_gpu else "CPU"
+    spans = [(event.time_range.start, event.time_range.end) for event in profiler.events()
+             if event.device_type.name == kind and (settings.on_gpu or event.cpu_parent is None)]  # fmt: skip
+    busy, gaps = busy_and_gaps(spans)
+    gaps.sort(reverse=True)
+    longest = [f"{gap / 1e3:.2f} ms" for gap in gaps[:5]]
+    report.values |= {"busy_frac": busy, "gaps_us": gaps}
+    report.table("longest pauses")
+    for gap in longest:
+        report.row(gap)
+    what = "GPU" if settings.on_gpu else "torch"
+    return Result.judged(
+        bool(spans), f"{what} busy {100 * busy:.1f} % of the time, {len(gaps)} pauses above {_GAP_US / 1e3:g} ms in "
+        f"{_TRACED} steps, longest {longest[0] if longest else 'none'}; {path.name}"
+    )  # fmt: skip
+
+
+def busy_and_gaps(spans_us: Iterable[tuple[float, float]]) -> tuple[float, list[float]]:
+    """(fraction of the time covered by at least one span, gaps longer than `_GAP_US`); spans are (start, end) in us."""
+    covered, gaps, ends, begins = 0.0, list[float](), None, None
+    for start, end in sorted(spans_us):
+        if ends is None or begins is None:
+            begins, ends = start, start
+        if start - ends > _GAP_US:
+            gaps.append(start - ends)
+        covered += max(0.0, end - max(start, ends))
+        ends = max(ends, end)
+    if ends is None or begins is None or ends == begins:
+        return 0.0, gaps
+    return covered / (ends - begins), gaps
+
+
+# ---- decoders --------------------------------------------------------------------------------------------------------
+
+
+def decoders(settings: Settings, report: Report) -> Result:
+    """Every way to decode on the GPU, each in a process of its own: whole images or regions, by kernels or JPEG engine.
+
+    Passes if whole images, which `decode = "gpu"` uses, are decoded as on the CPU with its share for the engine, 0.65.
+    """
+    ways: list[tuple[str, float | None]] = [("cpu", None)]
+    if settings.on_gpu:
+        ways += itertools.product(("whole", "region"), _HW_LOADS)
+    needed, works = ("whole", 0.65) if settings.on_gpu else ways[0], False
+    report.table("decoder", "JPEG engine#", "images/s#", "cores#", "mean error#", "outcome")
+    for kind, load in ways:
+        folder = Path(settings.folder)
+        words = [sys.executable, "-m", "resolute.benchmarks.gpu_check.parts", "decoder", str(folder), kind,
+                 "" if load is None else str(load)]  # fmt: skip
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=_DECODER_S, check=False)
+        except subprocess.TimeoutExpired:
+            report.row(kind, "" if load is None else load, "", "", "", f"no result after {_DECODER_S} s")
+            continue
+        print(done.stdout, done.stderr)
+        if done.returncode:
+            how = (signal.Signals(-done.returncode).name if done.returncode < 0
+                   else f"status {done.returncode}: {shared.last_line(done.stderr)[:200]}")  # fmt: skip
+            report.row(kind, "" if load is None else load, "", "", "", how)
+            continue
+        got = json.loads(done.stdout.strip().splitlines()[-1])
+        equal = got["error"] < 1.5
+        works |= equal and (kind, load) == needed
+        report.values[f"{kind} {load}"] = got
+        report.row(kind, "" if load is None else load, f"{got['images_per_s']:,.0f}", f"{got['cores']:.1f}",
+                   f"{got['error']:.3f}", "as on the CPU" if equal else "differs from the CPU")  # fmt: skip
+    outcomes = [row[-1] for row in report.tables[-1][1]]
+    good = sum(outcome == "as on the CPU" for outcome in outcomes)
+    return Result.judged(works, f"{good} of {len(outcomes)} decode as the CPU does")
+
+
+def decoder(settings: Settings, kind: str, load: float | None) -> dict[str, float]:
+    """Decode random crops of batches at the largest resolution with DALI alone, without a loader.
+
+    {"images_per_s", "cores", "error"}: the error is the mean difference from DALI's decoder on the CPU, in levels.
+    """
+    import numpy as np
+    from nvidia.dali import Pipeline, fn, types
+
+    from resolute.benchmarks.loaders.ours import training_plan
+    from resolute.pipeline.loader.reader import Reader
+
+    shards = shared.open_set(settings)
+    stage = shared.stage_of(shards, settings.resolutions[-1], batches=1, batch_size=_DECODED if settings.on_gpu else 8)
+    spec, reader = training_plan(shards, [stage]).batch(0), Reader(shards)
+    read = reader.submit(spec.split, spec.stored_res, spec.ids).result()
+    jpegs = [np.array(image[:size]) for image, size in zip(read.images, read.nbytes, strict=True)]
+    reader.close()
+    inputs = {"jpeg": jpegs, "start": np.ascontiguousarray(spec.crops[:, 1::-1]),
+              "shape": np.ascontiguousarray(spec.crops[:, :1:-1])}  # fmt: skip
+
+    def built(kind: str, device_id: int | None) -> Any:
+        pipe = Pipeline(batch_size=len(jpegs), num_threads=settings.threads, device_id=device_id, exec_dynamic=True,
+                        prefetch_queue_depth=_IN_FLIGHT)  # fmt: skip
+        with pipe:
+            jpeg = fn.external_source(name="jpeg", dtype=types.UINT8, ndim=1)
+            start, shape = (fn.external_source(name=name, dtype=types.INT32, ndim=1) for name in ("start", "shape"))
+            region = {"start": start, "shape": shape, "axes": [0, 1]}
+            options = {"output_type": types.RGB, "jpeg_fancy_upsampling": True}
+            if kind == "whole":
+                images = fn.slice(fn.decoders.image(jpeg, device="mixed", hw_decoder_load=load, **options), **region)
+            elif kind == "region":
+                images = fn.decoders.image_slice(jpeg, device="mixed", hw_decoder_load=load, **region, **options)
+            else:
+                images = fn.decoders.image_slice(jpeg, device="cpu", **region, **options)
+                images = images.gpu() if device_id is not None else images
+            pipe.set_outputs(images)
+        pipe.build()
+        return pipe
+
+    def feed(pipe: Any) -> None:
+        for name, value in inputs.items():
+            pipe.feed_input(name, value)
+
+    def first_crops(pipe: Any) -> list[Any]:
+        for _ in range(_IN_FLIGHT):
+            feed(pipe)
+        pipe.schedule_run()
+        (images,) = pipe.share_outputs()
+        host = images.as_cpu() if hasattr(images, "as_cpu") else images
+        return [np.array(host.at(i)) for i in range(len(jpegs))]
+
+    expected = first_crops(built("cpu", None))
+    pipe = built(kind, 0 if settings.on_gpu else None)
+    errors = [np.abs(got.astype(int) - want).mean() for got, want in zip(first_crops(pipe), expected, strict=True)]
+    number, cpu_s, began = 0, time.process_time(), time.perf_counter()
+    while time.perf_counter() - began < settings.seconds:
+        pipe.release_outputs()
+        feed(pipe)
+        pipe.schedule_run()
+        pipe.share_outputs()
+        number += 1
+    shared.synchronise(settings)
+    elapsed_s = time.perf_counter() - began
+    return {"images_per_s": number * len(jpegs) / elapsed_s, "cores": (time.process_time() - cpu_s) / elapsed_s,
+            "error": float(np.mean(errors))}  # fmt: skip
+
+
+# ---- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def ranks(settings: Settings, report: Report) -> Result:
+    """Two ranks, with and without `precision.compile`: they train, and gradients are averaged during backward."""
+    import torch
+
+    if settings.on_gpu and torch.cuda.device_count() < 2:
+        return Result(verdict="skipped", summary=f"needs two devices, got {torch.cuda.device_count()}")
+    good, words = True, []
+    report.table("", "steps#", "last loss#", "averaging that overlaps, %#")
+    for name in ("eager", "compiled") if settings.on_gpu else ("eager",):
+        # why --: torchrun has a --run-path
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "--",
+                   "resolute.benchmarks.gpu_check.parts", "rank", settings.folder, name, ""]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        print(done.stdout, done.stderr)
+        lines = [line for line in done.stdout.splitlines() if line.startswith('{"losses"')]
+        if done.returncode or not lines:
+            good = False
+            words.append(f"{name}: status {done.returncode}: {shared.last_line(done.stderr)}")
+            continue
+        got = json.loads(lines[-1])
+        share = "" if got["overlap"] is None else f"{100 * got['overlap']:.0f}"
+        report.values[name] = got
+        report.row(name, len(got["losses"]), f"{got['losses'][-1]:.3f}", share)
+        words.append(f"{name}: {len(got['losses'])} steps" + (f", {share} % overlaps" if share else ""))
+        good &= got["overlap"] is None or got["overlap"] > 0.2
+    return Result.judged(good, "; ".join(words))
+
+
+def rank(settings: Settings, kind: str) -> dict[str, Any] | None:
+    """One of two ranks: train some steps under a profiler; {"losses", "overlap"} of the first rank."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from resolute.pipeline.loader.loader import Loader
+    from resolute.train.devices.distributed import join
+    from resolute.train.loop import Learner
+    from resolute.train.warmup import shapes, warm_up
+
+    with join(settings.device) as joined:
+        device = joined.device("cuda") if settings.on_gpu else torch.device("cpu")
+        shards = shared.open_set(settings)
+        size = min(settings.train_batch_size, len(shards.splits["train"])) // 2 * 2
+        stage = shared.stage_of(shards, settings.resolutions[0], batches=2 * _RANK_STEPS, batch_size=size)
+        recipe = shared.recipe_of(settings, [stage], compile=kind == "compiled")
+        plan, losses = recipe.plan(shards), []
+        learner = Learner(recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device,
+                          ranks=joined)  # fmt: skip
+        todo = shapes(plan, rank=joined.rank, world_size=joined.world_size)
+        warm_up(learner, [shape for shape in todo if shape[0] == "train"])
+        options = {**shared.loader_options(settings), "device": device}
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * settings.on_gpu
+        with Loader(plan, rank=joined.rank, world_size=joined.world_size, **options) as batches:
+            for batch in itertools.islice(batches, 3):
+                learner.train_step(batch)
+            with profile(activities=activities) as profiler:
+                for batch in itertools.islice(batches, _RANK_STEPS):
+                    losses.append(learner.train_step(batch)[0])
+                if settings.on_gpu:
+                    torch.cuda.synchronize()  # sync: ends the profile
+        kernels = [(event.name, event.time_range.start, event.time_range.end) for event in profiler.events()
+                   if event.device_type.name == "CUDA"]  # fmt: skip
+        return {"losses": [float(loss) for loss in losses], "overlap": overlap(kernels)} if joined.is_main else None
+
+
+def overlap(kernels: Iterable[tuple[str, float, float]]) -> float | None:
+    """Fraction of the time of NCCL's kernels (name, start, end) during which others run; None without any of NCCL's."""
+    listed = sorted(kernels, key=lambda kernel: kernel[1])
+    ours = [(start, end) for name, start, end in listed if "nccl" not in name.lower()]
+    both = total = 0.0
+    for name, start, end in listed:
+        if "nccl" not in name.lower():
+            continue
+        total += end - start
+        reached = start
+        for begin, stop in ours:
+            if begin >= end:
+                break
+            both += max(0.0, min(stop, end) - max(begin, reached))
+            reached = max(reached, min(stop, end))
+    return both / total if total else None
