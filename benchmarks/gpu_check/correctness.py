@@ -21,6 +21,7 @@ __all__ = ["buffers", "graphs", "kernels", "memory", "pixels", "resume", "saniti
 
 _STEPS = 20  # training steps of `sync` and `graphs`
 _KERNEL_IMAGES, _KERNEL_RES = 64, 67  # a size at which a program ends within a block
+_JITTER_AFTER_BLUR = ("3-augment",)
 _SLEEP_CYCLES = 200_000_000  # of the GPU's clock: about 0.1 s
 _PULLED = 5  # batches taken after one has been dropped: more than are in flight
 _SANITIZED_S = 45  # time limit of each tool
@@ -48,7 +49,8 @@ def tests(settings: Settings, report: Report) -> Result:
 def kernels(settings: Settings, report: Report) -> Result:
     """Every Triton kernel on random uint8 images against the CPU's compiled functions: at most one level of 255 apart.
 
-    On a CPU, Triton's interpreter runs the kernels.
+    Two where jitter follows a blur, whose weights are computed in float32 on a GPU and in float64 on the CPU: the
+    jitter enlarges the difference. On a CPU, Triton's interpreter runs the kernels.
     """
     if not settings.on_gpu:
         os.environ["TRITON_INTERPRET"] = "1"
@@ -60,8 +62,8 @@ def kernels(settings: Settings, report: Report) -> Result:
     from resolute.pipeline.plan.stage import Augment
 
     count, res = (_KERNEL_IMAGES, _KERNEL_RES) if settings.on_gpu else (4, 19)
-    mean, std, rng, worst = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), np.random.default_rng(0), 0
-    noise = erase_noise(mean, std)
+    mean, std, rng = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), np.random.default_rng(0)
+    noise, good, worst = erase_noise(mean, std), True, 0
     report.table("augmentation", "largest difference#", "values that differ, %#")
     recipes: dict[str, dict[str, Any]] = {
         "randaugment": {"policy": "randaugment", "num_ops": 3}, "trivialaugment": {"policy": "trivialaugment"},
@@ -80,9 +82,10 @@ def kernels(settings: Settings, report: Report) -> Result:
         got = finish(torch.from_numpy(images).to(settings.device), *finish.pack(spec)).cpu().numpy()
         finish.close()
         difference = np.abs(got.astype(int) - _on_cpu(images, spec, ops, noise=noise, mean=mean))
-        worst = max(worst, int(difference.max()))
+        worst, allowed = max(worst, int(difference.max())), 2 if name in _JITTER_AFTER_BLUR else 1
+        good &= int(difference.max()) <= allowed
         report.row(name, difference.max(), f"{100 * (difference > 0).mean():.4f}")
-    return Result.judged(worst <= 1, f"at most {worst} of 255 apart on equal images (allowed: 1)")
+    return Result.judged(good, f"at most {worst} of 255 apart on equal images (allowed: 1, with jitter after a blur 2)")
 
 
 def _spec(augment: Any, count: int, res: int) -> Any:

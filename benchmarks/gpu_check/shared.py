@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["AUGMENTS", "cpu_seconds", "last_line", "loader_options", "open_set", "plan_of", "recipe_of", "stage_of",
            "step_records", "synchronise", "tiny_recipe", "train", "train_command", "training"]  # fmt: skip
 
+_EPOCH_STEPS = 12
 _MIXING = {"mixup_alpha": 0.2, "cutmix_alpha": 1.0}
 AUGMENTS: dict[str, dict[str, Any]] = {  # keys of [augment]
     "plain": {}, "mixing": _MIXING,
@@ -103,8 +104,15 @@ def training(
         yield (batch for batch in batches if batch.spec.split == "train"), learner
 
 
-def tiny_recipe(settings: Settings, name: str, *, batch_size: int | str = 8, epochs: int = 3, **changed: Any) -> Path:
-    """A recipe file: two stages of a tiny model, or one with the `model` and `res` of `changed`."""
+def tiny_recipe(
+    settings: Settings, name: str, *, batch_size: int | str | None = None, epochs: int = 3, **changed: Any
+) -> Path:
+    """A recipe file: two stages of a tiny model, or one with the `model` and `res` of `changed`.
+
+    `batch_size`: None for about `_EPOCH_STEPS` steps an epoch.
+    """
+    if batch_size is None:
+        batch_size = max(8, len(open_set(settings).splits["train"]) // _EPOCH_STEPS)
     sizes = [changed["res"]] if "res" in changed else settings.resolutions[:2]
     stages = "".join(f"[[stages]]\nres = {res}\nepochs = {epochs}\nbatch_size = {json.dumps(batch_size)}\n"
                      for res in sizes)  # fmt: skip

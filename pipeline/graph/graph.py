@@ -50,7 +50,7 @@ class Graph:
     def __init__(
         self, *, batch_size: int, num_threads: int, device_id: int | None, decode: Device, prefetch_batches: int,
         mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, ops: AugmentOps,
-        largest_pixels: int, hw_decoder_load: float = 0.65, transform: Transform | None = None,
+        largest_pixels: int, hw_decoder_load: float = 1.0, transform: Transform | None = None,
     ) -> None:  # fmt: skip
         """Build the graph.
 
@@ -234,7 +234,7 @@ def _memory_errors() -> Iterator[None]:
         raise torch.OutOfMemoryError(f"CUDA out of memory in DALI: {line.strip()}") from error
 
 
-def _graph(*, decode_device: str, on_cpu: bool, mixing: bool, hw_decoder_load: float = 0.65, **settings: Any) -> Any:
+def _graph(*, decode_device: str, on_cpu: bool, mixing: bool, hw_decoder_load: float = 1.0, **settings: Any) -> Any:
     """The pipeline of a run, not yet built; `settings` are those of DALI's `Pipeline`.
 
     Outputs on a CPU: the number of the batch that came with each image, (1,) int64; the images are written to the

@@ -364,7 +364,7 @@ def test_the_graph_runs_on_the_device_of_the_batches(
     made = requested_graph(monkeypatch, plan, device=device)
     assert (made["device_id"], made["decode"]) == (index, "cpu")  # GPU decoders may crash: only on request
     made = requested_graph(monkeypatch, plan, device=device, decode="gpu")
-    assert (made["device_id"], made["decode"], made["hw_decoder_load"]) == (index, "gpu", 0.65)
+    assert (made["device_id"], made["decode"], made["hw_decoder_load"]) == (index, "gpu", 1.0)
     made = requested_graph(monkeypatch, plan, device=device, decode="gpu", hw_decoder_load=0.9)
     assert made["hw_decoder_load"] == 0.9
     with pytest.raises(ResoluteError, match=r"Loader\.hw_decoder_load: got 1\.5, expected number, 0 to 1"):
