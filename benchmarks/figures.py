@@ -151,20 +151,6 @@ def training() -> str:
                    "whole command", "learning rates", "file"), rows)  # fmt: skip
 
 
-def schedules() -> str:
-    """Schedules that restart at each stage, with the recipes before."""
-    sets = {"compare-imagenette": "imagenette", "compare-clothing10": "clothing"}
-    words = {"progressive": "one OneCycle over the run", "onecycle_stage": "one OneCycle per stage",
-             "cosine_stage": "one cosine per stage"}  # fmt: skip
-    heads = [f"top-1, {title}, {_count(_read(name)['shards']['train_samples'])} photos ({_file(name)})"
-             for name, title in sets.items()]  # fmt: skip
-    rows = []
-    for recipe, title in words.items():
-        sides = [_read(name)["summary"]["recipes"][recipe]["final_top1"] for name in sets]
-        rows.append((title, *(f"{_percent(top1)} %" for top1 in sides)))
-    return _table(("schedule", *heads), rows)
-
-
 class _Row(NamedTuple):
     """A recipe for Imagenette, and its result files.
 
@@ -221,19 +207,6 @@ def imagenette() -> str:
     ]  # fmt: skip
     return _table(("recipe", "training photos", "validated on", "length", "top-1, averaged weights ± standard error",
                    "last weights", "whole command", "files"), rows)  # fmt: skip
-
-
-def proposals() -> str:
-    """Recipes proposed for time budgets: forecast and outcome."""
-    rows = [
-        (f"`{run['base']}.toml`", f"{run['budget_s']:g} s",
-         ", ".join(f"{stage['res']} px x {stage['epochs']}" for stage in run["forecast"]["stages"]),
-         f"{run['forecast_s']:.0f} s", f"{run['wall_s']:.0f} s", f"{run['ratio']:.2f}",
-         f"{100 * run['final_top1']:.1f} %")
-        for run in _read("plan-outcomes")["runs"]
-    ]  # fmt: skip
-    return _table(("base recipe", "budget", "proposed epochs", "forecast", "measured", "forecast / measured", "top-1"),
-                  rows)  # fmt: skip
 
 
 # {name in techniques.json: description}, in the order of the table's rows
@@ -360,8 +333,8 @@ def picture() -> str:
     }
     return (
         f"We replaced the model by a fixed pause per step and timed the wait for each batch of 64. At the changes to "
-        f"160 and 224 px the longest wait is {slowest['ours']} ms with Resolute, {slowest['peer']} ms with a DataLoader that is "
-        f"rebuilt for the new size ({_processor('bench-cpu')}, {_file('bench-cpu')}, first round)."
+        f"160 and 224 px the longest wait is {slowest['ours']} ms with Resolute, {slowest['peer']} ms with a "
+        f"DataLoader that is rebuilt for the new size ({_processor('bench-cpu')}, {_file('bench-cpu')}, first round)."
     )
 
 
@@ -422,7 +395,7 @@ def soak() -> str:
 
 FIGURES: Mapping[str, Callable[[], str]] = {
     figure.__name__: figure
-    for figure in (headline, results, training, schedules, imagenette, proposals, techniques, turns, peers, switch,
+    for figure in (headline, results, training, imagenette, techniques, turns, peers, switch,
                    changes, picture, gpu, prep, soak)
 }
 

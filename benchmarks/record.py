@@ -44,24 +44,14 @@ FORMAT = "resolute-benchmark-2"
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("torch", "torchvision", "timm", "nvidia-dali-cuda130", "nvidia-dali-cuda120", "numpy", "pillow")
 # commands that measure again what is in the files written before results recorded their command
-_COMPARED = [f"benchmarks/recipes/{name}.toml" for name in
-             ("fixed224", "progressive", "onecycle_stage", "cosine_stage", "unfreeze", "freeze")]  # fmt: skip
 _COMMANDS = {
     "bench-cpu": "benchmarks --shards demo/shards --seconds 3 --rounds 2",
-    "changes": "benchmarks.change --shards shards --kinds --batch-size 32",
-    "compare-clothing10": f"benchmarks.training --shards clothing10 --plan --recipes {','.join(_COMPARED)}",
-    "compare-imagenette": f"benchmarks.training --shards imagenette224 --plan --recipes {','.join(_COMPARED[:4])}",
-    "order": "benchmarks.storage.order",
     "peers-64": "benchmarks.loader --shards shards --seconds 4 --only ours,dali,ffcv --ffcv-python PY",
     "peers-switch": "benchmarks.change --shards shards --only ours,pillow,timm-scheduled,ffcv-output-size "
                     "--ffcv-python PY",
     "prep": "benchmarks.prep --src photos --img2dataset PY",
     "prep-7704": "benchmarks.prep --src photos --copies 24 --rounds 1 --img2dataset PY",
     "resume": "benchmarks.soak --only train-all,train-ranks --kills 12 --faults 0",
-    "scale": "benchmarks.storage.index",
-    "storage": "benchmarks.storage --shards shards --pace 1000 --seconds 12",
-    "storage-256": "benchmarks.storage --shards shards --pace 1000 --seconds 12 --batch-size 256",
-    "storage-large": "benchmarks.storage --shards shards --pace 800 --seconds 15 --only store --total-mib-per-s 60",
 }  # fmt: skip
 
 

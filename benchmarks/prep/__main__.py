@@ -47,7 +47,7 @@ from resolute.errors import ResoluteError
 from resolute.prep.convert.resize import fit
 from resolute.prep.settings import MARGIN
 
-from .parts import measure_parts, measure_psnr
+from .pixels import measure_psnr
 
 WORKERS = 2
 QUALITY = 90
@@ -235,7 +235,7 @@ def _measure_all(args: argparse.Namespace) -> None:
             "images": len(files), "copies": args.copies, "resolutions": resolutions, "short_sides": sides,
             "shard_samples": args.shard_samples, "workers": WORKERS,
             "seconds": measure(tools, root / "photos", root / "few", root, args.rounds),
-            "parts": measure_parts(once, sides, args.rounds), "psnr_db": measure_psnr(once, sides),
+            "psnr_db": measure_psnr(once, sides),
         }  # fmt: skip
     report(result)
     write(args.out, result)
@@ -258,13 +258,11 @@ def report(result: dict[str, Any]) -> None:
     for name, values in seconds.items():
         if "noop_seconds" in values:
             print(f"  {name} with nothing to do {statistics.median(values['noop_seconds']):.2f} s")
-    for part, ms in result["parts"]["ms"].items():
-        print(f"  {part:<22} {ms['median']:6.3f} ms CPU per image")
-    for side, nbytes in result["parts"]["bytes"].items():
+    for side in result["short_sides"]:
         psnr = ", ".join(
             f"{means[side]:.2f} dB to {name}" for name, means in result["psnr_db"].items() if side in means
         ) or "nothing to shrink"  # fmt: skip
-        print(f"  short side {side:>4} px: {nbytes / 1e3:5.1f} kB per image; before JPEG {psnr}")
+        print(f"  short side {side:>4} px: before JPEG {psnr}")
 
 
 if __name__ == "__main__":

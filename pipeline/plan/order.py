@@ -35,7 +35,7 @@ Order = Literal["full", "block"]
 # why 1024: 12 MB at 128 px and 30 MB at 224 px (11.6 and 29.1 kB per sample), so with a latency of 10 ms and 100 MB/s
 # a ranged read spends nine tenths of its time on data, and the open blocks take 0.2 to 0.5 GB of cache.
 BLOCK_SAMPLES = 1024
-WINDOW_BLOCKS = 16  # why 16: a batch of 256 has 16 samples of each open block; compare benchmarks/storage/order.py
+WINDOW_BLOCKS = 16  # why 16: a batch of 256 has 16 samples of each open block (LOG.md, 2026-11-21)
 _MIN_BLOCKS = 64  # small sets get smaller blocks, so that there is still something to shuffle
 
 _RING, _ORDER = 0, 1  # stream purposes; plan.py and augment_params.py use others

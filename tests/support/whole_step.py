@@ -403,7 +403,7 @@ def _resources(sources: list[tuple[str, str]], plant: str) -> list[dict[str, Any
     """
     from torch._inductor.async_compile import _load_triton_kernel_from_source
 
-    from resolute.benchmarks.kernels import resources
+    from tests.support.kernel_resources import resources
 
     distinct, rows = {}, []
     for name, source in sources:

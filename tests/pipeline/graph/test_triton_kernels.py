@@ -14,10 +14,18 @@ import pytest
 import torch
 import triton
 
-from resolute.benchmarks.kernels import CAPABILITIES, Launch, compiled, launches, over_budget, specialization, variants
 from resolute.pipeline.plan.augment_params import AugmentOps, used_ops
 from resolute.pipeline.plan.stage import Augment
 from tests import ROOT
+from tests.support.kernel_resources import (
+    CAPABILITIES,
+    Launch,
+    compiled,
+    launches,
+    over_budget,
+    specialization,
+    variants,
+)
 
 EVERYTHING = used_ops([
     Augment(policy="randaugment", num_ops=4, jitter=(0.4, 0.4, 0.4, 0.1), grey_prob=0.1, blur_prob=0.1,

@@ -1,28 +1,18 @@
-"""Compiles every Triton kernel ahead of time for every GPU generation, and reports the resources that each uses.
-
-    python -m resolute.benchmarks.kernels [--capabilities 75,90] [--out FILE]
+"""Compiles every Triton kernel ahead of time for every GPU generation, and tells the resources that each uses.
 
 Needs no GPU. The signatures, constants and specialisations are those of the launches of `GpuFinish`, recorded from
 it. Per kernel and compute capability: registers and local memory per thread (which is where registers are spilled to),
-shared memory per block, size of the object code, and the warps that one multiprocessor can run at a time. The command
-fails if a kernel exceeds its budget.
+shared memory per block, size of the object code, and the warps that one multiprocessor can run at a time.
 """
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before the slow imports
-    from resolute.console import guard_process
-
-    guard_process()
-
-import argparse
 import itertools
 import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -33,14 +23,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from resolute.benchmarks.cli import Parser, command, show_progress, text_table
-from resolute.benchmarks.record import check_writable, header, write
-from resolute.errors import ResoluteError
 from resolute.pipeline.graph import gpu_finish
 from resolute.pipeline.graph.gpu_finish import GpuFinish
 from resolute.pipeline.plan.augment_params import NOISE_PX, AugmentOps
 
-__all__ = ["CAPABILITIES", "Launch", "compiled", "launches", "main", "over_budget", "resources", "specialization",
+__all__ = ["CAPABILITIES", "Launch", "compiled", "launches", "over_budget", "resources", "specialization",
            "variants"]  # fmt: skip
 
 CAPABILITIES = (75, 80, 86, 89, 90, 100)
@@ -151,44 +138,3 @@ def over_budget(rows: Sequence[dict[str, Any]]) -> list[str]:
         if row["registers"] > budget:
             lines.append(f"{where}: got {row['registers']} registers, expected at most {budget}")
     return lines
-
-
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    cells = [[row["kernel"], *(f"{row[key]:,}" for key in
-             ("capability", "registers", "local_bytes", "shared_bytes", "code_bytes")),
-             f"{row['max_warps']} of {row['limit_warps']}"] for row in rows]  # fmt: skip
-    names = ("kernel", "capability", "registers", "local bytes", "shared bytes", "code bytes", "warps")
-    return text_table("Triton kernels: per thread, block and multiprocessor", names, cells)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m resolute.benchmarks.kernels", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--capabilities", default=",".join(map(str, CAPABILITIES)), metavar="CC,…",
-                        help="compute capabilities (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kernels.json"), metavar="FILE")
-    return command(parser, _run, argv)
-
-
-def _run(args: argparse.Namespace) -> None:
-    words = args.capabilities.split(",")
-    if not words or not all(word in map(str, CAPABILITIES) for word in words):
-        known = ",".join(map(str, CAPABILITIES))
-        raise ResoluteError(f"--capabilities: got {args.capabilities}, expected some of {known}; correct it")
-    check_writable(args.out)
-    result, rows = header(packages=["triton"]), []
-    for name, launch in variants():
-        for capability in map(int, words):
-            show_progress(f"{name} for {capability}")
-            rows.append({"kernel": name, "capability": capability, **compiled(launch, capability)})
-    show_progress("")
-    print(table(rows))
-    write(args.out, {**result, "budgets": _BUDGETS, "kernels": rows})
-    if lines := over_budget(rows):
-        raise ResoluteError("; ".join(lines))
-
-
-if __name__ == "__main__":
-    from resolute.console import run_main
-
-    run_main(main)
