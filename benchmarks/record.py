@@ -51,7 +51,7 @@ _COMMANDS = {
                     "--ffcv-python PY",
     "prep": "benchmarks.prep --src photos --img2dataset PY",
     "prep-7704": "benchmarks.prep --src photos --copies 24 --rounds 1 --img2dataset PY",
-    "resume": "benchmarks.soak --only train-all,train-ranks --kills 12 --faults 0",
+    "resume": "tests.soak --only train-all,train-ranks --kills 12 --faults 0",
 }  # fmt: skip
 
 

@@ -19,8 +19,7 @@ from tests.support.trees import tree
 # examples to copy, programs that only other programs start, and a loop without any of our code
 NO_COMMANDS = {*(f"pipeline/examples/{name}.py" for name in ("accelerate_loop", "lightning_loop", "plain", "start",
                "timm_loop", "transformers_loop")), "benchmarks/loaders/child.py", "benchmarks/storage/object_store.py",
-               "benchmarks/soak/objects.py", "resolute/cuda_stack.py",
-               "train/inference/exported_predict.py"}  # fmt: skip
+               "resolute/cuda_stack.py", "train/inference/exported_predict.py"}  # fmt: skip
 ENTRY_POINTS = sorted(
     path.relative_to(ROOT)
     for package in ("pipeline", "prep", "train", "benchmarks")

@@ -26,8 +26,8 @@ from typing import Any
 
 import pytest
 
-from resolute.benchmarks.soak.processes import end_process, load_compiled, redirect_streams
 from tests import ROOT
+from tests.soak.processes import end_process, load_compiled, redirect_streams
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -1,4 +1,4 @@
-"""`python -m resolute.benchmarks.soak`: soak test with hundreds of kills and storage faults, and checks of the results.
+"""`python -m tests.soak`: soak test with hundreds of kills and storage faults, and checks of the results.
 
 Every cycle runs one scenario (prep, verify, training, evaluation) from start to end while a few random events hit it;
 after each event the same command is restarted, as a supervisor would. The outcome is then compared with that of an
@@ -35,7 +35,7 @@ _INSIDE = "RESOLUTE_SOAK_FOLDER"  # set in the process that was started with the
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m resolute.benchmarks.soak", description=(__doc__ or "").partition("\n\n")[0],
+    parser = Parser(prog="python -m tests.soak", description=(__doc__ or "").partition("\n\n")[0],
                     epilog=(__doc__ or "").rpartition("\n\n")[2], allow_abbrev=False)  # fmt: skip
     add = parser.add_argument
     add("--seed", type=int, default=0, metavar="N", help="seed of all events (default: %(default)s)")

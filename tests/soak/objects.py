@@ -4,7 +4,7 @@
         store.variables            # environment variables for its clients
         store.fail("503", after=10, limit=3)
 
-The server is a process of its own (`python -m resolute.benchmarks.soak.objects`). Kinds of faults: an HTTP status,
+The server is a process of its own (`python -m tests.soak.objects`). Kinds of faults: an HTTP status,
 `hang` (no answer for `wait_s`, then the connection ends), `slow` (an answer after `wait_s`), `cut` (half of the body,
 then the connection ends).
 """

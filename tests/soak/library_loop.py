@@ -1,6 +1,6 @@
 """A loop over the library's loader that is interrupted by Ctrl-C again and again, as in a notebook, and started again.
 
-    python -m resolute.benchmarks.soak.library_loop SHARDS OUT [--interrupts SEED]
+    python -m tests.soak.library_loop SHARDS OUT [--interrupts SEED]
 
 OUT gets a line "index digest" for each batch, in the order in which the loop got them.
 """
@@ -76,7 +76,7 @@ def _run(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     about = (__doc__ or "").partition("\n")[0]
-    parser = Parser(prog="python -m resolute.benchmarks.soak.library_loop", description=about)
+    parser = Parser(prog="python -m tests.soak.library_loop", description=about)
     parser.add_argument("shards", help="a shard set with 64 px")
     parser.add_argument("out", type=Path, help="the file to write")
     parser.add_argument("--interrupts", type=int, metavar="SEED", help="seed of the moments (default: none)")

@@ -332,7 +332,7 @@ class Soak:
     def _add_finding(self, scenario: Scenario, event: str, problem: str, process: Process | None = None) -> None:
         self._failed = True
         root = f"{Path(__file__).resolve().parents[2]}/"
-        module = "python -m resolute.benchmarks.soak"
+        module = "python -m tests.soak"
         self.findings.append({
             "scenario": scenario.name, "index": scenario.index, "event": event, "problem": problem,
             "stderr": "" if process is None else process.stderr[-4000:].replace(root, ""),

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from resolute.benchmarks.soak.checks import _check_samples, check_training, compare_trees, leftover_files, tree
-from resolute.benchmarks.soak.events import Event, Place, draw, problems_of
-from resolute.benchmarks.soak.faults import NAME, OPEN, READ, SYNC, WRITE, Control, compile_library, preload
-from resolute.benchmarks.soak.scenarios import PrepMemory, World, chosen_scenarios, write_recipes
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
 from resolute.train.recipe.schema import Recipe
+from tests.soak.checks import _check_samples, check_training, compare_trees, leftover_files, tree
+from tests.soak.events import Event, Place, draw, problems_of
+from tests.soak.faults import NAME, OPEN, READ, SYNC, WRITE, Control, compile_library, preload
+from tests.soak.scenarios import PrepMemory, World, chosen_scenarios, write_recipes
 
 PLACES = {"in": Place(path=Path("in"), reads=True, vanishes=True), "out": Place(path=Path("out"), writes=True)}
 _WORK = """
@@ -233,7 +233,7 @@ def test_a_graph_leaves_no_generated_code_behind(
 def test_ctrl_c_before_a_forked_command_begins_ends_it_silently(tmp_path: Path) -> None:
     code = """
 import os, pathlib, signal, sys
-from resolute.benchmarks.soak.processes import Command, start
+from tests.soak.processes import Command, start
 command = Command(module="none", main=lambda words: 0, arguments=[])
 process = start(command, pathlib.Path(sys.argv[1]), prepare=lambda: os.kill(os.getpid(), signal.SIGINT))
 print(process.wait(20), repr(process.stderr))
@@ -247,7 +247,7 @@ print(process.wait(20), repr(process.stderr))
 def test_a_short_soak_has_no_findings(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
     words = ["--only", "prep-folder,train-1", "--seed", 7, "--index", 2, "--out", out]
-    done = subprocess.run([sys.executable, "-m", "resolute.benchmarks.soak", *map(str, words)], text=True,
+    done = subprocess.run([sys.executable, "-m", "tests.soak", *map(str, words)], text=True,
                           capture_output=True,
                           timeout=900)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
