@@ -108,8 +108,7 @@ def headline() -> str:
 
 
 def results() -> str:
-    """README's table: five comparisons by wall time."""
-    ours, fixed = _sides(_TRAINING)
+    """README's table: comparisons by wall time."""
     switch = _switch_ms()
     rates = [rates["loaders"] for rates in _read("peers")["loader"]["res"]]
     prep = {tool: statistics.mean(took["seconds"]) for tool, took in _read("prep-8165")["seconds"].items()}
@@ -120,8 +119,6 @@ def results() -> str:
     return _table(
         ("measurement", "Resolute", "beside it", "file"),
         [
-            ("12 epochs to 224 px, a tiny model", _seconds(ours), f"{_seconds(fixed)}, all epochs at 224 px",
-             _file(_TRAINING)),
             (f"Imagenette, {_NEW.photos[0]} photos, {_NEW.length}", f"{_NEW.wall_s / 60:.1f} min, top-1 {_NEW.top1()}",
              f"{_OLD.wall_s / 60:.1f} min, {_OLD.top1()}: the recipe before, {_OLD.length}", _NEW.files),
             ("time lost at 128 → 160 and 160 → 224 px, batches of 64", f"{switch['ours']} ms",

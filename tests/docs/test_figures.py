@@ -65,7 +65,7 @@ def test_the_picture_is_drawn_from_its_result_file() -> None:
 
 
 def test_readme_is_short_and_its_links_exist() -> None:
-    assert len(README.splitlines()) <= 150
+    assert len(README.splitlines()) <= 130
     targets = [target for target in re.findall(r"\]\(([^)#]+)", README) if "://" not in target]
     assert len(targets) > 20
     assert [target for target in targets if not (ROOT / target).exists()] == []
