@@ -1,0 +1,159 @@
+"""A plain PyTorch training with progressive sizes, for `resolute.benchmarks.whole`: what a user would write by hand.
+
+    python -m resolute.benchmarks.whole_loop SETTINGS.json      # prints one line of JSON per epoch
+
+One DataLoader with persistent workers serves all sizes: its sampler yields (sample, size) pairs, so a change of size
+starts no worker. Photos are read from class folders and decoded with Pillow, whose `draft` mode decodes large JPEGs at
+a fraction of their size; crops, flips and normalisation are torchvision's. Neither timm's nor our code is used but for
+the network.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the slow imports
+    from resolute.console import guard_process
+
+    guard_process()
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torchvision import transforms
+from torchvision.transforms import InterpolationMode
+
+__all__ = ["main"]
+
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_PREFETCH = 4
+
+
+class _Photos(Dataset[tuple[torch.Tensor, int]]):
+    """Photos of class folders; an item is (sample, size in px)."""
+
+    def __init__(self, folder: Path, *, scale: Sequence[float] | None, crop: float = 0.875) -> None:
+        """`scale`: of random crops; None: resize the short side to size / `crop` and crop the centre."""
+        classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        self.files = [(str(path), label) for label, name in enumerate(classes)
+                      for path in sorted((folder / name).iterdir())]  # fmt: skip
+        self._scale, self._crop = scale, crop
+        self._transforms: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, item: tuple[int, int]) -> tuple[torch.Tensor, int]:
+        sample, size = item
+        path, label = self.files[sample]
+        with Image.open(path) as image:
+            # draft keeps at least this size; a crop of the smallest scale is then enlarged as it would be anyway
+            shortest = round(size / self._crop) if self._scale is None else 2 * size
+            image.draft("RGB", (shortest, shortest))
+            return self._transform(size)(image.convert("RGB")), label
+
+    def _transform(self, size: int) -> Any:
+        if size not in self._transforms:
+            shape: list[Any] = (
+                [transforms.Resize(round(size / self._crop), InterpolationMode.BILINEAR), transforms.CenterCrop(size)]
+                if self._scale is None else
+                [transforms.RandomResizedCrop(size, self._scale, interpolation=InterpolationMode.BILINEAR),
+                 transforms.RandomHorizontalFlip()]
+            )  # fmt: skip
+            self._transforms[size] = transforms.Compose(
+                [*shape, transforms.ToTensor(), transforms.Normalize(_MEAN, _STD)]
+            )
+        return self._transforms[size]
+
+
+class _Sized(Sampler[list[tuple[int, int]]]):
+    """Batches of (sample, size); `size` is set before each epoch."""
+
+    def __init__(self, samples: int, batch_size: int, *, seed: int | None) -> None:
+        """`seed`: of the order; None: as listed."""
+        self._samples, self._batch_size, self.size = samples, batch_size, 0
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+
+    def __len__(self) -> int:
+        return -(-self._samples // self._batch_size)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        order = (range(self._samples) if self._generator is None
+                 else torch.randperm(self._samples, generator=self._generator).tolist())  # fmt: skip
+        for first in range(0, self._samples, self._batch_size):
+            yield [(sample, self.size) for sample in order[first : first + self._batch_size]]
+
+
+def _loader(photos: _Photos, sampler: _Sized, workers: int) -> DataLoader[Any]:
+    return DataLoader(photos, batch_sampler=sampler, num_workers=workers, persistent_workers=True,
+                      prefetch_factor=_PREFETCH)  # fmt: skip
+
+
+def train(settings: dict[str, Any]) -> Iterator[dict[str, float]]:
+    """{"epoch", "res", "loss", "top1", "unix_s"} of each epoch. `settings`: as `whole` writes them."""
+    torch.manual_seed(settings["seed"])
+    torch.set_num_threads(settings["threads"])
+    root, batch_size = Path(settings["photos"]), settings["batch_size"]
+    photos, held_out = _Photos(root / "train", scale=settings["scale"]), _Photos(root / "val", scale=None)
+    order = _Sized(len(photos), batch_size, seed=settings["seed"])
+    val_order = _Sized(len(held_out), settings["eval_batch_size"], seed=None)
+    batches, val_batches = (_loader(photos, order, settings["workers"]),
+                            _loader(held_out, val_order, settings["workers"]))  # fmt: skip
+    classes = len({label for _, label in photos.files})
+    model: Any = timm.create_model(settings["model"], num_classes=classes, **settings["model_kwargs"])
+    model = model.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(_groups(model, settings["weight_decay"]), lr=settings["lr"], momentum=0.9,
+                                nesterov=True)  # fmt: skip
+    loss_of = nn.CrossEntropyLoss(label_smoothing=settings["label_smoothing"])
+    sizes = [res for res, epochs in settings["stages"] for _ in range(epochs)]
+    total, warm_up, step = len(sizes) * len(order), settings["warmup_epochs"] * len(order), 0
+    for epoch, res in enumerate(sizes):
+        order.size = val_order.size = res
+        model.train()
+        losses = 0.0
+        for images, labels in batches:
+            lr = settings["lr"] * (0.1 + 0.9 * step / warm_up if step < warm_up
+                                   else 0.5 * (1 + math.cos(math.pi * step / total)))  # fmt: skip
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            with torch.autocast("cpu", torch.bfloat16, enabled=settings["bf16"]):
+                loss = loss_of(model(images.contiguous(memory_format=torch.channels_last)), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            losses, step = losses + loss.item(), step + 1
+        model.eval()
+        right = 0
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=settings["bf16"]):
+            for images, labels in val_batches:
+                right += int((model(images.contiguous(memory_format=torch.channels_last)).argmax(1) == labels).sum())
+        yield {"epoch": epoch, "res": res, "loss": losses / len(order), "top1": right / len(held_out),
+               "unix_s": time.time()}  # fmt: skip
+
+
+def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Weight decay for matrices and kernels alone, as timm and Resolute do."""
+    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    (path,) = sys.argv[1:] if argv is None else argv
+    for epoch in train(json.loads(Path(path).read_text(encoding="utf-8"))):
+        print(json.dumps(epoch), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    from resolute.console import run_main
+
+    run_main(main)

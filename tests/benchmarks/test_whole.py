@@ -1,0 +1,99 @@
+"""Whole trainings of several tools: the same photos and settings for each, and what is read from their logs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from resolute.benchmarks import whole
+from resolute.benchmarks.whole import main, mean_and_error, time_to
+from resolute.errors import ResoluteError
+from tests.conftest import make_photos
+
+TINY = whole.Case(model="test_resnet", model_kwargs={}, stages=((32, 1), (48, 1)), batch_size=16, eval_batch_size=8)
+# stands in for timm's train.py: notes its arguments and writes a log as timm does
+TIMM = """
+import json, pathlib, sys, time
+words = sys.argv[1:]
+after = lambda flag: words[words.index(flag) + 1]
+out = pathlib.Path(after("--output"), after("--experiment"))
+out.mkdir(parents=True)
+(out.parent / "words.json").write_text(json.dumps(words))
+with (out / "summary.csv").open("w") as file:
+    file.write("epoch,eval_top1\\n")
+    for epoch in range(int(after("--epochs"))):
+        time.sleep(0.3)
+        file.write(f"{epoch},{50 + epoch}\\n")
+        file.flush()
+    time.sleep(0.3)
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command line for tiny photos, a tiny case and a stand-in for timm."""
+    monkeypatch.setitem(whole.CASES, "small", TINY)
+    photos = make_photos(tmp_path / "photos", each=8)
+    held_out = [f"{path.parent.name}/{path.name}" for path in sorted(photos.rglob("*.jpg")) if path.stem < "2"]
+    (tmp_path / "val.txt").write_text("\n".join(held_out))
+    (tmp_path / "timm").mkdir()
+    (tmp_path / "timm/train.py").write_text(TIMM)
+    return ["--photos", str(photos), "--val-list", str(tmp_path / "val.txt"), "--timm", str(tmp_path / "timm"),
+            "--work", str(tmp_path / "work"), "--out", str(tmp_path / "whole.json")]  # fmt: skip
+
+
+@pytest.mark.slow  # trains four times
+def test_tools_train_the_same_photos_in_turns(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--tools", "ours,plain,timm,timm-sizes", "--lr", "plain=0.1"]) == 0
+    result = json.loads((tmp_path / "whole.json").read_text())
+    assert [run["tool"] for run in result["runs"]] == ["ours", "plain", "timm", "timm-sizes"]
+    assert [run["lr"] for run in result["runs"]] == [TINY.lr, 0.1, TINY.lr, TINY.lr]
+    for run in result["runs"]:
+        times = [point["elapsed_s"] for point in run["curve"]]
+        assert len(times) == 2
+        assert 0 < times[0] < times[1] <= run["wall_s"] + 0.2, run
+        assert run["top1"] == run["curve"][-1]["top1"]
+    assert result["photos"] == 3 * 8 - len((tmp_path / "val.txt").read_text().split())
+    fixed, sizes = (json.loads((tmp_path / f"work/{tool}-0-{run['workers']}/words.json").read_text())
+                    for tool, run in zip(("timm", "timm-sizes"), result["runs"][2:], strict=True))  # fmt: skip
+    assert sizes[: len(fixed)] != fixed  # another folder
+    assert sizes[-5:] == ["--train-img-sizes", "32", "48", "--train-size-schedule", "progressive"]
+    assert fixed[fixed.index("--img-size") + 1] == "48"
+    printed = capsys.readouterr().out
+    assert "timm-sizes" in printed
+    assert "51.0 ± 0.0" in printed
+
+
+def test_a_tool_that_fails_ends_the_benchmark_with_its_last_line(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "timm/train.py").write_text("raise SystemExit('no such network')")
+    assert main([*command, "--tools", "timm"]) == 2
+    assert "timm, seed 0: got status 1, expected 0: no such network" in capsys.readouterr().err
+
+
+def test_photos_that_are_listed_are_held_out(tmp_path: Path) -> None:
+    photos = make_photos(tmp_path / "photos", classes=2, each=3)
+    names = sorted(path.name for path in (photos / "class0").iterdir())
+    (tmp_path / "val.txt").write_text(f"class0/{names[0]}\n\n")
+    whole.write_photos(photos, tmp_path / "val.txt", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out/val").rglob("*") if path.is_symlink()] == [names[0]]
+    assert len([path for path in (tmp_path / "out/train").rglob("*") if path.is_symlink()]) == 5
+    (tmp_path / "val.txt").write_text("class0/none.jpg\n")
+    with pytest.raises(ResoluteError, match=r"got no photo of .*photos, expected CLASS/NAME"):
+        whole.write_photos(photos, tmp_path / "val.txt", tmp_path / "other")
+
+
+def test_an_accuracy_is_reached_where_the_curve_first_has_it() -> None:
+    curve = [{"elapsed_s": 1.0, "top1": 0.2}, {"elapsed_s": 2.0, "top1": 0.6}, {"elapsed_s": 3.0, "top1": 0.5}]
+    assert (time_to(curve, 0.5), time_to(curve, 0.7)) == (2.0, None)
+
+
+def test_the_error_of_a_mean_is_that_of_its_values() -> None:
+    assert mean_and_error([3.0]) == (3.0, 0.0)
+    mean, error = mean_and_error([1.0, 3.0])
+    assert (mean, error) == (2.0, 1.0)
