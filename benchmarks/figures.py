@@ -295,10 +295,10 @@ def _switch_ms() -> dict[str, str]:
 
 
 def switch() -> str:
-    """Time lost by a consumer that only takes batches."""
+    """Time lost by a loop that only takes batches."""
     lost = _switch_ms()
     return (
-        f"A consumer that only takes batches of {_read('peers-switch')['settings']['batch_size']} loses "
+        f"A loop without a model, which only takes batches of {_read('peers-switch')['settings']['batch_size']}, loses "
         f"{lost['ours']} ms at 128 → 160 and 160 → 224 px; with a rebuilt DataLoader it loses {lost['pillow']} ms, "
         f"with timm's loader and `input_size_choices` {lost['timm-scheduled']} ms, with FFCV's `output_size` "
         f"{lost['ffcv-output-size']} ms (medians of {_read('peers-switch')['settings']['rounds']} rounds, "
