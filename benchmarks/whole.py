@@ -5,8 +5,8 @@
 
 FOLDER holds native-size photos in class folders; the photos that FILE lists are validated on. All tools train the same
 network with the same optimizer, schedule (a cosine after one epoch of warm-up), number of epochs, batch size, crops and
-label smoothing, and validate after each epoch at the size that they train at. Each is one command per seed, timed from
-its start to its end; tools take turns, seed by seed, on the same cores.
+label smoothing, and validate after each epoch at the size that they train at (timm-sizes at 224 px). Each is one
+command per seed, timed from its start to its end; tools take turns, seed by seed, on the same cores.
 
 ours        `resolute shards`, then `resolute train`: 96, 128, 160, 224 px, in stages; prep's time is shown and added
 ours-224    the same with all epochs at 224 px
