@@ -155,7 +155,8 @@ class ObjectFiles(AsyncFileSystem):
         key = self._key(rpath)
 
         async def put() -> None:
-            # why not `put_async`: only this also aborts an upload that is cancelled
+            # why not `put_async`: this also aborts an upload that is cancelled, but for some with parts on their way
+            # (obstore 0.12)
             async with obstore.open_writer_async(
                 self._uploads, key, buffer_size=_PART_BYTES, max_concurrency=_PARTS
             ) as writer:
