@@ -305,7 +305,7 @@ def _run(args: argparse.Namespace) -> None:
             str(work / "photos/val"), "--out", str(work / "shards"), "--res", sizes]  # fmt: skip
     done = subprocess.run(prep, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ResoluteError(f"resolute shards: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
+        raise ResoluteError((done.stderr.strip().splitlines() or ["resolute shards: no output"])[-1])
     prep_s = time.perf_counter() - began
     common: dict[str, Any] = {"case": case, "threads": threads, "bf16": args.bf16, "photos": work / "photos",
                               "shards": work / "shards", "timm": args.timm and args.timm.resolve()}  # fmt: skip
