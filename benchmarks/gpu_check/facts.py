@@ -35,9 +35,9 @@ def device(settings: Settings, report: Report) -> Result:
         with contextlib.suppress(PackageNotFoundError):
             facts[name] = version(name)
     compilers = [path for path in map(shutil.which, (os.environ.get("CC") or "gcc", "clang")) if path]
-    facts["C compiler"] = compilers[0] if compilers else "none"
+    facts["C compiler"] = Path(compilers[0]).name if compilers else "none"
     facts["Python.h"] = Path(sysconfig.get_paths()["include"], "Python.h").exists()
-    facts["compute-sanitizer"] = shutil.which("compute-sanitizer") or "none"
+    facts["compute-sanitizer"] = "found" if shutil.which("compute-sanitizer") else "none"
     problem = ""
     if settings.on_gpu:
         problem = _gpu_facts(facts)
