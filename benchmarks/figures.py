@@ -336,7 +336,7 @@ def picture() -> str:
 
 
 def gpu() -> str:
-    """What `gpu-check` measured on a device."""
+    """The loader's rates and the cost of a stage change on a GPU."""
     result = _read("gpu-check-h200")
     values = {part["part"]: part["values"] for part in result["parts"]}
     res = result["settings"]["resolutions"]

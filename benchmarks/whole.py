@@ -55,7 +55,7 @@ Curve = list[dict[str, float]]  # [{"elapsed_s", "top1"}] after each epoch
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What all tools train."""
+    """The network and the training settings that all tools share."""
 
     model: str
     model_kwargs: dict[str, Any]

@@ -153,7 +153,7 @@ def used_bytes(device: torch.device) -> int:
 
 
 def allocator_retries(device: torch.device) -> int:
-    """How often torch's allocator had to free cached blocks before it could allocate one, since the process began."""
+    """Number of allocations of this process that succeeded only after torch had freed cached blocks."""
     statistics = driver.memory_stats(with_index(device))
     return int(statistics.get("num_alloc_retries", 0))
 

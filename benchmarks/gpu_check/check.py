@@ -77,7 +77,7 @@ def overall(results: Sequence[Result]) -> tuple[str, str]:
 
 
 def headline(settings: Settings, values: dict[str, dict[str, Any]]) -> str:
-    """How much faster the loader is than the model, and with how many cores; "" unless both were measured."""
+    """The loader's rate relative to the model's at each resolution, and the cores it uses; "" without both rates."""
     loader, training, parts = values.get("loader", {}), values.get("training", {}), []
     for res in settings.resolutions:
         if f"{res} plain" in loader and str(res) in training:
@@ -138,12 +138,12 @@ def _write(
 
     folder = Path(settings.folder)
     verdict, counts = overall([result for _, result, _ in results])
-    found = headline(settings, {part.name: result.values for part, result, _ in results})
+    sentence = headline(settings, {part.name: result.values for part, result, _ in results})
     parts = [{"part": part.name, "title": part.title, "took_s": round(part_s, 1), **dataclasses.asdict(result)}
              for part, result, part_s in results]  # fmt: skip
     machine = record["machine"]
     page = render(
-        Path(__file__).with_name("page.html"), title=f"GPU check: {verdict}", line=counts, headline=found,
+        Path(__file__).with_name("page.html"), title=f"GPU check: {verdict}", line=counts, headline=sentence,
         subtitle=f"{machine['gpu'] or machine['cpu']}, {took_s:.0f} s, commit {record['commit'] or 'unknown'}",
         parts=[{**part, "bad": part["verdict"] == "failed"} for part in parts],
     )  # fmt: skip
@@ -151,12 +151,12 @@ def _write(
         (folder / "report.html").write_bytes(page)
     without_folders = {"folder": folder.name, "shards": Path(settings.shards).name}
     document = {
-        **record, "settings": dataclasses.asdict(settings) | without_folders, "verdict": verdict, "headline": found,
+        **record, "settings": dataclasses.asdict(settings) | without_folders, "verdict": verdict, "headline": sentence,
         "took_s": round(took_s, 1), "parts": parts,
     }  # fmt: skip
     with output_file(folder / "gpu-check.json") as file:
         file.write((json.dumps(document, indent=1) + "\n").encode())
-    return verdict, " ".join(filter(None, [f"{counts}, {took_s:.0f} s.", found]))
+    return verdict, " ".join(filter(None, [f"{counts}, {took_s:.0f} s.", sentence]))
 
 
 def _make_shards(settings: Settings) -> None:

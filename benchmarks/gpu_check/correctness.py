@@ -300,10 +300,10 @@ def memory(settings: Settings, report: Report) -> Result:
     auto = shared.train(settings, shared.tiny_recipe(settings, "auto", batch_size="auto", epochs=1), runs, "auto",
                         "--gpu-memory-gib", "1")  # fmt: skip
     sizes = re.findall(r"batch_size[^\n]*", auto.stdout)
-    found = sizes[0] if auto.returncode == 0 and sizes else shared.last_line(auto.stderr)
+    chosen = sizes[0] if auto.returncode == 0 and sizes else shared.last_line(auto.stderr)
     return Result.judged(
         refused.returncode == 2 and "out of memory" in message and auto.returncode == 0 and used <= reserve,
-        f"DALI uses {used / 2**20:.0f} of {reserve / 2**20:.0f} MiB | too large: {message} | auto: {found}",
+        f"DALI uses {used / 2**20:.0f} of {reserve / 2**20:.0f} MiB | too large: {message} | auto: {chosen}",
     )
 
 

@@ -1,4 +1,4 @@
-"""What the parts of the check receive and return: `Settings`, `Report` and `Result`."""
+"""`Settings` of the check, the `Result` of a part, and its `Report` while it runs."""
 
 from __future__ import annotations
 

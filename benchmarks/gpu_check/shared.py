@@ -1,4 +1,4 @@
-"""What several parts use: plans, loaders, learners and trainings of the check's sizes."""
+"""Helpers of the parts: plans, loaders, learners and trainings of the check's sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How exact prep's pixels are, before JPEG: PSNR to resize filters computed in float64."""
+"""The PSNR of prep's pixels, before JPEG compression, to resize filters computed in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiles every Triton kernel ahead of time for every GPU generation, and tells the resources that each uses.
+"""Compiles every Triton kernel ahead of time for every GPU generation, and lists the resources that each uses.
 
 Needs no GPU. The signatures, constants and specialisations are those of the launches of `GpuFinish`, recorded from
 it. Per kernel and compute capability: registers and local memory per thread (which is where registers are spilled to),
