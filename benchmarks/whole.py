@@ -1,21 +1,25 @@
-"""Photos to accuracy, whole commands: Resolute beside timm's train.py and a plain PyTorch loop.
+"""Photos to accuracy, whole commands: Resolute beside timm's train.py, FFCV and a plain PyTorch loop.
 
-    python -m resolute.benchmarks.whole --photos FOLDER --val-list FILE --timm CHECKOUT [--case small] [--seeds 0,1,2]
-                              [--tools ours,ours-224,plain,timm,timm-sizes] [--lr TOOL=0.5,…] [--out FILE]
+    python -m resolute.benchmarks.whole --photos FOLDER --val-list FILE --timm CHECKOUT --ffcv-python PY
+                              [--case small] [--seeds 0,1,2] [--lr TOOL=0.5 …] [--same-time] [--out FILE]
+    python -m resolute.benchmarks.whole … --rates 0.1,0.3,1      # on other photos: prints the best rates for --lr
 
 FOLDER holds native-size photos in class folders; the photos that FILE lists are validated on. All tools train the same
 network with the same optimizer, schedule (a cosine after one epoch of warm-up), number of epochs, batch size, crops and
 label smoothing, and validate after each epoch at the size that they train at (timm-sizes at 224 px). Each is one
-command per seed, timed from its start to its end; tools take turns, seed by seed, on the same cores.
+command per seed, timed from its start to its end; tools take turns, seed by seed, on the same cores. Preparing files
+(ours, ffcv) happens once; its time is shown, and added to each training. With --same-time, peers also train with as
+many epochs as fit in the time that ours takes.
 
-ours        `resolute shards`, then `resolute train`: 96, 128, 160, 224 px, in stages; prep's time is shown and added
+ours        `resolute shards`, then `resolute train`: 96, 128, 160, 224 px, in stages
 ours-224    the same with all epochs at 224 px
 plain       `whole_loop.py`: one persistent DataLoader, the same stages
+ffcv        the same loop on FFCV's batches (`whole_ffcv.py`), the same stages
 timm        train.py of a checkout of timm, all epochs at 224 px
 timm-sizes  train.py with its own schedule of the same sizes (`--train-size-schedule progressive`)
 
-Peers have N and N + 1 workers for N cores, and stand with the faster. `--case small` has a network so small that
-reading photos is the limit; `--case large` has one that is the limit itself.
+Peers have N or N + 1 workers for N cores, whichever was faster in two epochs before. `--case small` has a network so
+small that reading photos is the limit; `--case large` has one that is the limit itself.
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ if __name__ == "__main__":  # before the slow imports
 
 import argparse
 import csv
+import itertools
 import json
+import math
 import os
 import shutil
 import statistics
@@ -36,7 +42,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +54,8 @@ from .record import check_writable, header, write
 
 __all__ = ["CASES", "TOOLS", "Case", "main", "mean_and_error", "time_to", "write_photos"]
 
-TOOLS = ("ours", "ours-224", "plain", "timm", "timm-sizes")
+TOOLS = ("ours", "ours-224", "plain", "ffcv", "timm", "timm-sizes")
+_ROOT = Path(__file__).resolve().parents[1]  # with the package, for other interpreters
 _POLL_S = 0.1  # how often timm's log is looked at
 Curve = list[dict[str, float]]  # [{"elapsed_s", "top1"}] after each epoch
 
@@ -75,6 +82,14 @@ class Case:
     @property
     def largest(self) -> int:
         return max(res for res, _ in self.stages)
+
+    def shortened(self, epochs: int) -> Case:
+        """The case with `epochs` in all, at least 1: stages shrink alike; those left without one go, never the last."""
+        ends = [epochs * sum(each for _, each in self.stages[: i + 1]) // self.epochs
+                for i in range(len(self.stages))]  # fmt: skip
+        lengths = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        stages = tuple((res, length) for (res, _), length in zip(self.stages, lengths, strict=True) if length)
+        return replace(self, stages=stages, warmup_epochs=min(self.warmup_epochs, epochs - 1))
 
 
 _STAGES = ((96, 6), (128, 3), (160, 2), (224, 1))
@@ -112,7 +127,16 @@ class Job:
     photos: Path  # with train/ and val/
     shards: Path
     timm: Path | None  # a checkout
+    ffcv_python: str | None
     folder: Path  # of its own output
+
+    @property
+    def betons(self) -> Path:
+        return self.photos.parent / "betons"
+
+    @property
+    def python(self) -> str:
+        return (self.ffcv_python or "") if self.tool == "ffcv" else sys.executable
 
     @property
     def stages(self) -> tuple[tuple[int, int], ...]:
@@ -143,12 +167,19 @@ def _ours(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
     return words, curve
 
 
-def _plain(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
+def _settings(job: Job) -> Path:
+    """The file that `whole_loop` and `whole_ffcv` read."""
     settings = job.folder / "settings.json"
     settings.write_text(json.dumps({
-        **asdict(job.case), "stages": job.stages, "lr": job.lr, "seed": job.seed, "workers": job.workers,
-        "threads": job.threads, "bf16": job.bf16, "photos": str(job.photos),
+        **asdict(job.case), "tool": job.tool, "stages": job.stages, "lr": job.lr, "seed": job.seed,
+        "workers": job.workers, "threads": job.threads, "bf16": job.bf16, "photos": str(job.photos),
+        "betons": str(job.betons),
     }), encoding="utf-8")  # fmt: skip
+    return settings
+
+
+def _loop(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
+    settings = _settings(job)
 
     def curve(began: float) -> Curve:
         lines = (job.folder / "out.log").read_text(encoding="utf-8").splitlines()
@@ -201,34 +232,55 @@ def _timm(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
     return words, curve
 
 
-_COMMANDS = {"ours": _ours, "ours-224": _ours, "plain": _plain, "timm": _timm, "timm-sizes": _timm}
+_COMMANDS = {"ours": _ours, "ours-224": _ours, "plain": _loop, "ffcv": _loop, "timm": _timm, "timm-sizes": _timm}
 
 
 def run(job: Job) -> dict[str, Any]:
-    """{"tool", "seed", "lr", "workers", "wall_s", "curve", "top1"} of one training.
+    """{"tool", "seed", "lr", "workers", "epochs", "wall_s", "curve", "top1"} of one training.
 
     Raises `ResoluteError` with its last line if it fails.
     """
     shutil.rmtree(job.folder, ignore_errors=True)
     job.folder.mkdir(parents=True)
     words, curve = _COMMANDS[job.tool](job)
-    log = job.folder / "out.log"
+    began = time.time()
+    wall_s = _time(job, words, job.folder / "out.log")
+    points = curve(began)
+    return {"tool": job.tool, "seed": job.seed, "lr": job.lr, "workers": job.workers, "epochs": job.case.epochs,
+            "wall_s": wall_s, "curve": points, "top1": points[-1]["top1"]}  # fmt: skip
+
+
+def prepare(job: Job) -> float:
+    """Write the files that the job's tool trains on; returns the seconds. Raises `ResoluteError` if it fails."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    if job.tool == "ffcv":
+        words = ["-m", "resolute.benchmarks.whole_ffcv", str(_settings(job))]
+    else:
+        sizes = ",".join(str(res) for res, _ in job.case.stages)
+        words = ["-m", "resolute", "shards", "--src", str(job.photos / "train"), "--val", str(job.photos / "val"),
+                 "--out", str(job.shards), "--res", sizes]  # fmt: skip
+    return _time(job, words, job.folder / "out.log")
+
+
+def _time(job: Job, words: list[str], log: Path) -> float:
+    """Seconds of a command. Raises `ResoluteError` with the last line of `log` if it fails."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads)}
-    if job.timm is not None:  # its own package, not the installed one: train.py is of the same commit
-        environment["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [str(job.timm) if "timm" in job.tool else "", os.environ.get("PYTHONPATH", "")])
-        )
-    began, timer = time.time(), time.perf_counter()
+    paths = [os.environ.get("PYTHONPATH", "")]
+    if job.tool == "ffcv":
+        paths.insert(0, str(_ROOT))
+        environment["NUMBA_NUM_THREADS"] = str(max(job.workers, job.threads))  # why: else not more than cores
+    elif "timm" in job.tool:  # its own package, not the installed one: train.py is of the same commit
+        paths.insert(0, str(job.timm))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    began = time.perf_counter()
     with log.open("wb") as output:
-        status = subprocess.run([sys.executable, *words], stdout=output, stderr=subprocess.STDOUT, env=environment,
+        status = subprocess.run([job.python, *words], stdout=output, stderr=subprocess.STDOUT, env=environment,
                                 check=False).returncode  # fmt: skip
-    wall_s = time.perf_counter() - timer
+    wall_s = time.perf_counter() - began
     if status:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
         raise ResoluteError(f"{job.tool}, seed {job.seed}: got status {status}, expected 0: {lines[-1][:300]}")
-    points = curve(began)
-    return {"tool": job.tool, "seed": job.seed, "lr": job.lr, "workers": job.workers, "wall_s": wall_s,
-            "curve": points, "top1": points[-1]["top1"]}  # fmt: skip
+    return wall_s
 
 
 def time_to(curve: Curve, top1: float) -> float | None:
@@ -243,17 +295,42 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5
 
 
+def top1_at(curve: Curve, elapsed_s: float) -> float:
+    """The accuracy of the last validation until then, 0 before the first."""
+    return next((point["top1"] for point in reversed(curve) if point["elapsed_s"] <= elapsed_s), 0.0)
+
+
+def summary(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """[{"tool", "epochs", "top1", "wall_s", "prep_s", "equal_s", "lr", "workers", "seeds"}] of each tool and length.
+
+    top1 (in %), wall_s (with prep) and equal_s are (mean, standard error). equal_s: seconds, with prep, until the mean
+    accuracy that timm at 224 px has at its end was first reached; None if a seed did not reach it.
+    """
+    runs = result["runs"]
+    goal = statistics.fmean([each["top1"] for each in runs if each["tool"] == "timm" and each["round"] == 0] or [1.0])
+    rows = []
+    for tool, number in dict.fromkeys((each["tool"], each["round"]) for each in runs):
+        own = [each for each in runs if (each["tool"], each["round"]) == (tool, number)]
+        prep_s = result["prep_s"].get(tool.partition("-")[0], 0.0)
+        reached = [prep_s + (time_to(each["curve"], goal) or math.inf) for each in own]
+        rows.append({
+            "tool": tool, "epochs": own[0]["epochs"], "top1": mean_and_error([100 * each["top1"] for each in own]),
+            "wall_s": mean_and_error([each["wall_s"] + prep_s for each in own]), "prep_s": prep_s,
+            "equal_s": None if math.inf in reached else mean_and_error(reached),
+            "lr": own[0]["lr"], "workers": own[0]["workers"], "seeds": len(own),
+        })  # fmt: skip
+    return rows
+
+
 def table(result: Mapping[str, Any]) -> str:
-    rows, runs = [], result["runs"]
-    for tool in dict.fromkeys(each["tool"] for each in runs):
-        own = [each for each in runs if each["tool"] == tool]
-        top1, error = mean_and_error([100 * each["top1"] for each in own])
-        prep_s = result["prep_s"] if tool.startswith("ours") else 0.0
-        walls = [each["wall_s"] + prep_s for each in own]
-        without = f"{statistics.fmean(walls) - prep_s:.1f}" if prep_s else ""
-        rows.append([tool, f"{top1:.1f} ± {error:.1f}", f"{statistics.fmean(walls):.1f}", without,
-                     f"{own[0]['lr']:g}", str(own[0]["workers"]), str(len(own))])  # fmt: skip
-    names = ["", "top-1, %", "wall s", "without prep", "lr", "workers", "seeds"]
+    rows = []
+    for row in summary(result):
+        (top1, top1_error), (wall_s, wall_error), equal = row["top1"], row["wall_s"], row["equal_s"]
+        rows.append([row["tool"], str(row["epochs"]), f"{top1:.1f} ± {top1_error:.1f}",
+                     f"{wall_s:.1f} ± {wall_error:.1f}", f"{row['prep_s']:.1f}" if row["prep_s"] else "",
+                     "" if equal is None else f"{equal[0]:.1f} ± {equal[1]:.1f}", f"{row['lr']:g}",
+                     str(row["workers"]), str(row["seeds"])])  # fmt: skip
+    names = ["", "epochs", "top-1, %", "wall s", "of it prep", "s to timm's top-1", "lr", "workers", "seeds"]
     return text_table(f"{result['case']['model']}, {result['photos']} photos", names, rows)
 
 
@@ -275,10 +352,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--photos", type=Path, required=True, help="native-size photos in class folders")
     parser.add_argument("--val-list", type=Path, required=True, help="photos to validate on: CLASS/NAME, one a line")
     parser.add_argument("--timm", type=Path, help="checkout of timm; without it, its tools are left out")
+    parser.add_argument("--ffcv-python", metavar="PY", help="interpreter with FFCV; without it, ffcv is left out")
     parser.add_argument("--case", choices=sorted(CASES), default="small")
     parser.add_argument("--tools", default=",".join(TOOLS), help="(default: %(default)s)")
     parser.add_argument("--seeds", default="0", help="(default: %(default)s)")
     parser.add_argument("--lr", nargs="*", default=[], metavar="TOOL=LR", help="tuned on other photos")
+    parser.add_argument("--rates", metavar="LR,…", help="try these with every tool, and print the best for --lr")
+    parser.add_argument("--same-time", action="store_true", help="peers in the time of ours, too")
     parser.add_argument("--epochs", help="PX=EPOCHS,… instead of the case's stages")
     parser.add_argument("--bf16", action="store_true", help="if the CPU has its instructions")
     parser.add_argument("--work", type=Path, default=Path("whole"), help="folder to work in")
@@ -288,45 +368,58 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> None:
     check_writable(args.out)
-    tools = [tool for tool in chosen(args.tools, TOOLS) if args.timm or "timm" not in tool]
-    case, rates, threads = CASES[args.case], _tuned(args.lr), available_cpus()
+    given = {"timm": args.timm, "ffcv": args.ffcv_python}  # a tool that needs one of them is left out without it
+    tools = [tool for tool in chosen(args.tools, TOOLS) if given.get(tool.partition("-")[0], True)]
+    case, tuned, threads = CASES[args.case], _tuned(args.lr), available_cpus()
     if args.epochs:
         stages = tuple((int(res), int(epochs)) for res, _, epochs in
                        (word.partition("=") for word in args.epochs.split(",")))  # fmt: skip
-        case = Case(**{**vars(case), "stages": stages})
+        case = replace(case, stages=stages)
     seeds = [int(seed) for seed in args.seeds.split(",")]
     result = header(rounds=len(seeds), packages=["webdataset"])
     work = args.work.resolve()
     shutil.rmtree(work, ignore_errors=True)
     write_photos(args.photos, args.val_list, work / "photos")
-    began = time.perf_counter()
-    sizes = ",".join(str(res) for res, _ in case.stages)
-    prep = [sys.executable, "-m", "resolute", "shards", "--src", str(work / "photos/train"), "--val",
-            str(work / "photos/val"), "--out", str(work / "shards"), "--res", sizes]  # fmt: skip
-    done = subprocess.run(prep, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ResoluteError((done.stderr.strip().splitlines() or ["resolute shards: no output"])[-1])
-    prep_s = time.perf_counter() - began
-    common: dict[str, Any] = {"case": case, "threads": threads, "bf16": args.bf16, "photos": work / "photos",
-                              "shards": work / "shards", "timm": args.timm and args.timm.resolve()}  # fmt: skip
-    runs: list[dict[str, Any]] = []
     workers: dict[str, int] = {}
-    for seed in seeds:
-        for tool in tools:
-            peer = not tool.startswith("ours")
-            tried = []
-            for count in [workers[tool]] if tool in workers else [threads, threads + 1] if peer else [threads]:
-                show_progress(f"{tool}, seed {seed}, {count} workers")
-                tried.append(run(Job(tool=tool, seed=seed, lr=rates.get(tool, case.lr), workers=count,
-                                     folder=work / f"{tool}-{seed}-{count}", **common)))  # fmt: skip
-            fastest = min(tried, key=lambda each: each["wall_s"])
-            workers[tool] = fastest["workers"]
-            runs.append(fastest)
+    runs: list[dict[str, Any]] = []
+
+    def job(tool: str, **values: Any) -> Job:
+        common: dict[str, Any] = {
+            "case": case, "tool": tool, "seed": 0, "lr": tuned.get(tool, case.lr), "threads": threads,
+            "workers": workers.get(tool, threads), "bf16": args.bf16, "photos": work / "photos",
+            "shards": work / "shards",
+            "timm": args.timm and args.timm.resolve(), "ffcv_python": args.ffcv_python, "folder": work / tool,
+        }  # fmt: skip
+        return Job(**{**common, **values})
+
+    prepared = [tool for tool in ("ours", "ffcv") if any(each.startswith(tool) for each in tools)]
+    prep_s = {tool: prepare(job(tool)) for tool in prepared}
+
+    def train(number: int, tool: str, values: dict[str, Any]) -> None:
+        show_progress(f"{tool}, {', '.join(f'{name} {value}' for name, value in values.items() if name != 'case')}")
+        runs.append({**run(job(tool, **values)), "round": number})
+
+    for tool in tools:
+        if not tool.startswith("ours"):
+            tried = [run(job(tool, case=case.shortened(2), workers=count)) for count in (threads, threads + 1)]
+            workers[tool] = min(tried, key=lambda each: float(each["wall_s"]))["workers"]
+    rates = [float(rate) for rate in args.rates.split(",")] if args.rates else [None]
+    for number, rate in enumerate(rates):
+        for seed, tool in itertools.product(seeds, tools):
+            train(number, tool, {"seed": seed} if rate is None else {"seed": seed, "lr": rate})
+    result |= {"case": asdict(case), "prep_s": prep_s, "bf16": args.bf16, "threads": threads, "runs": runs,
+               "photos": sum(1 for path in (work / "photos/train").rglob("*") if path.is_symlink())}  # fmt: skip
+    if args.same_time:
+        means = {row["tool"]: row["wall_s"][0] for row in summary(result)}
+        peers = {tool: max(1, int(case.epochs * means["ours"] / means[tool])) for tool in tools if "ours" not in tool}
+        for seed, (tool, epochs) in itertools.product(seeds, peers.items()):
+            train(1, tool, {"seed": seed, "case": case.shortened(epochs)})
     show_progress("")
-    photos = sum(1 for path in (work / "photos/train").rglob("*") if path.is_symlink())
-    result |= {"case": asdict(case), "photos": photos, "prep_s": prep_s, "bf16": args.bf16, "threads": threads,
-               "runs": runs}  # fmt: skip
     print(table(result))
+    if args.rates:
+        rows = summary(result)
+        best = {tool: max((row for row in rows if row["tool"] == tool), key=lambda row: row["top1"]) for tool in tools}
+        print("--lr", *(f"{tool}={row['lr']:g}" for tool, row in best.items()))
     write(args.out, result)
 
 

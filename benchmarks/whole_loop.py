@@ -4,8 +4,8 @@
 
 One DataLoader with persistent workers serves all sizes: its sampler yields (sample, size) pairs, so a change of size
 starts no worker. Photos are read from class folders and decoded with Pillow, whose `draft` mode decodes large JPEGs at
-a fraction of their size; crops, flips and normalisation are torchvision's. Neither timm's nor our code is used but for
-the network.
+a fraction of their size; crops, flips and normalisation are torchvision's. With `"tool": "ffcv"`, batches are those of
+`whole_ffcv`. Of timm, only the network is used, and nothing of Resolute.
 """
 
 from __future__ import annotations
@@ -31,21 +31,26 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
-__all__ = ["main"]
+__all__ = ["CROP", "MEAN", "STD", "class_files", "main"]
 
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CROP = 0.875  # of the shorter side, in validation
 _PREFETCH = 4
+
+
+def class_files(folder: Path) -> list[tuple[str, int]]:
+    """[(path, label)] of the photos in `folder`/CLASS, by class and name."""
+    classes = sorted(path for path in folder.iterdir() if path.is_dir())
+    return [(str(path), label) for label, photos in enumerate(classes) for path in sorted(photos.iterdir())]
 
 
 class _Photos(Dataset[tuple[torch.Tensor, int]]):
     """Photos of class folders; an item is (sample, size in px)."""
 
-    def __init__(self, folder: Path, *, scale: Sequence[float] | None, crop: float = 0.875) -> None:
-        """`scale`: of random crops; None: resize the short side to size / `crop` and crop the centre."""
-        classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
-        self.files = [(str(path), label) for label, name in enumerate(classes)
-                      for path in sorted((folder / name).iterdir())]  # fmt: skip
-        self._scale, self._crop = scale, crop
+    def __init__(self, folder: Path, *, scale: Sequence[float] | None) -> None:
+        """`scale`: of random crops; None: resize the short side to size / `CROP` and crop the centre."""
+        self.files = class_files(folder)
+        self._scale = scale
         self._transforms: dict[int, Any] = {}
 
     def __len__(self) -> int:
@@ -56,20 +61,20 @@ class _Photos(Dataset[tuple[torch.Tensor, int]]):
         path, label = self.files[sample]
         with Image.open(path) as image:
             # draft keeps at least this size; a crop of the smallest scale is then enlarged as it would be anyway
-            shortest = round(size / self._crop) if self._scale is None else 2 * size
+            shortest = round(size / CROP) if self._scale is None else 2 * size
             image.draft("RGB", (shortest, shortest))
             return self._transform(size)(image.convert("RGB")), label
 
     def _transform(self, size: int) -> Any:
         if size not in self._transforms:
             shape: list[Any] = (
-                [transforms.Resize(round(size / self._crop), InterpolationMode.BILINEAR), transforms.CenterCrop(size)]
+                [transforms.Resize(round(size / CROP), InterpolationMode.BILINEAR), transforms.CenterCrop(size)]
                 if self._scale is None else
                 [transforms.RandomResizedCrop(size, self._scale, interpolation=InterpolationMode.BILINEAR),
                  transforms.RandomHorizontalFlip()]
             )  # fmt: skip
             self._transforms[size] = transforms.Compose(
-                [*shape, transforms.ToTensor(), transforms.Normalize(_MEAN, _STD)]
+                [*shape, transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
             )
         return self._transforms[size]
 
@@ -92,34 +97,56 @@ class _Sized(Sampler[list[tuple[int, int]]]):
             yield [(sample, self.size) for sample in order[first : first + self._batch_size]]
 
 
-def _loader(photos: _Photos, sampler: _Sized, workers: int) -> DataLoader[Any]:
-    return DataLoader(photos, batch_sampler=sampler, num_workers=workers, persistent_workers=True,
-                      prefetch_factor=_PREFETCH)  # fmt: skip
+class _Epochs:
+    """The batches of each epoch of one split, at any size, from one DataLoader."""
+
+    def __init__(
+        self, folder: Path, *, scale: Sequence[float] | None, batch_size: int, seed: int, workers: int
+    ) -> None:
+        photos = _Photos(folder, scale=scale)
+        self.samples = len(photos)
+        self._order = _Sized(len(photos), batch_size, seed=None if scale is None else seed)
+        self._loader = DataLoader(photos, batch_sampler=self._order, num_workers=workers, persistent_workers=True,
+                                  prefetch_factor=_PREFETCH)  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def epoch(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        self._order.size = size
+        yield from self._loader
+
+
+def _sources(settings: dict[str, Any]) -> tuple[Any, Any]:
+    """The training and the validation batches: `_Epochs`, or FFCV's."""
+    options = {"seed": settings["seed"], "workers": settings["workers"]}
+    train: dict[str, Any] = {"scale": settings["scale"], "batch_size": settings["batch_size"], **options}
+    val: dict[str, Any] = {"scale": None, "batch_size": settings["eval_batch_size"], **options}
+    if settings["tool"] != "ffcv":
+        return _Epochs(Path(settings["photos"], "train"), **train), _Epochs(Path(settings["photos"], "val"), **val)
+    from .whole_ffcv import Epochs
+
+    betons = Path(settings["betons"])
+    return Epochs(betons / "train.beton", **train), Epochs(betons / "val.beton", **val)
 
 
 def train(settings: dict[str, Any]) -> Iterator[dict[str, float]]:
     """{"epoch", "res", "loss", "top1", "unix_s"} of each epoch. `settings`: as `whole` writes them."""
     torch.manual_seed(settings["seed"])
     torch.set_num_threads(settings["threads"])
-    root, batch_size = Path(settings["photos"]), settings["batch_size"]
-    photos, held_out = _Photos(root / "train", scale=settings["scale"]), _Photos(root / "val", scale=None)
-    order = _Sized(len(photos), batch_size, seed=settings["seed"])
-    val_order = _Sized(len(held_out), settings["eval_batch_size"], seed=None)
-    batches, val_batches = (_loader(photos, order, settings["workers"]),
-                            _loader(held_out, val_order, settings["workers"]))  # fmt: skip
-    classes = len({label for _, label in photos.files})
+    batches, held_out = _sources(settings)
+    classes = len({label for _, label in class_files(Path(settings["photos"], "train"))})
     model: Any = timm.create_model(settings["model"], num_classes=classes, **settings["model_kwargs"])
     model = model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(_groups(model, settings["weight_decay"]), lr=settings["lr"], momentum=0.9,
                                 nesterov=True)  # fmt: skip
     loss_of = nn.CrossEntropyLoss(label_smoothing=settings["label_smoothing"])
     sizes = [res for res, epochs in settings["stages"] for _ in range(epochs)]
-    total, warm_up, step = len(sizes) * len(order), settings["warmup_epochs"] * len(order), 0
+    total, warm_up, step = len(sizes) * len(batches), settings["warmup_epochs"] * len(batches), 0
     for epoch, res in enumerate(sizes):
-        order.size = val_order.size = res
         model.train()
         losses = 0.0
-        for images, labels in batches:
+        for images, labels in batches.epoch(res):
             lr = settings["lr"] * (0.1 + 0.9 * step / warm_up if step < warm_up
                                    else 0.5 * (1 + math.cos(math.pi * step / total)))  # fmt: skip
             for group in optimizer.param_groups:
@@ -133,9 +160,9 @@ def train(settings: dict[str, Any]) -> Iterator[dict[str, float]]:
         model.eval()
         right = 0
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=settings["bf16"]):
-            for images, labels in val_batches:
+            for images, labels in held_out.epoch(res):
                 right += int((model(images.contiguous(memory_format=torch.channels_last)).argmax(1) == labels).sum())
-        yield {"epoch": epoch, "res": res, "loss": losses / len(order), "top1": right / len(held_out),
+        yield {"epoch": epoch, "res": res, "loss": losses / len(batches), "top1": right / held_out.samples,
                "unix_s": time.time()}  # fmt: skip
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +52,7 @@ def test_tools_train_the_same_photos_in_turns(
 ) -> None:
     assert main([*command, "--tools", "ours,plain,timm,timm-sizes", "--lr", "plain=0.1"]) == 0
     result = json.loads((tmp_path / "whole.json").read_text())
+    assert list(result["prep_s"]) == ["ours"]
     assert [run["tool"] for run in result["runs"]] == ["ours", "plain", "timm", "timm-sizes"]
     assert [run["lr"] for run in result["runs"]] == [TINY.lr, 0.1, TINY.lr, TINY.lr]
     for run in result["runs"]:
@@ -58,8 +61,8 @@ def test_tools_train_the_same_photos_in_turns(
         assert 0 < times[0] < times[1] <= run["wall_s"] + 0.2, run
         assert run["top1"] == run["curve"][-1]["top1"]
     assert result["photos"] == 3 * 8 - len((tmp_path / "val.txt").read_text().split())
-    fixed, sizes = (json.loads((tmp_path / f"work/{tool}-0-{run['workers']}/words.json").read_text())
-                    for tool, run in zip(("timm", "timm-sizes"), result["runs"][2:], strict=True))  # fmt: skip
+    fixed, sizes = (json.loads((tmp_path / "work" / tool / "words.json").read_text())
+                    for tool in ("timm", "timm-sizes"))
     assert sizes[: len(fixed)] != fixed  # another folder
     assert sizes[-5:] == ["--train-img-sizes", "32", "48", "--train-size-schedule", "progressive"]
     assert fixed[fixed.index("--img-size") + 1] == "48"
@@ -74,6 +77,37 @@ def test_a_tool_that_fails_ends_the_benchmark_with_its_last_line(
     (tmp_path / "timm/train.py").write_text("raise SystemExit('no such network')")
     assert main([*command, "--tools", "timm"]) == 2
     assert "timm, seed 0: got status 1, expected 0: no such network" in capsys.readouterr().err
+
+
+def test_rates_are_tried_with_each_tool_and_the_best_is_printed(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    better = TIMM.replace("50 + epoch", "50 + epoch + 10 * (after('--lr') == '0.2')")
+    (tmp_path / "timm/train.py").write_text(better)
+    assert main([*command, "--tools", "timm,timm-sizes", "--rates", "0.1,0.2,0.3"]) == 0
+    assert "--lr timm=0.2 timm-sizes=0.2" in capsys.readouterr().out.splitlines()
+
+
+def test_peers_train_as_many_epochs_as_fit_in_the_time_of_ours(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(whole._COMMANDS, "ours", whole._timm)  # as fast as timm, which trains both epochs again
+    monkeypatch.setattr(whole, "prepare", lambda job: 0.0)
+    case = replace(TINY, stages=((32, 6), (48, 2)))
+    monkeypatch.setitem(whole.CASES, "small", case)
+    (tmp_path / "timm/train.py").write_text(TIMM.replace("time.sleep(0.3)", "time.sleep(0.3 * ('32' in words))"))
+    assert main([*command, "--tools", "ours,timm-sizes", "--same-time"]) == 0
+    runs = json.loads((tmp_path / "whole.json").read_text())["runs"]
+    assert [(run["tool"], run["round"]) for run in runs] == [("ours", 0), ("timm-sizes", 0), ("timm-sizes", 1)]
+    assert runs[0]["epochs"] == runs[1]["epochs"] == 8
+    assert 1 <= runs[2]["epochs"] < 8
+
+
+def test_a_shortened_case_keeps_the_shares_of_its_stages() -> None:
+    case = replace(TINY, stages=((96, 6), (128, 3), (160, 2), (224, 1)), warmup_epochs=1)
+    assert case.shortened(6).stages == ((96, 3), (128, 1), (160, 1), (224, 1))
+    assert case.shortened(12) == case
+    assert case.shortened(1) == replace(case, stages=((224, 1),), warmup_epochs=0)
 
 
 def test_photos_that_are_listed_are_held_out(tmp_path: Path) -> None:
@@ -91,6 +125,20 @@ def test_photos_that_are_listed_are_held_out(tmp_path: Path) -> None:
 def test_an_accuracy_is_reached_where_the_curve_first_has_it() -> None:
     curve = [{"elapsed_s": 1.0, "top1": 0.2}, {"elapsed_s": 2.0, "top1": 0.6}, {"elapsed_s": 3.0, "top1": 0.5}]
     assert (time_to(curve, 0.5), time_to(curve, 0.7)) == (2.0, None)
+
+
+def test_the_summary_adds_prep_and_finds_the_time_of_equal_accuracy() -> None:
+    def run(tool: str, wall_s: float, *top1: float) -> dict[str, Any]:
+        curve = [{"elapsed_s": wall_s * (i + 1) / len(top1), "top1": value} for i, value in enumerate(top1)]
+        return {"tool": tool, "round": 0, "seed": 0, "lr": 0.1, "workers": 2, "epochs": 2, "wall_s": wall_s,
+                "curve": curve, "top1": top1[-1]}  # fmt: skip
+
+    result = {"prep_s": {"ours": 5.0}, "runs": [run("ours", 10.0, 0.6, 0.7), run("timm", 40.0, 0.3, 0.5),
+                                                 run("plain", 20.0, 0.1, 0.2)]}  # fmt: skip
+    ours, timm, plain = whole.summary(result)
+    assert (ours["wall_s"][0], ours["equal_s"]) == (15.0, (10.0, 0.0))
+    assert (timm["wall_s"][0], timm["equal_s"]) == (40.0, (40.0, 0.0))
+    assert plain["equal_s"] is None
 
 
 def test_the_error_of_a_mean_is_that_of_its_values() -> None:
