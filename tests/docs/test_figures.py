@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
 from resolute.benchmarks.figures import BLOCK, FIGURES, PAGES, written
+from resolute.benchmarks.pictures import PICTURES, drawn
 from resolute.benchmarks.record import RESULTS
-from resolute.benchmarks.stage_change_picture import PICTURE, draw
 from resolute.errors import ResoluteError
 from tests import ROOT
 from tests.docs.commands import blocks
@@ -59,9 +58,11 @@ def test_the_output_in_readme_was_printed() -> None:
     assert [line for line in lines if line not in printed] == []
 
 
-def test_the_picture_is_drawn_from_its_result_file() -> None:
-    """Run `python -m resolute.benchmarks.stage_change_picture` after changing the result."""
-    assert PICTURE.read_text(encoding="utf-8") == draw(json.loads((RESULTS / "bench-cpu.json").read_text()))
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_drawn_from_its_result_file(name: str) -> None:
+    """Run `python -m resolute.benchmarks.pictures` after changing a result."""
+    path, picture = drawn(name)
+    assert path.read_text(encoding="utf-8") == picture
 
 
 def test_readme_is_short_and_its_links_exist() -> None:
