@@ -12,12 +12,12 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from . import __version__, console
-from .errors import ResoluteError, from_os_error
+from .errors import ResoluteError, as_typed, from_os_error
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -34,6 +34,8 @@ class Command:
     program: str  # called with an instance of `options`; returns the exit status, or None for 0
     positional: str = ""  # the option that may be given without its name
     more: str = ""  # text after the help
+    # the command to run next, and {its option: the option of this command that has the value, or the value}
+    then: tuple[str, Mapping[str, str]] | None = None
 
 
 _RESUMES = (
@@ -45,6 +47,7 @@ COMMANDS: dict[str, Command] = {
         help="Turn photos into pre-resized WebDataset shards: each photo is decoded once, resized to every resolution "
         "and written in one shuffled order.",
         options="prep.settings:ShardsOptions", program="prep.commands:shards", more=_RESUMES,
+        then=("show", {"shards": "out"}),
     ),
     "verify": Command(
         help="Read and decode a whole shard set again, and report damage (status 1).",
@@ -53,18 +56,22 @@ COMMANDS: dict[str, Command] = {
     "show": Command(
         help="Draw the model's input per stage and split, with labels and mix weights.",
         options="train.options:ShowOptions", program="train.show:main", positional="shards",
+        then=("plan", {"shards": "shards", "recipe": "recipe"}),
     ),
     "lr": Command(
         help="Draw learning rate, resolution and regularisation over all steps.",
         options="train.options:LrOptions", program="train.plot_lr:main",
+        then=("train", {"shards": "shards", "recipe": "recipe"}),
     ),
     "lr-find": Command(
         help="Learning rate range test on the first stage; suggests optim.lr.",
         options="train.options:LrFindOptions", program="train.lr_find:main",
+        then=("lr", {"shards": "shards", "recipe": "recipe"}),
     ),
     "plan": Command(
         help="Measure a few steps per stage and print the expected time of a run.",
         options="train.options:PlanOptions", program="train.planner.plan:main",
+        then=("train", {"shards": "shards", "recipe": "recipe", "run": "run"}),
     ),
     "train": Command(
         help="Train a recipe on a shard set. The same command again resumes an unfinished run.",
@@ -73,6 +80,7 @@ COMMANDS: dict[str, Command] = {
     "eval": Command(
         help="Exact metrics of a run, at one or more resolutions.",
         options="train.options:EvalOptions", program="train.inference.evaluate:main", positional="run",
+        then=("export", {"run": "run"}),
     ),
     "predict": Command(
         help="Classes, labels or values of images, from a run or its folds.",
@@ -109,11 +117,12 @@ COMMANDS: dict[str, Command] = {
     "jobs plan": Command(
         help="First of three commands that make a set by separate jobs: list the photos and write a plan to OUT.",
         options="prep.settings:JobsPlanOptions", program="prep.commands:jobs_plan",
-        more="Repeated plans keep finished shards.",
+        more="Repeated plans keep finished shards.", then=("jobs range", {"out": "out", "range": ":"}),
     ),
     "jobs range": Command(
         help="Convert a range of the planned shards, except those that are finished.",
         options="prep.settings:JobsRangeOptions", program="prep.commands:jobs_range",
+        then=("jobs finish", {"out": "out"}),
         more="Shards are numbered from 0: those of train, then those of val. Any number of these jobs may run at the "
         "same time, in any order, on any machines that see OUT and the photos under the same names; each may be killed "
         "and repeated, and ranges may overlap.",
@@ -121,6 +130,7 @@ COMMANDS: dict[str, Command] = {
     "jobs finish": Command(
         help="Complete the set when all shards are converted: index, lists, report, and the manifest last.",
         options="prep.settings:JobsFinishOptions", program="prep.commands:jobs_finish",
+        then=("show", {"shards": "out"}),
     ),
 }  # fmt: skip
 _JOBS = "Make a set by separate jobs on any number of machines: plan, then ranges of shards, then finish."
@@ -151,6 +161,8 @@ def main(words: Sequence[str] | None = None) -> int:
             if getattr(chosen, "gpus", None) and "LOCAL_RANK" not in os.environ:
                 return int(_load("train.devices.launch:launch")(chosen, words))
             status: int | None = _load(COMMANDS[name].program)(chosen)
+            if not status and (line := _next_line(COMMANDS[name], chosen)):
+                print(line)
             return status or 0
         _run(_app(complete="--install-completion" in words), words)
     except ResoluteError as error:
@@ -166,6 +178,15 @@ def main(words: Sequence[str] | None = None) -> int:
             console.say("interrupted; the same command again resumes" if name in _RESUMED else "interrupted")
         return 130
     return 0
+
+
+def _next_line(command: Command, options: Any) -> str:
+    """What to run after `command` with these options, "" if nothing follows."""
+    if command.then is None or getattr(options, "dry", False):
+        return ""
+    name, source = command.then
+    values = {option: getattr(options, field, field) for option, field in source.items()}
+    return f"next: {as_typed(name, {option: str(value) for option, value in values.items() if value})}"
 
 
 _RESUMED = ("shards", "jobs plan", "jobs range", "train")

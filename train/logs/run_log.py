@@ -147,12 +147,12 @@ def switch_costs(
 
 
 def switch_noise(cost: dict[str, Any]) -> str:
-    """The noise that a cost from `switch_costs` is compared with, as text."""
+    """The noise that a cost from `switch_costs` is compared with, in steps, as text."""
     if cost["noise_s"] is None:
         return f"too few steps to know the noise of {SWITCH_STEPS}; other work on the machine can add to it"
-    low, high = (f"{1e3 * value:+,.0f}" for value in cost["noise_s"])
+    low, high = (f"{value / cost['median_s']:+.1f}" for value in cost["noise_s"])
     beyond = "; other work on the machine can add more" if cost["cost_s"] > cost["noise_s"][1] else ""
-    return f"noise of {SWITCH_STEPS} steps: {low} to {high} ms{beyond}"
+    return f"noise of {SWITCH_STEPS} steps: {low} to {high}{beyond}"
 
 
 def format_duration(seconds: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from resolute.errors import as_typed
 from resolute.pipeline.dataset.target import TargetKind
 from resolute.train.logs.run_log import SWITCH_STEPS, RunLogReader, switch_costs, switch_noise
 from resolute.train.score import METRICS, Metric, best_score, main_metric
@@ -82,10 +83,11 @@ def summary(run: RunLogReader, folder: Path) -> str:
     for cost in switch_costs(steps["stage"], steps["time_s"], steps["res"]):
         what = f"{cost['res']} px in stage {cost['stage']}" if cost["in_stage"] else f"stage {cost['stage']}"
         lines.append(
-            f"switch to {what}: {1e3 * cost['cost_s']:+,.0f} ms in its first {SWITCH_STEPS} steps, usually "
-            f"{1e3 * cost['median_s']:,.0f} ms each ({switch_noise(cost)})"
+            f"switch to {what}: cost {cost['cost_s'] / cost['median_s']:+.1f} steps of usually "
+            f"{1e3 * cost['median_s']:,.0f} ms in the first {SWITCH_STEPS} ({switch_noise(cost)})"
         )
-    return "\n".join([*lines, f"{folder}: report.html, run.jsonl, validation.json, best.pt, last.pt"])
+    files = f"{folder}: report.html, run.jsonl, validation.json, best.pt, last.pt"
+    return "\n".join([*lines, files, f"next: {as_typed('eval', {'run': str(folder)})}"])
 
 
 def _score(metric: Metric, epoch: dict[str, Any]) -> str:

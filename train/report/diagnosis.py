@@ -115,11 +115,10 @@ def _changes(rows: list[dict[str, Any]]) -> Iterator[Finding]:
     for row in rows:
         if (cost := row["switch"]) is None:
             continue
-        usual, noise_s, waited_s = SWITCH_STEPS * cost["median_s"], cost["noise_s"], row["first_wait_s"]
-        bad = cost["cost_s"] > max(_SWITCH_FRAC * usual, noise_s[1] if noise_s else 0.0)
-        text = (f"The first {SWITCH_STEPS} steps after the change to {row['res']} px took "
-                f"{format_duration(abs(cost['cost_s']))} {'longer' if cost['cost_s'] >= 0 else 'less'} than "
-                f"{SWITCH_STEPS} usual ones ({format_duration(usual)}; {switch_noise(cost)})")  # fmt: skip
+        step_s, noise_s, waited_s = cost["median_s"], cost["noise_s"], row["first_wait_s"]
+        bad = cost["cost_s"] > max(_SWITCH_FRAC * SWITCH_STEPS * step_s, noise_s[1] if noise_s else 0.0)
+        text = (f"The change to {row['res']} px cost {cost['cost_s'] / step_s:+.1f} steps of usually "
+                f"{format_duration(step_s)}, within the first {SWITCH_STEPS} ({switch_noise(cost)})")  # fmt: skip
         if bad:
             cause = ("Files of the new resolution were not cached: use more memory or a faster disk."
                      if waited_s > cost["cost_s"] / 2 else

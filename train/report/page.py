@@ -305,7 +305,7 @@ def _marks(bins: Columns, rows: list[dict[str, Any]]) -> list[tuple[float, str]]
 def _stages(runs: Sequence[Run]) -> Section:
     """The stages of all runs, with a column for the run if there are several."""
     heads = ("run", "stage#", "px#", "batch#", "epochs#", "steps#", "images/s#", "loader alone#", "model alone#",
-             "waiting %#", "median step ms#", "99 % below ms#", "change cost ms#", "train s#")  # fmt: skip
+             "waiting %#", "median step ms#", "99 % below ms#", "change cost steps#", "train s#")  # fmt: skip
     rows = [(
         run.name, row["stage"], row["res"], row["batch_size"], len(row["epochs"]), f"{row['steps']:,}",
         f"{row['images_per_s']:,.1f}", _or_dash(row["loader_images_per_s"]), _or_dash(row["model_images_per_s"]),
@@ -313,9 +313,9 @@ def _stages(runs: Sequence[Run]) -> Section:
         _cost(row["switch"]), f"{row['train_s']:,.2f}",
     ) for run in runs for row in run.stages]  # fmt: skip
     first = len(runs) == 1
-    note = (f"Change cost: what the first {SWITCH_STEPS} steps of a stage took longer than usual ones. Beside it, what "
-            f"later groups of {SWITCH_STEPS} steps did, from the 5th to the 95th percentile; a cost in that range is "
-            "noise, and other work on the machine can add to any.")  # fmt: skip
+    note = (f"Change cost, in steps: what the first {SWITCH_STEPS} steps of a stage took longer than usual ones, over "
+            f"the time of one. Beside it, what later groups of {SWITCH_STEPS} steps did, from the 5th to the 95th "
+            "percentile; a cost in that range is noise, and other work on the machine can add to any.")  # fmt: skip
     return _section("Stages", ("", heads[first:], [row[first:] for row in rows]),
                     note=note if any(row["switch"] for run in runs for row in run.stages) else "")  # fmt: skip
 
@@ -325,8 +325,8 @@ def _cost(switch: Mapping[str, Any] | None) -> str | list[tuple[str, str]]:
         return "-"
     noise = "noise unknown"
     if switch["noise_s"] is not None:
-        noise = "noise {:+,.0f} to {:+,.0f}".format(*(1e3 * value for value in switch["noise_s"]))
-    return [(f"{1e3 * switch['cost_s']:+,.0f}", noise)]
+        noise = "noise {:+.1f} to {:+.1f}".format(*(value / switch["median_s"] for value in switch["noise_s"]))
+    return [(f"{switch['cost_s'] / switch['median_s']:+.1f}", noise)]
 
 
 def _or_dash(value: float | None) -> str:
