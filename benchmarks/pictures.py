@@ -1,11 +1,9 @@
 """Draws the pictures in `docs/` that come from result files.
 
-    python -m resolute.benchmarks.pictures [--only stage_change,whole]
+    python -m resolute.benchmarks.pictures [--only stage_change]
 
 stage_change.svg  the time of each step across two changes of resolution, Resolute and a rebuilt DataLoader: the first
                   round of `resolute bench-all --only change`, where a step is a fixed pause and the wait for its batch
-whole.svg         top-1 against the time since the start of the command, for each tool: the mean over the seeds of
-                  `python -m resolute.benchmarks.whole`, with the time that prep takes first
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ if __name__ == "__main__":  # before the slow imports
 import argparse
 import json
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,16 +26,13 @@ from resolute.files import output_file
 from .cli import Parser, chosen, command
 from .record import RESULTS
 
-__all__ = ["PICTURES", "draw_stage_change", "draw_whole", "drawn", "main"]
+__all__ = ["PICTURES", "draw_stage_change", "drawn", "main"]
 
 _FOLDER = Path(__file__).resolve().parents[1] / "docs"
 _WIDTH, _HEIGHT = 860, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 58, 44  # margins of the plot
 _SKIPPED = 10  # first steps of the first stage: both loaders start
 _CHANGE_LINES = {"peer": ("DataLoader, rebuilt at each change", "#d9730d"), "ours": ("Resolute", "#3b7dd8")}
-_WHOLE_LINES = {"timm": ("timm, 224 px", "#d9730d"), "timm-sizes": ("timm, its sizes", "#b8860b"),
-                "plain": ("plain loop", "#6b7280"), "ffcv": ("FFCV", "#2f855a"),
-                "ours": ("Resolute", "#3b7dd8")}  # fmt: skip
 Line = tuple[str, str, Sequence[tuple[float, float]]]  # name, colour, points (x, y)
 
 
@@ -121,29 +115,9 @@ def draw_stage_change(result: Mapping[str, Any]) -> str:
     return plot.svg()
 
 
-def draw_whole(result: Mapping[str, Any]) -> str:
-    """The picture as SVG, from a result of `whole`."""
-    lines = []
-    for tool, (name, colour) in _WHOLE_LINES.items():
-        curves = [run["curve"] for run in result["runs"] if run["tool"] == tool and not run["round"]]
-        if not curves:
-            continue
-        prep_s = result["prep_s"].get(tool.partition("-")[0], 0.0)
-        epochs = zip(*curves, strict=True)
-        lines.append((name, colour, [
-            (prep_s + statistics.fmean(point["elapsed_s"] for point in points),
-             100 * statistics.fmean(point["top1"] for point in points))
-            for points in epochs
-        ]))  # fmt: skip
-    longest = max(x for _, _, line in lines for x, _ in line)
-    step_x = next(step for step in (10, 20, 50, 100, 200, 500, 1000, 10_000) if longest / step <= 12)
-    return _Plot("top-1, %", "seconds since the start of the command, prep included", lines,
-                 steps=(step_x, 10)).svg(dots=True)  # fmt: skip
-
-
 PICTURES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {  # {name: (result file, function)}
-    "stage_change": ("bench-cpu", draw_stage_change), "whole": ("whole", draw_whole),
-}  # fmt: skip
+    "stage_change": ("bench-cpu", draw_stage_change),
+}
 
 
 def drawn(name: str) -> tuple[Path, str]:

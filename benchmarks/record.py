@@ -19,6 +19,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -146,8 +147,10 @@ def check_writable(out: Path) -> None:
 
 def write(out: Path, result: Mapping[str, Any], *, indent: int | None = 1) -> None:
     """Write `result` as JSON, atomically, and print the file's name. Raises `ResoluteError` if it cannot be written."""
+    text = json.dumps(result, indent=indent)
+    text = re.sub(r"\[\s+([^][{}\"]*?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)  # numbers on a line
     with output_file(out) as file:
-        file.write((json.dumps(result, indent=indent) + "\n").encode())
+        file.write((text + "\n").encode())
     print(f"\nwritten: {out}")
 
 

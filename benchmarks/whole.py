@@ -403,12 +403,13 @@ def _run(args: argparse.Namespace) -> None:
         if not tool.startswith("ours"):
             tried = [run(job(tool, case=case.shortened(2), workers=count)) for count in (threads, threads + 1)]
             workers[tool] = min(tried, key=lambda each: float(each["wall_s"]))["workers"]
-    rates = [float(rate) for rate in args.rates.split(",")] if args.rates else [None]
-    for number, rate in enumerate(rates):
-        for seed, tool in itertools.product(seeds, tools):
-            train(number, tool, {"seed": seed} if rate is None else {"seed": seed, "lr": rate})
     result |= {"case": asdict(case), "prep_s": prep_s, "bf16": args.bf16, "threads": threads, "runs": runs,
                "photos": sum(1 for path in (work / "photos/train").rglob("*") if path.is_symlink())}  # fmt: skip
+    rates = [float(rate) for rate in args.rates.split(",")] if args.rates else [None]
+    for (number, rate), seed in itertools.product(enumerate(rates), seeds):
+        for tool in tools:
+            train(number, tool, {"seed": seed} if rate is None else {"seed": seed, "lr": rate})
+        write(args.out, result)  # after each seed: a benchmark of hours may be stopped
     if args.same_time:
         means = {row["tool"]: row["wall_s"][0] for row in summary(result)}
         peers = {tool: max(1, int(case.epochs * means["ours"] / means[tool])) for tool in tools if "ours" not in tool}
