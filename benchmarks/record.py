@@ -148,7 +148,8 @@ def check_writable(out: Path) -> None:
 def write(out: Path, result: Mapping[str, Any], *, indent: int | None = 1) -> None:
     """Write `result` as JSON, atomically, and print the file's name. Raises `ResoluteError` if it cannot be written."""
     text = json.dumps(result, indent=indent)
-    text = re.sub(r"\[\s+([^][{}\"]*?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)  # numbers on a line
+    # lists of numbers on one line
+    text = re.sub(r"\[\s+([^][{}\"]*?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
     with output_file(out) as file:
         file.write((text + "\n").encode())
     print(f"\nwritten: {out}")
