@@ -156,8 +156,10 @@ def test_too_many_rejects_end_the_run(cluster: Any, tmp_path: Path, prep: Prep) 
 
 
 @pytest.mark.timing
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
-@pytest.mark.parametrize("changes", [(), ("--quality", 70, "--rebuild")], ids=["repeated", "replaced"])
+@pytest.mark.parametrize(
+    ("ending", "changes"), [(signal.SIGKILL, ()), (signal.SIGINT, ("--quality", 70, "--rebuild"))],
+    ids=["killed and repeated", "interrupted and replaced"],
+)  # fmt: skip
 def test_a_run_that_was_ended_is_repeated_or_replaced(
     cluster: Any, tmp_path: Path, prep: Prep, ending: signal.Signals, changes: tuple[object, ...]
 ) -> None:
