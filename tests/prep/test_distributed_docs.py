@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -50,15 +48,8 @@ class Shell:
         make_photos(folder / "photos", classes=2, each=14)
         (folder / "bin").mkdir()
         for name, text in STAND_INS.items():
-            self.write_command(name, text)
-
-    def write_command(self, name: str, text: str) -> None:
-        (self.folder / "bin" / name).write_text(f"#!/bin/bash\n{text}")
-        (self.folder / "bin" / name).chmod(0o755)
-
-    def environ(self, **variables: str) -> dict[str, str]:
-        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
-        return {**os.environ, **variables, "PATH": path, "PYTHONPATH": str(ROOT)}
+            (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}")
+            (folder / "bin" / name).chmod(0o755)
 
     def local(self, script: str) -> str:
         """The script with the paths and numbers of this test."""
@@ -72,7 +63,8 @@ class Shell:
 
     def run(self, script: str, **variables: str) -> None:
         words = ["bash", "-c", self.local(script)]
-        environ = self.environ(**variables)
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        environ = {**os.environ, **variables, "PATH": path, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(words, cwd=self.folder, env=environ, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
@@ -124,30 +116,9 @@ def test_the_kubernetes_job_makes_the_set_of_a_single_prep(shell: Shell, prep: P
 
 
 @pytest.mark.slow
-def test_the_ray_commands_make_the_set_of_a_single_prep(shell: Shell, prep: Prep) -> None:
+def test_the_ray_command_asks_for_its_cluster(shell: Shell, prep: Prep) -> None:
+    """tests/prep/run/test_ray.py has clusters."""
     pytest.importorskip("ray", reason="the optional package ray is not installed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    head, node, command = (script.strip() for script in blocks("bash")[2:])
-    assert "--port=6379" in head
-    # why a token: a cluster accepts tasks from anyone who reaches it; why its own: no other cluster is to be reached
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    shell.write_command("ray", f'exec {sys.executable} -m ray.scripts.scripts "$@" --block --num-cpus=1\n')
-
-    def start(script: str) -> subprocess.Popen[bytes]:
-        words = ["bash", "-c", f"exec {script}"]
-        environ = shell.environ(**token)
-        return subprocess.Popen(words, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    started = [start(f"{head.replace('6379', port)} --node-ip-address=127.0.0.1 --include-dashboard=false")]
-    try:
-        shell.run(f"for i in $(seq 60); do (: < /dev/tcp/127.0.0.1/{port}) 2>/dev/null && exit; sleep 1; done; exit 1")
-        started.append(start(node.replace("head:6379", f"127.0.0.1:{port}")))
-        shell.run(command.replace("head:6379", f"127.0.0.1:{port}"), **token)
-    finally:
-        for process in started:
-            process.terminate()
-        for process in started:
-            process.wait()
-    check_set(shell, prep)
+    words = shell.local(blocks("bash")[4]).replace("head:6379", "127.0.0.1:1").split()
+    ran = prep(*words[2:])
+    assert (ran.status, "RAY_ADDRESS: no cluster at 127.0.0.1:1" in ran.err) == (2, True), ran.err

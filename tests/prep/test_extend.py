@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -24,8 +23,7 @@ from resolute.prep.storage import output
 from tests.conftest import make_photos
 from tests.support.cli import prep as main
 from tests.support.cli import verify
-from tests.support.s3 import s3_server  # noqa: F401  # a fixture
-from tests.support.source_formats import jpeg, make_tree, pack, pack_parquet, pack_samples, pack_table
+from tests.support.source_formats import jpeg, make_tree, pack, pack_table
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
@@ -141,6 +139,7 @@ def test_an_extension_adds_the_new_photos_and_changes_no_older_byte(growing: Gro
     assert sorted(added) == sorted(new)
     assert sorted(added[:25]) != added[:25], "in a shuffled order"
     assert "Photos were added to this set 1 time" in (out / "report.html").read_text()
+    assert "EXTEND" not in json.loads((out / "source.json").read_text())["make"], "the command that makes the set"
     assert is_sound(out)
     for more in ((), ("--extend",)):  # nothing else to do
         again = growing.run(*more)
@@ -168,7 +167,7 @@ def test_an_older_generation_is_opened_as_it_was(growing: Growing) -> None:
         ShardSet.open(growing.out, generation=2)
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_set_extended_twice_with_any_workers_or_jobs_has_the_same_bytes(growing: Growing) -> None:
     jobs = growing.copy("jobs")
     for step in range(2):
@@ -189,7 +188,7 @@ def test_a_set_extended_twice_with_any_workers_or_jobs_has_the_same_bytes(growin
     assert rejected == ["bee/junk0.jpg", "bee/junk1.jpg"]
 
 
-@pytest.mark.slow
+@SLOW
 def test_the_share_of_validation_photos_is_kept_when_few_photos_come_at_a_time(growing: Growing) -> None:
     for _ in range(4):
         growing.add("bee", 5)
@@ -239,7 +238,7 @@ def test_a_killed_extension_leaves_the_old_set_or_is_resumed(
         assert tree(out) == expected, step
 
 
-@pytest.mark.slow
+@SLOW
 def test_an_unfinished_extension_is_planned_again_if_the_photos_change(growing: Growing) -> None:
     fresh = growing.copy("fresh")
     new = growing.add("bee", 45)
@@ -252,7 +251,7 @@ def test_an_unfinished_extension_is_planned_again_if_the_photos_change(growing: 
     assert tree(growing.out) == tree(fresh)
 
 
-@pytest.mark.slow
+@SLOW
 def test_removed_and_changed_photos_are_listed_and_kept(growing: Growing) -> None:
     out = growing.out
     before, kept = tree(out), names(out, "train")
@@ -277,7 +276,7 @@ def test_removed_and_changed_photos_are_listed_and_kept(growing: Growing) -> Non
     assert "no new photos in the source" in growing.extend(), "one that comes back is none"
 
 
-@pytest.mark.slow
+@SLOW
 def test_photos_that_could_not_be_read_are_added_once_they_can(photos: Path, tmp_path: Path, prep: Prep) -> None:
     argv = ("--src", photos, "--out", tmp_path / "s", *MORE)
     good = (photos / "bee" / "03.jpg").read_bytes()
@@ -295,7 +294,7 @@ def test_photos_that_could_not_be_read_are_added_once_they_can(photos: Path, tmp
     assert len(ShardSet.open(tmp_path / "s").splits["train"].stored[64]) == len(names(tmp_path / "s", "train"))
 
 
-@pytest.mark.slow
+@SLOW
 def test_resolutions_are_added_before_with_and_after_an_extension(growing: Growing) -> None:
     more = ("--res", "32,48,64")
     before, together, after = (growing.copy(name) for name in ("before", "together", "after"))
@@ -310,7 +309,7 @@ def test_resolutions_are_added_before_with_and_after_an_extension(growing: Growi
     assert tree(before) == tree(together) == tree(after)
 
 
-@pytest.mark.slow
+@SLOW
 def test_damage_in_any_generation_is_repaired(photos: Path, tmp_path: Path, prep: Prep, scene: Scene) -> None:
     growing = Growing(photos, tmp_path / "s", prep, scene)
     (photos / "bee" / "02.jpg").write_bytes(b"junk")
@@ -362,43 +361,7 @@ def test_a_shard_whose_photos_are_gone_is_not_repaired(growing: Growing) -> None
     assert tree(growing.out) == before
 
 
-def write_source(how: str, folder: Path, files: dict[str, bytes], *, later: bool) -> tuple[object, ...]:
-    """The arguments for a source with `files` of class folders; `later`: after more have been added."""
-    rows = [(name, name.split("/")[0]) for name in files]
-    number, own = int(later), {name: files[name] for name in files if later == name.endswith("later.jpg")}
-    if how == "table":
-        return "--src", folder / "photos", "--labels", pack_table(folder / "labels.csv", rows)
-    if how == "webdataset":
-        samples = [(name, data, {"cls": str(len(name.split("/")[0])).encode()}) for name, data in own.items()]
-        pack_samples(folder / f"wds-{number}.tar", samples)
-        return "--src", folder / "wds-*.tar"
-    table = [(data, name, len(name.split("/")[0]) % 4) for name, data in own.items()]
-    pack_parquet(folder / f"rows-{number}.parquet", table, ["a", "b", "c", "d"])
-    return "--src", folder / "rows-*.parquet"
-
-
-@pytest.mark.parametrize("how", ["table", pytest.param("webdataset", marks=SLOW), pytest.param("parquet", marks=SLOW)])
-def test_rows_of_a_table_and_further_tars_or_parquet_files_extend_a_set(tmp_path: Path, prep: Prep, how: str) -> None:
-    files = make_tree(tmp_path / "photos")
-    argv = ("--out", tmp_path / "s", "--res", "8", "--shard-samples", 4)
-    assert prep(*write_source(how, tmp_path, files, later=False), *argv).status == 0
-    before, old = tree(tmp_path / "s"), names(tmp_path / "s", "train")
-    more = {f"{label}/{n}later.jpg": jpeg(40 + n) for n, label in enumerate(["cat", "dog", "dog", "ant"])}
-    for name, data in more.items():
-        (tmp_path / "photos" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "photos" / name).write_bytes(data)
-    source = write_source(how, tmp_path, {**files, **more}, later=True)
-    ran = prep(*source, *argv, "--extend")
-    assert ran.status == 0, ran.err
-    assert own_files(before).items() <= tree(tmp_path / "s").items()
-    assert names(tmp_path / "s", "train")[: len(old)] == old
-    assert sum(map(len, ShardSet.open(tmp_path / "s").splits.values())) == len(files) + 4
-    assert json.loads((tmp_path / "s" / "source.json").read_text())["make"]["SRC"] == str(source[1])
-    assert "EXTEND" not in (tmp_path / "s" / "source.json").read_text()
-    assert is_sound(tmp_path / "s")
-
-
-@pytest.mark.slow
+@SLOW
 def test_the_same_photos_packed_in_another_way_are_the_same_photos(tmp_path: Path, prep: Prep) -> None:
     files = make_tree(tmp_path / "photos")
     argv = ("--res", "8", "--shard-samples", 4)
@@ -412,38 +375,33 @@ def test_the_same_photos_packed_in_another_way_are_the_same_photos(tmp_path: Pat
     assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
 
 
-def test_new_photos_of_a_separate_validation_source_join_its_split(
-    growing: Growing, tmp_path: Path, scene: Scene
-) -> None:
-    val, out = tmp_path / "val" / "bee", tmp_path / "separate"
-    val.mkdir(parents=True)
-    for number in (1, 2):
-        Image.fromarray(scene(number, 61, 83)).save(val / f"{number}.jpg")
-        new = growing.add("cat", 2) if number == 2 else []
-        assert growing.run("--val", val.parent, *(["--extend"] if new else []), out=out).status == 0
-    assert names(out, "val") == ["bee/1.jpg", "bee/2.jpg"]
-    assert sorted(names(out, "train")[-2:]) == new
+@SLOW
+def test_new_photos_join_the_split_of_their_source_or_list(growing: Growing, tmp_path: Path, scene: Scene) -> None:
+    own, val_list = tmp_path / "val", tmp_path / "val.txt"
+    (own / "bee").mkdir(parents=True)
+    separate, by_list = tmp_path / "separate", tmp_path / "list"
 
-
-@pytest.mark.slow
-def test_a_validation_list_says_which_new_photos_join_which_split(growing: Growing, tmp_path: Path) -> None:
-    out, val_list = tmp_path / "listed", tmp_path / "val.txt"
-    listed = ["bee/01.jpg", "cat/02.JPEG"]
-
-    def run(*names: str, extend: bool = True) -> Any:
+    def run_list(*names: str, more: tuple[str, ...] = ("--extend",)) -> Any:
         val_list.write_text("\n".join(names))
-        return growing.run("--val-list", val_list, *(["--extend"] if extend else []), out=out)
+        return growing.run("--val-list", val_list, *more, out=by_list)
 
-    assert run(*listed, extend=False).status == 0
+    Image.fromarray(scene(1, 61, 83)).save(own / "bee" / "1.jpg")
+    assert growing.run("--val", own, out=separate).status == 0
+    assert run_list("bee/01.jpg", more=()).status == 0
+    Image.fromarray(scene(2, 61, 83)).save(own / "bee" / "2.jpg")
     first, second = growing.add("dog", 2)
-    assert run(*listed, second).status == 0
-    assert names(out, "val")[-1] == second
-    assert names(out, "train")[-1] == first
-    refused(run(*listed, second, first), f"{val_list}: names photos that are in train, got 1 such as {first}")
-    refused(run(*listed), f"{val_list}: lacks photos that are in val, got 1 such as {second}")
-    refused(run(*listed, second, "dog/unknown.jpg"), "1 of 4 paths are not images", "dog/unknown.jpg")
+    growing.extend("--val", own, out=separate)
+    assert names(separate, "val") == ["bee/1.jpg", "bee/2.jpg"]
+    assert sorted(names(separate, "train")[-2:]) == [first, second]
+    assert run_list("bee/01.jpg", second).status == 0
+    assert names(by_list, "val") == ["bee/01.jpg", second]
+    assert names(by_list, "train")[-1] == first
+    moved = run_list("bee/01.jpg", second, first)
+    refused(moved, f"{val_list}: names photos that are in train, got 1 such as {first}")
+    refused(run_list("bee/01.jpg"), f"{val_list}: lacks photos that are in val, got 1 such as {second}")
+    refused(run_list("bee/01.jpg", second, "dog/unknown.jpg"), "1 of 3 paths are not images", "dog/unknown.jpg")
     (growing.photos / second).unlink()  # a photo that is gone may still be listed
-    assert "1 gone" in run(*listed, second).out
+    assert "1 gone" in run_list("bee/01.jpg", second).out
 
 
 def test_classes_are_added_to_the_end_of_their_file(growing: Growing, tmp_path: Path) -> None:
@@ -464,23 +422,6 @@ def test_classes_are_added_to_the_end_of_their_file(growing: Growing, tmp_path: 
     assert ShardSet.open(out, generation=0).classes == ("cat", "bee", "apple")
 
 
-@pytest.mark.slow
-def test_a_set_on_s3_is_extended_with_the_bytes_of_a_local_one(
-    s3_server: str, growing: Growing, tmp_path: Path  # noqa: F811
-) -> None:
-    out = f"{s3_server}/set"
-    assert growing.run(out=out).status == 0
-    (growing.photos / names(growing.out, "train")[5]).unlink()
-    growing.add("bee", 24)
-    for target in (growing.out, out):
-        growing.extend(out=target)
-    fsspec.filesystem("s3").get(f"{out}/", str(tmp_path / "copy"), recursive=True)
-    assert tree(tmp_path / "copy") == tree(growing.out)
-    opened = ShardSet.open(out)
-    assert opened.contents() == ShardSet.open(growing.out).contents()
-    opened.close()
-
-
 def test_a_dry_run_says_what_an_extension_would_do_and_writes_nothing(growing: Growing) -> None:
     (growing.photos / names(growing.out, "train")[0]).unlink()
     before = tree(growing.out)
@@ -496,7 +437,7 @@ def test_a_dry_run_says_what_an_extension_would_do_and_writes_nothing(growing: G
     assert tree(growing.out) == before
 
 
-@pytest.mark.slow
+@SLOW
 def test_what_cannot_be_extended_is_refused_in_one_line_and_left_as_it_is(
     photos: Path, tmp_path: Path, prep: Prep, scene: Scene
 ) -> None:
@@ -528,7 +469,7 @@ def test_what_cannot_be_extended_is_refused_in_one_line_and_left_as_it_is(
     refused(growing.run("--extend"), "a set of another version, got version 4", "REBUILD=1")
 
 
-@pytest.mark.slow
+@SLOW
 def test_rebuild_leaves_nothing_of_the_generations(growing: Growing, tmp_path: Path) -> None:
     (growing.photos / names(growing.out, "train")[0]).unlink()
     growing.add("bee", 5)

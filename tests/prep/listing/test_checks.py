@@ -110,15 +110,3 @@ def test_small_photos_are_reported_only_if_they_are_the_majority() -> None:
     rows["height"][2] = 72
     (warning,) = size_warnings({64: 73, 32: 37}, [rows])
     assert "75 % below 73 px for 64 px;" in warning
-
-
-def test_printed_figures_equal_the_sets(photos: Path, tmp_path: Path, prep: Prep) -> None:
-    (photos / "bee" / "bad.jpg").write_bytes(b"junk")
-    (tmp_path / "val.txt").write_text("bee/bad.jpg\nbee/03.jpg\ncat/03.jpg\n")
-    argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32", "--max-bad", 0.5,
-            "--val-list", tmp_path / "val.txt")  # fmt: skip
-    ran = prep(*argv)
-    assert f"{tmp_path / 's'}: 60 images, 3 classes" in ran.out
-    assert "rejected: 1" in ran.out
-    (tmp_path / "s" / "32" / "val-000000.tar").unlink()
-    assert "kept 1 shard, converted 2 images now" in prep(*argv).out

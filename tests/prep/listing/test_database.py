@@ -38,7 +38,7 @@ def test_a_disk_that_refuses_is_one_line(tmp_path: Path, statement: str) -> None
     assert ran.stdout.count("\n") == 1
 
 
-@pytest.mark.parametrize("how", ["run", "arrays", "rows"])
+@pytest.mark.parametrize("how", ["run", "rows"])
 def test_ctrl_c_ends_a_long_query_as_an_interrupt(tmp_path: Path, how: str) -> None:
     database = Database(tmp_path)
     main = threading.main_thread().ident

@@ -19,12 +19,10 @@ from PIL import Image
 
 from resolute.pipeline.dataset.format import SOURCE
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.dataset.target import Target
 from resolute.prep.build import BuildResult, build
 from resolute.prep.report.browse import ShardSetReader
-from resolute.prep.report.charts import SourceCounts, class_chart, source_charts
+from resolute.prep.report.charts import SourceCounts, source_charts
 from resolute.prep.report.report import write_report
-from resolute.prep.run.stats import RunStats
 from resolute.prep.settings import Settings
 from resolute.prep.storage.output import LocalStore, Store
 
@@ -168,16 +166,6 @@ def test_a_thousand_classes_are_shown_as_a_curve_with_its_ends(tmp_path: Path, s
     assert "The shards were already there; no images were converted." in page.text
 
 
-def test_the_report_is_overwritten_and_not_part_of_the_set(prepared: Path, photos: Path) -> None:
-    (prepared / ".report.html.0123456789ab.partial").touch()  # of a run that was killed while it wrote it
-    built = build(Settings(src=str(photos), out=str(prepared), res=(32, 48), shard_samples=20, workers=2))
-    assert built.stats is None
-    write(LocalStore(prepared), built)
-    assert "no images were converted" in (prepared / "report.html").read_text()
-    assert b"report" not in (prepared / "manifest.json").read_bytes()
-    assert not list(prepared.glob(".*.partial"))
-
-
 def test_source_histograms_count_every_image() -> None:
     rng = np.random.default_rng(0)
     rows = np.zeros(5000, SOURCE)
@@ -192,10 +180,7 @@ def test_source_histograms_count_every_image() -> None:
     sides, aspects = filter(None, source_charts(counts, [146, 256]))
     for drawn in (sides, aspects):
         assert sum(drawn.data["series"][0]["y"]) == 5000
-
-
-def test_sources_of_equal_size_are_a_single_column() -> None:
-    for side in (1, 65_535):
+    for side in (1, 65_535):  # all of equal size are a single column
         rows = np.zeros(7, SOURCE)
         rows["width"] = rows["height"] = side
         counts = SourceCounts()
@@ -203,40 +188,3 @@ def test_sources_of_equal_size_are_a_single_column() -> None:
         for drawn in filter(None, source_charts(counts, [146])):
             assert [count for count in drawn.data["series"][0]["y"] if count] == [7]
             assert drawn.x_ticks
-
-
-def test_the_chart_of_many_classes_has_its_ends_and_few_points() -> None:
-    classes = 1000
-    samples = np.zeros(classes * 3, [("label", "<u4")])
-    samples["label"] = np.repeat(np.arange(classes), 3)
-    target = Target(kind="class", names=tuple(map(str, range(classes + 1))))
-    assert target.counts(samples).tolist() == [3] * classes + [0]
-    drawn = class_chart(target.counts(samples))
-    assert drawn is not None
-    (curve,) = drawn.data["series"]
-    assert (curve["x"][0], curve["x"][-1], curve["y"][0], curve["y"][-1]) == (1, classes + 1, 3, 0)
-    assert len(curve["x"]) <= 500
-
-
-def test_a_full_disk_while_writing_the_report_is_reported(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from resolute.errors import ResoluteError
-    from resolute.prep.storage import hashed_file as writer
-
-    built = build(Settings(src=str(photos), out=str(tmp_path / "s"), res=(32,), workers=2))
-
-    class Full(io.RawIOBase):
-        def write(self, data: Any) -> int:
-            raise OSError(28, "No space left on device")
-
-    opened = writer.AtomicFile.__init__
-
-    def open_full(part: writer.AtomicFile, *args: Any) -> None:
-        opened(part, *args)
-        part._file = Full()  # type: ignore[assignment]
-
-    monkeypatch.setattr(writer.AtomicFile, "__init__", open_full)
-    with pytest.raises(ResoluteError, match="No space left on device"):
-        write(LocalStore(tmp_path / "s"), built)
-    assert isinstance(built.stats, RunStats)
