@@ -23,7 +23,7 @@ from resolute.prep.storage import output
 from tests.conftest import make_photos
 from tests.support.cli import prep as main
 from tests.support.cli import verify
-from tests.support.source_formats import jpeg, make_tree, pack, pack_table
+from tests.support.source_formats import pack_table
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
@@ -150,8 +150,7 @@ def test_an_extension_adds_the_new_photos_and_changes_no_older_byte(growing: Gro
 
 def test_an_older_generation_is_opened_as_it_was(growing: Growing) -> None:
     first = ShardSet.open(growing.out)
-    ids = np.arange(54)
-    expected = {res: first.splits["train"].stored[res][ids] for res in (32, 48)}
+    stored = first.splits["train"].stored[48][np.arange(54)]
     growing.add("zebra", 30)
     growing.extend()
     first.check_unchanged()  # an extension is not a change for readers
@@ -159,10 +158,8 @@ def test_an_older_generation_is_opened_as_it_was(growing: Growing) -> None:
     assert again.contents() == first.contents() != newest.contents()
     assert (again.classes, again.generation, again.generations) == (first.classes, 0, 2)
     assert again.splits["train"].shards == first.splits["train"].shards
-    for res, records in expected.items():
-        assert np.array_equal(again.splits["train"].stored[res][ids], records)
-        assert np.array_equal(newest.splits["train"].stored[res][ids], records)
-    assert again.contents().items() - newest.contents().items() == {("classes", again.contents()["classes"])}
+    for opened in (again, newest):
+        assert np.array_equal(opened.splits["train"].stored[48][np.arange(54)], stored)
     with pytest.raises(ResoluteError, match="got a set without generation 2"):
         ShardSet.open(growing.out, generation=2)
 
@@ -318,11 +315,9 @@ def test_damage_in_any_generation_is_repaired(photos: Path, tmp_path: Path, prep
     (photos / "bee" / "new_junk.jpg").write_bytes(b"junk")
     growing.extend("--max-bad", 0.1)
     before = tree(growing.out)
-    for damaged in (
-        ["48/train-000001.tar", "48/train-000003.tar", "32/val-000001.idx"],
-        ["index/train.g001.npy", "index/val.g001.sources.jsonl", "rejects.g001.jsonl"],
-        ["records/plan.json"], ["records/plan-001.json"],
-    ):  # fmt: skip
+    files = ["48/train-000001.tar", "48/train-000003.tar", "index/train.g001.npy", "index/val.g001.sources.jsonl",
+             "rejects.g001.jsonl"]  # fmt: skip
+    for damaged in (files, ["records/plan.json"], ["records/plan-001.json"]):
         for name in damaged:
             flip(growing.out / name)
         assert not is_sound(growing.out)
@@ -359,20 +354,6 @@ def test_a_shard_whose_photos_are_gone_is_not_repaired(growing: Growing) -> None
     gone = f"got 1 of their photos gone from {growing.photos} or changed, such as {first}"
     refused(growing.run("--res", "64"), "1 shard cannot be made", gone, "put them back")
     assert tree(growing.out) == before
-
-
-@SLOW
-def test_the_same_photos_packed_in_another_way_are_the_same_photos(tmp_path: Path, prep: Prep) -> None:
-    files = make_tree(tmp_path / "photos")
-    argv = ("--res", "8", "--shard-samples", 4)
-    for out in ("s", "fresh"):
-        assert prep("--src", tmp_path / "photos", *argv, "--out", tmp_path / out).status == 0
-    files["dog/new.jpg"] = jpeg(77)
-    (tmp_path / "photos" / "dog" / "new.jpg").write_bytes(jpeg(77))
-    assert prep("--src", tmp_path / "photos", *argv, "--out", tmp_path / "fresh", "--extend").status == 0
-    ran = prep("--src", pack(tmp_path, "zip", files, "top/"), *argv, "--out", tmp_path / "s", "--extend")
-    assert ran.status == 0, ran.err
-    assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
 
 
 @SLOW
@@ -481,20 +462,6 @@ def test_rebuild_leaves_nothing_of_the_generations(growing: Growing, tmp_path: P
     assert growing.run(out=tmp_path / "fresh").status == 0
     assert tree(growing.out) == tree(tmp_path / "fresh")
     assert ShardSet.open(growing.out).generations == 1
-
-
-def test_jobs_refuse_a_set_that_is_no_longer_the_one_to_extend(
-    growing: Growing, capfd: pytest.CaptureFixture[str]
-) -> None:
-    growing.add("bee", 4)
-    assert main(["plan", "--src", growing.photos, "--out", growing.out, *MORE, "--extend"]) == 0
-    assert main(["range", "--out", growing.out, "--range", ":", "--workers", "1"]) == 0
-    (growing.out / "manifest.json").write_bytes(b"{}")
-    capfd.readouterr()
-    assert main(["finish", "--out", growing.out]) == 2
-    err = capfd.readouterr().err
-    assert err.count("\n") == 1
-    assert "not the set that the plan extends" in err or "damaged" in err, err
 
 
 def test_a_set_with_several_labels_per_photo_grows_beyond_a_byte_of_them(

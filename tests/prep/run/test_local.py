@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import faulthandler
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -35,13 +36,20 @@ SHARDS = 5  # with two workers, the first three are written by workers
 IN_WORKER, IN_PARENT = 1, 4  # numbers of shards
 
 
-@pytest.fixture
-def files(tmp_path: Path, scene: Callable[..., NDArray[np.uint8]]) -> list[Path]:
-    paths = [tmp_path / "photos" / f"{i:03d}.jpg" for i in range(EACH * SHARDS)]
-    paths[0].parent.mkdir()
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory, scene: Callable[..., NDArray[np.uint8]]) -> list[Path]:
+    """What `files` copies; never changed."""
+    folder = tmp_path_factory.mktemp("originals")
+    paths = [folder / f"{i:03d}.jpg" for i in range(EACH * SHARDS)]
     for i, path in enumerate(paths):
         Image.fromarray(scene(i, 40, 30)).save(path)
     return paths
+
+
+@pytest.fixture
+def files(tmp_path: Path, originals: list[Path]) -> list[Path]:
+    folder = Path(shutil.copytree(originals[0].parent, tmp_path / "photos"))
+    return [folder / path.name for path in originals]
 
 
 @pytest.fixture
@@ -108,10 +116,14 @@ def at_writes(monkeypatch: pytest.MonkeyPatch, name: str, step: str, hook: Calla
     monkeypatch.setattr(LocalStore, "create", hooked)
 
 
-@pytest.fixture
-def undisturbed(pools: Callable[[], Pool], files: list[Path], tmp_path: Path) -> dict[str, str]:
-    convert(pools(), specs(files), tmp_path / "undisturbed")
-    return tree(tmp_path / "undisturbed")
+@pytest.fixture(scope="module")
+def undisturbed(originals: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The files that an undisturbed run writes."""
+    out = tmp_path_factory.mktemp("undisturbed") / "set"
+    pool = Pool(2, "fork", serve)
+    convert(pool, specs(originals), out)
+    pool.end()
+    return tree(out)
 
 
 def test_a_worker_writes_the_bytes_that_this_process_would_write(
