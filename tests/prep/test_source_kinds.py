@@ -53,6 +53,7 @@ def test_every_kind_of_source_gives_the_set_of_the_folders(
     assert tree(tmp_path / "s") == tree(set_template)
 
 
+@SLOW
 def test_a_resumed_run_does_not_unpack_parquet_again(
     photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
 ) -> None:

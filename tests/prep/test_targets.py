@@ -338,7 +338,7 @@ def test_bad_targets_stop_a_run_before_anything_is_written(case: Case) -> None:
     refused(case.run("--val-labels", case.table), "VAL_LABELS: has no effect", "without VAL")
     with case.table.open("a") as file:
         file.write(f'{case.names[0]},"[""red"", ""near"", ""bright"", ""two eyes""]"\n')
-    refused(case.run(), case.names[0], "in line 2 and '{red + near + bright + two eyes}' in line 62")
+    refused(case.run(), case.names[0], "in line 2 and 'red + near + bright + two eyes' in line 62")
     case.write(("id", "tags"), [(name, i / 7 if i else "nan") for i, name in enumerate(case.names)])
     refused(case.run(), "t.csv: line 2: got 'nan' in column tags")
     folders = ("--src", case.photos, "--out", case.out, "--res", "32")

@@ -51,9 +51,8 @@ def make(root: Path, kind: str, count: int = 8) -> tuple[object, ...]:
     return ("--src", pack_zip(root / "x.zip", files.items()))
 
 
-@pytest.mark.parametrize("kind", ["folder", *(
-    pytest.param(kind, marks=pytest.mark.slow) for kind in ("table", "zip", "parquet")
-)])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["folder", "table", "zip", "parquet"])
 def test_an_unchanged_source_is_recognised_and_a_further_photo_noticed(
     tmp_path: Path, prep: Prep, slow_path: list[str], kind: str
 ) -> None:
@@ -139,6 +138,7 @@ def test_a_change_of_the_set_is_never_missed(tmp_path: Path, prep: Prep, slow_pa
         assert len(slow_path) > listed, change
 
 
+@pytest.mark.slow
 def test_the_signature_of_an_unfinished_extension_does_not_count(
     tmp_path: Path, prep: Prep, slow_path: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,7 +148,7 @@ def test_what_cannot_be_verified_is_reported_in_one_line(whole: Path, capfd: pyt
     manifest = json.loads((whole / "manifest.json").read_text())
     (whole / "manifest.json").write_bytes(manifest_bytes({**manifest, "version": 99}))
     for argv, words in (
-        (["nowhere"], "nowhere"), ([], "--help"), ([whole, "--workers", "-1"], "--workers"), ([whole], "version 6"),
+        (["nowhere"], "nowhere"), ([], "missing"), ([whole, "--workers", "-1"], "--workers"), ([whole], "version 6"),
     ):  # fmt: skip
         assert main(argv) == 2
         out, err = capfd.readouterr()

@@ -72,6 +72,7 @@ def copy_half(photos: Path) -> dict[str, str]:
     return copies
 
 
+@pytest.mark.slow
 def test_copies_are_held_out_together_by_default(photos: Path, tmp_path: Path, prep: Prep) -> None:
     words = ("--src", photos, "--res", "32", "--val-frac", 0.3)
     assert prep(*words, "--out", tmp_path / "before").status == 0
@@ -91,6 +92,7 @@ def test_copies_are_held_out_together_by_default(photos: Path, tmp_path: Path, p
     assert any((copy in kept["val"]) != (photo in kept["val"]) for copy, photo in copies.items())
 
 
+@pytest.mark.slow
 def test_of_copies_one_is_stored_if_told_so(photos: Path, tmp_path: Path, prep: Prep) -> None:
     words = ("--src", photos, "--res", "32", "--val-frac", 0.3)
     assert prep(*words, "--out", tmp_path / "before").status == 0
