@@ -1,7 +1,8 @@
-"""Fixtures of the tests of prep: small photos, generated for each test, and prep's command line as a function."""
+"""Fixtures of the tests of prep: small photos, a set made of them, and prep's command line as a function."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ class Ran:
     err: str
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def scene() -> Callable[..., NDArray[np.uint8]]:
     """scene(seed, width, height): (height, width, 3) uint8, smooth as photos are."""
 
@@ -40,10 +41,10 @@ def scene() -> Callable[..., NDArray[np.uint8]]:
     return make
 
 
-@pytest.fixture
-def photos(tmp_path: Path, scene: Callable[..., NDArray[np.uint8]]) -> Path:
-    """tmp_path/photos: 3 classes of 20 JPEGs of 50..110 px, some nested, plus files that are not photos."""
-    root = tmp_path / "photos"
+@pytest.fixture(scope="session")
+def photo_template(tmp_path_factory: pytest.TempPathFactory, scene: Callable[..., NDArray[np.uint8]]) -> Path:
+    """What `photos` copies; never changed."""
+    root = tmp_path_factory.mktemp("template") / "photos"
     for label, name in enumerate(CLASSES):
         (root / name / "more").mkdir(parents=True)
         for i in range(20):
@@ -54,6 +55,27 @@ def photos(tmp_path: Path, scene: Callable[..., NDArray[np.uint8]]) -> Path:
     (root / "apple" / ".hidden.jpg").write_text("no image")
     (root / "readme.md").write_text("no image")
     return root
+
+
+@pytest.fixture
+def photos(tmp_path: Path, photo_template: Path) -> Path:
+    """tmp_path/photos: 3 classes of 20 JPEGs of 50..110 px, some nested, plus files that are not photos."""
+    return Path(shutil.copytree(photo_template, tmp_path / "photos"))
+
+
+@pytest.fixture(scope="session")
+def set_template(photo_template: Path) -> Path:
+    """The set that prep makes of `photos` at 32 and 48 px, 20 samples per shard; never changed."""
+    out = photo_template.with_name("set")
+    assert main(["--src", photo_template, "--out", out, "--res", "32,48", "--shard-samples", 20, "--workers", 2]) == 0
+    return out
+
+
+@pytest.fixture
+def prepared(photos: Path, tmp_path: Path, set_template: Path) -> Path:
+    """tmp_path/s: a copy of `set_template`, as if it had been made of `photos`."""
+    ignore = shutil.ignore_patterns("source.json")  # why: it names the folder of the template
+    return Path(shutil.copytree(set_template, tmp_path / "s", ignore=ignore))
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.trees import tree
+
 Prep = Callable[..., Any]
 
 
@@ -26,28 +28,15 @@ def fails(ran: Any, *words: str) -> None:
     ("argv", "words"),
     [
         (("--res", "abc"), ("--res: got 'abc', expected list of numbers, at least 8",)),
-        (("--res", "128,,160"), ("--res: got ''",)),
         (("--res", ""), ("--res: got an empty value",)),
         (("--res", "160,128"), ("--res: got 160,128, expected it ascending; write it as 128,160",)),
         (("--res", "128,128"), ("write it as 128\n",)),
-        (("--res", "4,128"), ("--res: got '4'", "at least 8")),
-        (("--res=-5",), ("--res: got '-5'",)),
         (("--res", "60000"), ("--res: got 60000, expected at most 57312 px each",)),
-        (("--quality", "0"), ("--quality: got '0', expected integer, 1 to 100",)),
-        (("--quality", "101"), ("--quality: got '101'",)),
-        (("--quality", "high"), ("--quality: got 'high'",)),
-        (("--margin", "0.9"), ("--margin: got '0.9'",)),
+        (("--quality", "101"), ("--quality: got '101', expected integer, 1 to 100",)),
         (("--margin", "nan"), ("--margin: got 'nan'",)),
-        (("--val-frac=-0.1",), ("--val-frac: got '-0.1'",)),
         (("--val-frac", "1"), ("--val-frac: got '1', expected number, at least 0, below 1",)),
-        (("--max-bad", "2"), ("--max-bad: got '2'",)),
-        (("--shard-samples", "0"), ("--shard-samples: got '0'",)),
-        (("--workers=-1",), ("--workers: got '-1'",)),
-        (("--seed=-1",), ("--seed: got '-1'",)),
         (("--val", "a", "--val-list", "b"), ("--val: cannot be combined with --val-list",)),
         (("--val-list", "b", "--val-frac", "0"), ("--val-list: cannot be combined with --val-frac",)),
-        (("--folds", "5"), ("--folds", "--help")),
-        (("--engine", "spark"), ("spark", "local", "ray")),
         (("--engine", "ray", "--workers", "2"), ("WORKERS: has no effect with ENGINE=ray, got 2", "omit WORKERS")),
         (("--ray-address", "a:1"), ("--ray-address: has no effect", "ENGINE=ray")),
         (("--kind", "zip"), ("zip", "archive")),
@@ -57,49 +46,41 @@ def fails(ran: Any, *words: str) -> None:
 def test_bad_settings_are_reported_in_one_line(
     argv: tuple[str, ...], words: tuple[str, ...], photos: Path, tmp_path: Path, prep: Prep
 ) -> None:
-    base = ["--src", photos, "--out", tmp_path / "s"]
-    if not argv[0].startswith("--res"):
-        base += ["--res", "32"]
-    fails(prep(*base, *argv), *words)
+    fails(prep("--src", photos, "--out", tmp_path / "s", "--res", "32", *argv), *words)
     assert not (tmp_path / "s").exists()
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"--src": "gone"}, ("gone", "no such folder", "SRC")),
-    ({"--src": "photos/bee/03.jpg"}, ("got a file", "SRC")),
-    ({"--src": "photos/bee/more"}, ("no classes", "class folder")),
-    ({"--src": "single"}, ("one class (elk)", "at least two")),
-    ({"--val": "single"}, ("classes that training lacks", "elk")),
-    ({"--val": "gone"}, ("no such folder", "VAL")),
-    ({"--val": "photos/bee"}, ("overlaps SRC",)),
-    ({"--val-list": "gone.txt"}, ("cannot be read", "VAL_LIST")),
-    ({"--out": "photos"}, ("is inside SRC", "OUT")),
-    ({"--out": "photos/shards"}, ("is inside SRC", "OUT")),
-    ({"--out": "photos/bee/x"}, ("is inside SRC", "OUT")),
-    ({"--out": "file"}, ("got a file", "OUT")),
-    ({"--out": "file/s"}, ("not written", "choose a path")),
-])  # fmt: skip
-def test_bad_sources_and_outputs_are_reported_in_one_line(
-    changes: dict[str, str], words: tuple[str, ...], photos: Path, tmp_path: Path, prep: Prep
-) -> None:
+def test_bad_sources_and_outputs_are_reported_in_one_line(photos: Path, tmp_path: Path, prep: Prep) -> None:
     (tmp_path / "single" / "elk").mkdir(parents=True)
     shutil.copy(photos / "bee" / "03.jpg", tmp_path / "single" / "elk")
     (tmp_path / "file").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
-    paths = {"--src": "photos", "--out": "s", **changes}
-    fails(prep(*(word for name, path in paths.items() for word in (name, tmp_path / path)), "--res", "32"), *words)
-    assert sorted(tmp_path.rglob("*")) == before
+    for changes, words in (
+        ({"--src": "gone"}, ("gone", "no such folder", "SRC")),
+        ({"--src": "photos/bee/03.jpg"}, ("got a file", "SRC")),
+        ({"--src": "photos/bee/more"}, ("no classes", "class folder")),
+        ({"--src": "single"}, ("one class (elk)", "at least two")),
+        ({"--val": "single"}, ("classes that training lacks", "elk")),
+        ({"--val": "gone"}, ("no such folder", "VAL")),
+        ({"--val": "photos/bee"}, ("overlaps SRC",)),
+        ({"--val-list": "gone.txt"}, ("cannot be read", "VAL_LIST")),
+        ({"--out": "photos/shards"}, ("is inside SRC", "OUT")),
+        ({"--out": "file"}, ("got a file", "OUT")),
+        ({"--out": "file/s"}, ("not written", "choose a path")),
+    ):
+        paths = {"--src": "photos", "--out": "s", **changes}
+        fails(prep(*(word for name, path in paths.items() for word in (name, tmp_path / path)), "--res", "32"), *words)
+        assert sorted(tmp_path.rglob("*")) == before, changes
 
 
-def test_a_table_of_photos_without_a_plan_is_what_a_killed_run_left(photos: Path, tmp_path: Path, prep: Prep) -> None:
+def test_a_table_of_photos_without_a_plan_is_what_a_killed_run_left(
+    photos: Path, set_template: Path, tmp_path: Path, prep: Prep
+) -> None:
     """Of the files that are for the whole set, it is written first."""
-    argv = ("--src", photos, "--res", "32", "--out")
-    assert prep(*argv, tmp_path / "whole").status == 0
-    (tmp_path / "killed" / "records").mkdir(parents=True)
-    shutil.copy(tmp_path / "whole" / "records" / "photos.parquet", tmp_path / "killed" / "records")
-    assert prep(*argv, tmp_path / "killed").status == 0
-    whole, killed = (sorted((tmp_path / name / "32").glob("*.tar")) for name in ("whole", "killed"))
-    assert [path.read_bytes() for path in whole] == [path.read_bytes() for path in killed] != []
+    (tmp_path / "s" / "records").mkdir(parents=True)
+    shutil.copy(set_template / "records" / "photos.parquet", tmp_path / "s" / "records")
+    assert prep("--src", photos, "--res", "32,48", "--shard-samples", 20, "--out", tmp_path / "s").status == 0
+    assert tree(tmp_path / "s") == tree(set_template)
 
 
 def test_a_folder_that_is_not_a_set_is_refused_and_not_changed(photos: Path, tmp_path: Path, prep: Prep) -> None:

@@ -52,6 +52,10 @@ def check_clean(ran: Any, out: Path) -> None:
             assert secret.encode() not in text, (secret, place)
 
 
+def photo_names(photos: Path) -> list[str]:
+    return [path.relative_to(photos).as_posix() for path in sorted(photos.rglob("*.jpg")) if path.name[0] != "."]
+
+
 def errors(ran: Any) -> list[str]:
     """The lines on stderr that do not describe the targets of a table."""
     lines = ran.err.splitlines()
@@ -62,17 +66,15 @@ def errors(ran: Any) -> list[str]:
 def test_no_credential_of_a_source_is_printed_or_written(
     guarded: str, photos: Path, tmp_path: Path, prep: Prep
 ) -> None:
-    names = [path.relative_to(photos).as_posix() for path in sorted(photos.rglob("*.jpg")) if path.name[0] != "."]
+    names = photo_names(photos)
     data = {name: (photos / name).read_bytes() for name in names}
     pack_zip(tmp_path / "p.zip", data.items())
     pack_tar(tmp_path / "p.tar.gz", data.items(), "gz")
     samples = [(f"{i}.jpg", photo, {"cls": b"%d" % (i % 2)}) for i, photo in enumerate(data.values())]
     pack_samples(tmp_path / "x-00.tar", samples)
     pack_parquet(tmp_path / "x.parquet", [(photo, "", i % 2) for i, photo in enumerate(data.values())], None)
-    table = pack_table(
-        tmp_path / "list.csv",
-        [(f"{guarded}/photos/{name}{QUERY}", name.partition("/")[0]) for name in [*names, "apple/gone.jpg"]],
-    )
+    rows = [(f"{guarded}/photos/{name}{QUERY}", name.partition("/")[0]) for name in [*names, "apple/gone.jpg"]]
+    table = pack_table(tmp_path / "list.csv", rows)
     sources = ["p.zip", "p.tar.gz", "x-{00..00}.tar", "x.parquet"]
     for number, src in enumerate([*(f"{guarded}/{name}{QUERY}" for name in sources), str(table)]):
         out = tmp_path / f"set-{number}"
@@ -87,11 +89,11 @@ def test_no_credential_of_a_source_is_printed_or_written(
     assert "photos/apple/gone.jpg" in (tmp_path / "set-4" / "rejects.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_no_credential_is_printed_or_written_when_the_store_refuses_or_fails(
     guarded: str, photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = [path.relative_to(photos).as_posix() for path in sorted(photos.rglob("*.jpg")) if path.name[0] != "."]
-    rows = [(f"{guarded}/photos/{name}{QUERY}", name.partition("/")[0]) for name in names]
+    rows = [(f"{guarded}/photos/{name}{QUERY}", name.partition("/")[0]) for name in photo_names(photos)]
     table = pack_table(tmp_path / "list.csv", rows)
     signed_by_another = f"{guarded}/p.zip?X-Amz-Signature=another{PASSWORD}"
     for src in (signed_by_another, f"{guarded}/gone.zip{QUERY}"):

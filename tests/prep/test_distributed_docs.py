@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,9 +19,11 @@ from tests.support.trees import tree
 Prep = Callable[..., Any]
 DOCS = (ROOT / "docs" / "distributed_prep.md").read_text()
 SHARDS, PER_JOB = 7, 4
-# Run the array of a script, as Slurm does, and a wrapped command; each prints a job's number.
-SBATCH = """#!/bin/bash
-set -e
+STAND_INS = {
+    "resolute": f'exec {sys.executable} -m resolute "$@"\n',
+    "srun": 'exec "$@"\n',
+    # Runs the array of a script, as Slurm does, and a wrapped command; each prints a job's number.
+    "sbatch": """set -e
 for last; do :; done
 if [ "$1" = --parsable ]; then
   for SLURM_ARRAY_TASK_ID in 1 0; do SLURM_ARRAY_TASK_ID=$SLURM_ARRAY_TASK_ID bash "$last" >&2; done
@@ -31,7 +31,8 @@ else
   [ "$1" = --dependency=afterok:17 ] && [ "$2" = --wrap ] && bash -c "$last" >&2
 fi
 echo 17
-"""
+""",
+}
 
 
 def blocks(language: str) -> list[str]:
@@ -39,54 +40,45 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", DOCS, re.DOTALL)
 
 
-@pytest.fixture
-def local(tmp_path: Path) -> Callable[[str], str]:
-    """local(script): the script with the paths and numbers of this test."""
-    make_photos(tmp_path / "photos", classes=2, each=14)
+class Shell:
+    """A folder in which the page's scripts run, with photos, and the stand-ins on the path."""
 
-    def replace(script: str) -> str:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        make_photos(folder / "photos", classes=2, each=14)
+        (folder / "bin").mkdir()
+        for name, text in STAND_INS.items():
+            (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}")
+            (folder / "bin" / name).chmod(0o755)
+
+    def local(self, script: str) -> str:
+        """The script with the paths and numbers of this test."""
         for old, new in (
-            ("/shared/photos", f"{tmp_path}/photos"), ("/shared/set", f"{tmp_path}/set"),
-            ("s3://bucket/set", f"{tmp_path}/set"), ("128,160,224", "32,48 --shard-samples 4 --val-frac 0"),
+            ("/shared/photos", f"{self.folder}/photos"), ("/shared/set", f"{self.folder}/set"),
+            ("s3://bucket/set", f"{self.folder}/set"), ("128,160,224", "32,48 --shard-samples 4 --val-frac 0"),
             ("* 50", f"* {PER_JOB}"), ("+ 50", f"+ {PER_JOB}"),
         ):  # fmt: skip
             script = script.replace(old, new)
         return script
 
-    return replace
-
-
-@pytest.fixture
-def bash(tmp_path: Path) -> Callable[..., None]:
-    """bash(script, NAME=value): run a script in which `resolute`, `srun` and `sbatch` are stand-ins."""
-    command = f'#!/bin/bash\nexec {sys.executable} -m resolute "$@"\n'
-    stand_ins = {"resolute": command, "srun": '#!/bin/bash\nexec "$@"\n'}
-    for name, text in {**stand_ins, "sbatch": SBATCH}.items():
-        path = tmp_path / "bin" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
-
-    def run(script: str, **variables: str) -> None:
-        path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    def run(self, script: str, **variables: str) -> None:
+        words = ["bash", "-c", self.local(script)]
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
         environ = {**os.environ, **variables, "PATH": path, "PYTHONPATH": str(ROOT)}
-        words = ["bash", "-c", script]
-        done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+        done = subprocess.run(words, cwd=self.folder, env=environ, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
-    return run
-
 
 @pytest.fixture
-def fresh(tmp_path: Path, prep: Prep) -> Callable[[], dict[str, str]]:
-    """fresh(): the files of the set that a single prep makes."""
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
 
-    def make() -> dict[str, str]:
-        argv = ("--src", tmp_path / "photos", "--res", "32,48", "--shard-samples", 4, "--val-frac", 0)
-        assert prep(*argv, "--out", tmp_path / "fresh").status == 0
-        return tree(tmp_path / "fresh")
 
-    return make
+def check_set(shell: Shell, prep: Prep) -> None:
+    """Check that the set is that of a single prep."""
+    argv = ("--src", shell.folder / "photos", "--res", "32,48", "--shard-samples", 4, "--val-frac", 0)
+    assert prep(*argv, "--out", shell.folder / "fresh").status == 0
+    assert tree(shell.folder / "set") == tree(shell.folder / "fresh")
 
 
 def test_every_script_is_valid_bash() -> None:
@@ -98,66 +90,36 @@ def test_every_script_is_valid_bash() -> None:
 
 
 @pytest.mark.slow
-def test_the_slurm_scripts_make_the_set_of_a_single_prep(
-    tmp_path: Path, local: Callable[[str], str], bash: Callable[..., None], fresh: Callable[[], dict[str, str]]
-) -> None:
+def test_the_slurm_scripts_make_the_set_of_a_single_prep(shell: Shell, prep: Prep) -> None:
     array, commands = blocks("bash")[:2]
     assert "#SBATCH --array=0-19 " in array
-    (tmp_path / "shards.sh").write_text(local(array))
-    bash(local(commands))
-    assert tree(tmp_path / "set") == fresh()
+    (shell.folder / "shards.sh").write_text(shell.local(array))
+    shell.run(commands)
+    check_set(shell, prep)
 
 
 @pytest.mark.slow
-def test_the_kubernetes_job_makes_the_set_of_a_single_prep(
-    tmp_path: Path, local: Callable[[str], str], bash: Callable[..., None], fresh: Callable[[], dict[str, str]]
-) -> None:
+def test_the_kubernetes_job_makes_the_set_of_a_single_prep(shell: Shell, prep: Prep) -> None:
     yaml = pytest.importorskip("yaml", reason="the optional package PyYAML is not installed")
     (text,) = blocks("yaml")
     job = yaml.safe_load(text)
-    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
-    assert job["spec"]["completionMode"] == "Indexed"
+    assert (job["apiVersion"], job["kind"], job["spec"]["completionMode"]) == ("batch/v1", "Job", "Indexed")
     assert job["spec"]["completions"] == job["spec"]["parallelism"] == 20
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    shell, flag, script = container["command"]
-    assert (shell, flag) == ("bash", "-c")
-    bash(local(blocks("bash")[1]).splitlines()[1])
+    *words, script = container["command"]
+    assert words == ["bash", "-c"]
+    shell.run(blocks("bash")[1].splitlines()[1])
     for index in range(-(-SHARDS // PER_JOB)):
-        bash(local(script), JOB_COMPLETION_INDEX=str(index))
-    bash(f"resolute jobs finish --out {tmp_path}/set")
-    assert tree(tmp_path / "set") == fresh()
+        shell.run(script, JOB_COMPLETION_INDEX=str(index))
+    shell.run("resolute jobs finish --out /shared/set")
+    check_set(shell, prep)
 
 
 @pytest.mark.slow
-def test_the_ray_commands_make_the_set_of_a_single_prep(
-    tmp_path: Path, local: Callable[[str], str], bash: Callable[..., None], fresh: Callable[[], dict[str, str]]
-) -> None:
+def test_the_ray_command_asks_for_its_cluster(shell: Shell, prep: Prep) -> None:
+    """tests/prep/run/test_ray.py has clusters."""
     pytest.importorskip("ray", reason="the optional package ray is not installed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    head, node, command = (local(script).strip() for script in blocks("bash")[2:])
-    assert "--port=6379" in head
-    # why a token: a cluster accepts tasks from anyone who reaches it; why its own: no other cluster is to be reached
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    environ = {**os.environ, **token, "PATH": path, "PYTHONPATH": str(ROOT)}
-    ray = tmp_path / "bin" / "ray"
-    ray.write_text(f'#!/bin/bash\nexec {sys.executable} -m ray.scripts.scripts "$@" --block --num-cpus=1\n')
-    ray.chmod(0o755)
-
-    def start(script: str) -> subprocess.Popen[bytes]:
-        words = ["bash", "-c", f"exec {script}"]
-        return subprocess.Popen(words, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-    started = [start(f"{head.replace('6379', port)} --node-ip-address=127.0.0.1 --include-dashboard=false")]
-    try:
-        bash(f"for i in $(seq 60); do (: < /dev/tcp/127.0.0.1/{port}) 2>/dev/null && exit; sleep 1; done; exit 1")
-        started.append(start(node.replace("head:6379", f"127.0.0.1:{port}")))
-        bash(command.replace("head:6379", f"127.0.0.1:{port}"), **token)
-    finally:
-        for process in started:
-            process.terminate()
-        for process in started:
-            process.wait()
-    assert tree(tmp_path / "set") == fresh()
+    words = shell.local(blocks("bash")[4]).replace("head:6379", "127.0.0.1:1").split()
+    ran = prep(*words[2:])
+    assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
+    assert "RAY_ADDRESS: no cluster at 127.0.0.1:1" in ran.err

@@ -76,8 +76,7 @@ def expected(images: Iterable[ImageRef]) -> list[tuple[str, str, ByteRange]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("block", [1, 7, 100_000])
-@pytest.mark.parametrize("order", ["random", "ascending", "descending", "nearly"])
+@pytest.mark.parametrize(("order", "block"), [("random", 1), ("descending", 7), ("nearly", 7), ("ascending", 100_000)])
 def test_the_table_is_sorted_for_any_listing_order_and_size_of_blocks(
     tmp_path: Path, order: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +159,6 @@ def test_classes_are_numbered_by_name_or_list_or_keep_numeric_labels(tmp_path: P
     assert numbers(ListedSource(labelled("b", "a")), classes=("x", "b", "a")) == (("x", "b", "a"), [1, 2])
     assert numbers(ListedSource(labelled("3", "1"), numbered=True)) == (("0", "1", "2", "3"), [3, 1])
     assert numbers(ListedSource(labelled("2", "0"), numbered=True, names="xyz")) == (("x", "y", "z"), [2, 0])
-    assert numbers(ListedSource(labelled("2", "0"), numbered=True), classes="abc") == (("a", "b", "c"), [2, 0])
     named = ListedSource(labelled("2", "0"), numbered=True, names="xyz")
     assert numbers(named, classes="abc") == (("a", "b", "c"), [2, 0])
     assert numbers(named, classes="zyx") == (("z", "y", "x"), [0, 2])
@@ -172,7 +170,6 @@ def test_classes_are_numbered_by_name_or_list_or_keep_numeric_labels(tmp_path: P
     ("abc", {}, ("a", "c"), "classes that C.txt lacks, got 1 such as b"),
     ("05", {"numbered": True}, "abc", "class number out of range, got 5, expected 0 to 2 as C.txt names 3"),
     ("03", {"numbered": True, "names": "abc"}, None, "got 3, expected 0 to 2 as this source names 3"),
-    (["0", "-1"], {"numbered": True}, None, "got -1, expected 0 to"),
     (["0", "1000000"], {"numbered": True}, None, "got 1000000, expected 0 to 999999"),
     ("01", {"numbered": True, "names": "ab"}, "bc", "classes that C.txt lacks, got 1 such as a"),
 ])  # fmt: skip
@@ -202,11 +199,7 @@ def test_class_lists_are_read_and_invalid_ones_are_reported(tmp_path: Path) -> N
     path = tmp_path / "classes.txt"
     path.write_text("\ufeffcat\r\n golden retriever \n\u00fc\n\n")
     assert read_classes(path) == ("cat", "golden retriever", "\u00fc")
-    for text, words in (
-        ("", "line 1 is empty"),
-        ("a\n\nb\n", "line 2 is empty"),
-        ("a\nb\na\n", "duplicate class, got a in lines 1 and 3"),
-    ):
+    for text, words in (("a\n\nb\n", "line 2 is empty"), ("a\nb\na\n", "duplicate class, got a in lines 1 and 3")):
         path.write_text(text)
         with pytest.raises(ResoluteError, match=words):
             read_classes(path)
@@ -251,9 +244,9 @@ def test_numbers_in_a_validation_list_are_names_where_the_class_folders_are_numb
         split_classes(tmp_path, src=str(tmp_path / "train"), val=val)
 
 
-@pytest.mark.parametrize("odd", ["unknown", "01"])
-@pytest.mark.parametrize("where", ["shared table", "lists"])
-@pytest.mark.parametrize("sign", ["", "|"])
+@pytest.mark.parametrize(("odd", "where", "sign"), [
+    ("unknown", "shared table", ""), ("01", "lists", ""), ("unknown", "lists", "|"), ("01", "shared table", "|"),
+])  # fmt: skip
 def test_an_odd_label_of_the_training_part_leaves_the_classes_of_the_validation_part_as_written(
     tmp_path: Path, odd: str, where: str, sign: str
 ) -> None:
@@ -275,9 +268,8 @@ def test_an_odd_label_of_the_training_part_leaves_the_classes_of_the_validation_
     assert found["train"]["odd.jpg"] == [odd]
 
 
-@pytest.mark.parametrize("odd", ["unknown", "01"])
-def test_an_odd_label_of_the_validation_part_is_refused_where_classes_are_numbers(tmp_path: Path, odd: str) -> None:
+def test_an_odd_label_of_the_validation_part_is_refused_where_classes_are_numbers(tmp_path: Path) -> None:
     src = list_of(tmp_path / "train" / "t.txt", [(f"t{label}.jpg", str(label)) for label in range(12)])
-    val = list_of(tmp_path / "val" / "v.txt", [("v10.jpg", "10"), ("odd.jpg", odd)])
-    with pytest.raises(ResoluteError, match=f"classes that training lacks, got 1 such as {odd} in line 2"):
+    val = list_of(tmp_path / "val" / "v.txt", [("v10.jpg", "10"), ("odd.jpg", "01")])
+    with pytest.raises(ResoluteError, match="classes that training lacks, got 1 such as 01 in line 2"):
         split_classes(tmp_path, src=src, val=val)
