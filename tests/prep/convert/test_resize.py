@@ -53,7 +53,7 @@ def psnr_db(a: NDArray[np.uint8], b: NDArray[np.float64]) -> float:
     return float(10 * np.log10(255**2 / np.mean((a.astype(np.float64) - b) ** 2)))
 
 
-SIZES = [(300, 200), (201, 317), (500, 90), (146, 600), (71, 72), (5, 900), (1, 400), (900, 5), (800, 600)]
+SIZES = [(201, 317), (146, 600), (71, 72), (5, 900), (1, 400), (900, 5), (800, 600)]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -75,9 +75,7 @@ def sums(values: NDArray[np.int64], length: int, shift: int) -> NDArray[np.int64
     return (np.stack(rows) + (1 << shift >> 1)) >> shift
 
 
-@pytest.mark.parametrize(
-    "size", [(1, 1), (2, 3), (21, 8), (31, 33), (32, 9), (97, 64), (499, 375), (500, 374), (901, 700), (9_000, 33)]
-)
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (31, 33), (32, 9), (499, 375), (901, 700), (9_000, 33)])
 def test_resized_pixels_are_exactly_sums_of_integers_for_any_size_of_image(size: tuple[int, int]) -> None:
     """Photos above 0.35 megapixels are resized a few rows, and wide ones a few columns, at a time."""
     w, h = size
@@ -111,6 +109,7 @@ def test_flat_images_stay_flat_and_overshoot_is_clipped() -> None:
     assert np.abs(resize(stripes, 150, 100) - exact(stripes, 150, 100, -0.57)).max() < 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PHOTOS.is_dir(), reason="wants third-party photos, shared/data/imagenet_like")
 def test_resized_photos_are_close_to_bicubic_and_lanczos_at_every_size() -> None:
     psnrs: dict[tuple[int, float | None], list[float]] = {}
@@ -140,6 +139,7 @@ def test_pixels_do_not_depend_on_memory_around_them(scene: Scene) -> None:
         assert (buffer[2048 + pixels.size :] == filler).all()
 
 
+@pytest.mark.slow
 def test_baseline_cpus_produce_the_same_bytes_without_a_compile_cache_folder(scene: Scene) -> None:
     code = (
         "import sys, numpy as np; from resolute.prep.convert.resize import resize; "
@@ -154,44 +154,31 @@ def test_baseline_cpus_produce_the_same_bytes_without_a_compile_cache_folder(sce
     assert done.stdout == resize(pixels, 61, 38).tobytes()
 
 
-def test_the_short_side_is_as_requested_and_the_aspect_ratio_is_kept() -> None:
+def test_the_short_side_is_as_requested_and_images_are_never_enlarged() -> None:
     assert fit(500, 375, 146) == (195, 146)
     assert fit(375, 500, 146) == (146, 195)
     assert fit(400, 400, 146) == (146, 146)
+    for size in ((100, 80), (1, 500), (146, 200)):
+        assert fit(*size, 146) == size
 
 
-def test_images_are_never_enlarged() -> None:
-    assert fit(100, 80, 146) == (100, 80)
-    assert fit(1, 500, 146) == (1, 500)
-    assert fit(146, 200, 146) == (146, 200)
-
-
-def test_every_size_is_resized_from_the_full_image(scene: Scene) -> None:
+def test_every_size_is_resized_from_the_full_image_and_small_ones_keep_theirs(scene: Scene) -> None:
     pixels = scene(2, 300, 240)
-    together = store(pixels, (40, 60, 90), 90)
-    alone = [store(pixels, (short_side,), 90)[0] for short_side in (40, 60, 90)]
-    assert together == alone
+    assert store(pixels, (40, 60, 90), 90) == [store(pixels, (side,), 90)[0] for side in (40, 60, 90)]
+    stored = store(scene(5, 50, 60), (55, 70, 90), 90)
+    assert [(width, height) for _, width, height in stored] == [(50, 60)] * 3
+    assert stored[0][0] == stored[2][0]
 
 
-def test_stored_jpegs_are_baseline_420_without_metadata(scene: Scene) -> None:
-    for data, width, height in store(scene(3, 123, 77), (40, 200), 90):
+def test_stored_jpegs_are_baseline_420_without_metadata_and_quality_is_on_libjpegs_scale(scene: Scene) -> None:
+    pixels = scene(3, 123, 77)
+    for data, width, height in store(pixels, (40, 200), 77):
         image = Image.open(io.BytesIO(data))
         assert (image.size, image.mode, image.format) == ((width, height), "RGB", "JPEG")
         assert not image.info.get("progressive")
         assert not image.getexif()
         assert "icc_profile" not in image.info
         assert [part[1:3] for part in image.layer] == [(2, 2), (1, 1), (1, 1)]  # 4:2:0
-
-
-def test_quality_is_on_libjpegs_scale(scene: Scene) -> None:
-    pixels = scene(4, 64, 64)
-    ours = Image.open(io.BytesIO(store(pixels, (64,), 77)[0][0]))
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=77)
-    assert ours.quantization == Image.open(buffer).quantization
-
-
-def test_small_images_keep_their_size_at_every_resolution(scene: Scene) -> None:
-    stored = store(scene(5, 50, 60), (55, 70, 90), 90)
-    assert [(width, height) for _, width, height in stored] == [(50, 60)] * 3
-    assert stored[0][0] == stored[2][0]
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "JPEG", quality=77)
+        assert image.quantization == Image.open(buffer).quantization

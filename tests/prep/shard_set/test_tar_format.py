@@ -40,8 +40,3 @@ def test_the_index_equals_that_of_dalis_own_tool(tmp_path: Path) -> None:
     second = 512 + padded_bytes(700) + 512 + 512 + 512
     stored = np.array([(512, 700, 0, 0, 1, 1), (second, 512, 0, 0, 1, 1)], STORED)
     assert dali_index(samples, stored, 4) == (tmp_path / "a.idx").read_bytes()
-
-
-def test_names_too_long_for_the_header_are_refused() -> None:
-    with pytest.raises(ValueError, match="does not fit"):
-        member("n" * 101, b"")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
 import signal
 import tarfile
@@ -9,7 +11,8 @@ import threading
 import time
 import tracemalloc
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +24,9 @@ from resolute.errors import ResoluteError
 from resolute.prep.listing.photos import list_photos
 from resolute.prep.sources import scan_cache
 from resolute.prep.sources.detect import open_source
+from resolute.prep.sources.image_ref import MAX_BYTES
 from resolute.prep.sources.scan_cache import delete_old_versions
 from resolute.prep.sources.targets import TargetSetting
-from tests.support.s3 import s3_server  # noqa: F401
 from tests.support.source_formats import (
     assert_same_images,
     contents,
@@ -39,6 +42,7 @@ from tests.support.source_formats import (
 from tests.support.tar_headers import DAMAGED_HEADERS, header
 
 DROP = TargetSetting(drop_unlabelled=True)
+MIB_OF_ZEROS = gzip.compress(bytes(1 << 20))  # a stream may follow another
 
 
 def test_archive_members_cannot_refer_to_files_outside(tmp_path: Path, work: Path) -> None:
@@ -94,28 +98,76 @@ def test_damaged_archives_are_reported(tmp_path: Path, work: Path) -> None:
     assert "got an encrypted member a/0.jpg" in error_of(tmp_path / "p.zip")
 
 
+@contextmanager
+def memory_below(mib: int) -> Iterator[None]:
+    tracemalloc.start()
+    yield
+    assert tracemalloc.get_traced_memory()[1] < mib << 20
+    tracemalloc.stop()
+
+
 @pytest.mark.parametrize("name", DAMAGED_HEADERS)
 def test_a_tar_with_a_damaged_header_is_an_error_and_read_in_bounded_memory(
     tmp_path: Path, work: Path, name: str
 ) -> None:
-    path = tmp_path / "a.tar"
-    path.write_bytes(header(tarfile.REGTYPE, 3, b"abc") + DAMAGED_HEADERS[name])
-    os.truncate(path, 3 << 30)  # 3 GiB of nothing
-    tracemalloc.start()
-    with pytest.raises(ResoluteError, match=r"a\.tar: (cannot be read|damaged tar), got .*, expected "):
-        list_source(work, path)
-    assert tracemalloc.get_traced_memory()[1] < 32 << 20
-    tracemalloc.stop()
+    start = header(tarfile.REGTYPE, 3, b"abc") + DAMAGED_HEADERS[name]
+    plain, packed = tmp_path / "a.tar", tmp_path / "b.tar.gz"
+    plain.write_bytes(start)
+    os.truncate(plain, 3 << 30)  # 3 GiB of nothing
+    packed.write_bytes(gzip.compress(start) + MIB_OF_ZEROS * 64)
+    for path in (plain, packed) if "without end" in name or "1 GiB" in name else (plain,):
+        with (
+            memory_below(mib=32),
+            pytest.raises(ResoluteError, match=r"/.\.tar(\.gz)?: (cannot be read|damaged tar), got .*, expected "),
+        ):
+            list_source(work, path)
+
+
+def test_huge_members_of_compressed_tars_are_skipped_and_rejected(tmp_path: Path, work: Path) -> None:
+    nbytes = MAX_BYTES + (64 << 20)
+
+    def write(path: Path, members: list[tuple[str, bytes | None]]) -> Path:
+        """A tar whose members without content are `nbytes` zeros."""
+        with path.open("wb") as file:
+            for name, content in members:
+                info = tarfile.TarInfo(name)
+                info.size = nbytes if content is None else len(content)
+                padded = b"" if content is None else content + bytes(-len(content) % 512)
+                file.write(gzip.compress(info.tobuf() + padded))
+                file.write(MIB_OF_ZEROS * (nbytes >> 20) if content is None else b"")
+            file.write(gzip.compress(bytes(1024)))
+        return path
+
+    photos = write(tmp_path / "a.tar.gz", [("cat/1.jpg", jpeg(1)), ("cat/huge.jpg", None), ("dog/2.jpg", jpeg(2))])
+    with memory_below(mib=32):
+        got = list_source(work, photos)
+        assert list(map(str, contents(got))) == [str(jpeg(1)), f"too large: {nbytes} bytes", str(jpeg(2))]
+    samples = write(tmp_path / "b.tar.gz", [
+        ("1.jpg", jpeg(1)), ("1.cls", b"0"), ("2.jpg", None), ("2.cls", b"1"), ("3.jpg", None), ("3.png", None),
+    ])  # fmt: skip
+    with memory_below(mib=32):
+        source = open_source(str(samples), scan_cache=work)
+        assert [(image.name, image.nbytes) for image in source] == [
+            ("b.tar.gz/1.jpg", len(jpeg(1))), ("b.tar.gz/2.jpg", nbytes),
+        ]  # fmt: skip
+        assert source.ignored == {"samples with several images": 1}
+
+
+def test_long_names_and_pax_headers_of_usual_size_are_read(tmp_path: Path, work: Path) -> None:
+    for layout in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        with tarfile.open(tmp_path / "a.tar.gz", "w:gz", format=layout) as tar:
+            for i, label in enumerate(("cat", "d\u00f6g" * 40)):
+                info = tarfile.TarInfo(f"p/{label}/{'x' * 200}{i}.jpg")
+                info.size = len(jpeg(i))
+                tar.addfile(info, io.BytesIO(jpeg(i)))
+        assert contents(list_source(work, tmp_path / "a.tar.gz")) == [jpeg(0), jpeg(1)]
 
 
 def test_one_tar_per_class_is_read(tmp_path: Path, work: Path) -> None:
-    files = {f"n{c}/n{c}_{i}.JPEG": jpeg(i) for c in range(2) for i in range(3)}
     (tmp_path / "p").mkdir()
     for c in range(2):
-        pack_tar(
-            tmp_path / "p" / f"n{c}.tar",
-            [(name[3:], data) for name, data in files.items() if name.startswith(f"n{c}/")],
-        )
+        pack_tar(tmp_path / "p" / f"n{c}.tar", [(f"n{c}_{i}.JPEG", jpeg(i)) for i in range(3)])
+    files = {f"n{c}/n{c}_{i}.JPEG": jpeg(i) for c in range(2) for i in range(3)}
     assert_same_images(list_source(work, tmp_path / "p"), files)
 
 
@@ -128,6 +180,8 @@ def test_samples_are_read_with_their_labels(tmp_path: Path, work: Path) -> None:
         ("k/003.jpg", jpeg(3), {"png": jpeg(4), "cls": b"1"}),
         ("k/004.jpg", jpeg(5), {"json": b"{}"}),
         ("k/005.json", b"{}", {"cls": b"1"}),
+        ("k/006.jpg", jpeg(7), {"json": b"[" * 100_000}),
+        ("k/007.jpg", jpeg(8), {"cls": b"9" * 5_000}),
     ])  # fmt: skip
     pack_samples(tmp_path / "p" / "x-000001.tar", [("000.webp", jpeg(6), {"cls": b"0"})])
     expected = {
@@ -140,7 +194,9 @@ def test_samples_are_read_with_their_labels(tmp_path: Path, work: Path) -> None:
         got = list_source(work, tmp_path / src, target=DROP)
         assert {got.name(i): int(got.labels[i]) for i in range(len(got))} == expected
         assert got.classes == tuple(map(str, range(8)))
-        assert got.ignored == {"samples with several images": 1, "unlabelled": 1, "samples without an image": 1}
+        assert got.ignored == {
+            "samples with several images": 1, "unlabelled": 1, "samples without an image": 1, "damaged labels": 2,
+        }  # fmt: skip
         assert contents(got) == [jpeg(0), jpeg(1), jpeg(2), jpeg(6)]
 
 
@@ -157,8 +213,7 @@ def test_compressed_samples_are_unpacked_once(tmp_path: Path, work: Path) -> Non
 
 def test_text_labels_become_class_names(tmp_path: Path, work: Path) -> None:
     pack_samples(tmp_path / "x.tar", [("0.jpg", jpeg(0), {"cls": b"1"}), ("1.jpg", jpeg(1), {"txt": b"dog"})])
-    got = list_source(work, tmp_path / "x.tar")
-    assert got.classes == ("1", "dog")
+    assert list_source(work, tmp_path / "x.tar").classes == ("1", "dog")
 
 
 def test_tars_written_by_webdataset_are_read(tmp_path: Path, work: Path) -> None:
@@ -278,32 +333,25 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> SlowStore:
     return store
 
 
-def upload(path: Path, number: int) -> None:
-    fsspec.filesystem("memory").pipe(f"/x/p{number:02d}{path.suffix}", path.read_bytes())
-
-
 def pack_several(tmp_path: Path, kind: str) -> None:
     """Twelve archives in the slow store."""
     for n in range(12):
-        path = tmp_path / f"p.{kind.partition(' ')[0]}"
-        labels = [(f"{label}/{n}{label}.jpg", jpeg(n)) for label in "ab"]
+        path = tmp_path / f"p.{kind}"
         if kind == "zip":
-            pack_zip(path, labels)
-        elif kind == "tar":
-            pack_tar(path, labels)
-        elif kind == "tar of samples":
+            pack_zip(path, [(f"{label}/{n}{label}.jpg", jpeg(n)) for label in "ab"])
+        elif kind == "tar":  # of samples
             pack_samples(path, [(f"{n}{label}.jpg", jpeg(n), {"txt": label.encode()}) for label in "ab"])
         else:
             pack_parquet(path, [(jpeg(n), "", n % 2), (jpeg(n + 1), "", 1 - n % 2)], None)
-        upload(path, n)
+        fsspec.filesystem("memory").pipe(f"/x/p{n:02d}.{kind}", path.read_bytes())
 
 
-@pytest.mark.parametrize("kind", ["zip", "tar", "tar of samples", "parquet"])
+@pytest.mark.parametrize("kind", ["zip", "tar", "parquet"])
 def test_files_of_a_slow_store_are_scanned_concurrently_and_listed_in_the_same_order(
     tmp_path: Path, slow: SlowStore, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pack_several(tmp_path, kind)
-    src = f"memory://x/p*.{kind.partition(' ')[0]}"
+    src = f"memory://x/p*.{kind}"
     slow.most = 0
     images = list(open_source(src, scan_cache=tmp_path / "first"))
     assert 4 < slow.most <= 12  # 12, unless the machine is busy
@@ -318,7 +366,7 @@ def test_files_of_a_slow_store_are_scanned_concurrently_and_listed_in_the_same_o
     )
     assert first == second
     for n in (9, 4):
-        fsspec.filesystem("memory").pipe(f"/x/p{n:02d}.{kind.partition(' ')[0]}", b"damaged")
+        fsspec.filesystem("memory").pipe(f"/x/p{n:02d}.{kind}", b"damaged")
     with pytest.raises(ResoluteError, match=r"p04\.\w+: .*got") as error:
         list(open_source(src, scan_cache=tmp_path / "third"))
     assert "\n" not in str(error.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import shlex
 import tarfile
@@ -17,7 +16,6 @@ from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.fetch import fetch
 from resolute.prep.sources.label_file import FolderFiles, table_covers
 from resolute.prep.sources.targets import TargetSetting
-from tests.support.s3 import s3_server  # noqa: F401
 from tests.support.source_formats import (
     assert_same_images,
     contents,
@@ -34,8 +32,10 @@ from tests.support.source_formats import (
 )
 
 
-@pytest.mark.parametrize("top", ["", "photos/", "./data/photos/"])
-@pytest.mark.parametrize("how", ["folder", "zip", "tar", "tar.gz", "tar.bz2", "tar.xz"])
+@pytest.mark.parametrize(("how", "top"), [
+    ("folder", ""), ("zip", ""), ("zip", "./data/photos/"), ("tar", "photos/"), ("tar", "./data/photos/"),
+    ("tar.gz", "photos/"), ("tar.bz2", ""), ("tar.xz", "photos/"),
+])  # fmt: skip
 def test_a_folder_and_its_archives_give_the_same_catalog(tmp_path: Path, work: Path, how: str, top: str) -> None:
     files = make_tree(tmp_path / "photos")
     got = list_source(work, pack(tmp_path, how, files, top))
@@ -97,10 +97,11 @@ def test_links_to_folders_are_followed_once(tmp_path: Path, work: Path) -> None:
     (tmp_path / "p" / "cat" / "loop").symlink_to(tmp_path / "p")
     (tmp_path / "p" / "cat" / "gone.jpg").symlink_to(tmp_path / "nowhere")
     source = open_source(str(tmp_path / "p"), scan_cache=work)
-    sizes = {image.name: image.nbytes for image in source}
-    assert len(sizes) == 11
-    assert sizes["cat/gone.jpg"] == 0
-    assert source.ignored == {"links to a folder read already": 1}
+    for _ in range(2):  # what was visited counts for one iteration
+        sizes = {image.name: image.nbytes for image in source}
+        assert len(sizes) == 11
+        assert sizes["cat/gone.jpg"] == 0
+        assert source.ignored == {"links to a folder read already": 1}
 
 
 def test_a_tree_of_links_lists_each_real_folder_once(tmp_path: Path, work: Path) -> None:
@@ -111,11 +112,7 @@ def test_a_tree_of_links_lists_each_real_folder_once(tmp_path: Path, work: Path)
             (tmp_path / f"{level}" / link).symlink_to(tmp_path / f"{level + 1}")
     (tmp_path / f"{depth}").mkdir()
     (tmp_path / f"{depth}" / "x.jpg").write_bytes(b"x")
-    (tmp_path / f"{depth}" / "up").symlink_to(tmp_path / "0")
-    source = open_source(str(tmp_path / "0"), kind="folders", scan_cache=work)
-    assert names(source) == ["a/" * depth + "x.jpg"]
-    assert source.ignored == {"links to a folder read already": depth + 1}
-    assert names(source) == ["a/" * depth + "x.jpg"]  # what was visited counts for one iteration
+    assert names(open_source(str(tmp_path / "0"), kind="folders", scan_cache=work)) == ["a/" * depth + "x.jpg"]
 
 
 def test_a_table_of_this_machine_may_name_any_file_as_a_list_may_and_a_remote_one_may_not(
@@ -225,9 +222,7 @@ def test_folders_of_splits_are_refused_with_the_settings_to_use(tmp_path: Path, 
         list_source(work, tmp_path / "p.zip")
 
 
-@pytest.mark.parametrize(
-    "header", ["id,breed", "Image,Label", "file_name,class", '"id","breed"', "id;breed", "id\tbreed"]
-)
+@pytest.mark.parametrize("header", ["Image,Label", '"id","breed"', "id;breed", "id\tbreed"])
 def test_common_table_formats_are_read(tmp_path: Path, work: Path, header: str) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "a.jpg").write_bytes(jpeg(1))
@@ -241,7 +236,7 @@ def test_common_table_formats_are_read(tmp_path: Path, work: Path, header: str) 
     assert [got.name(i) for i in range(3)] == ["a.jpg", "b c.png", "gone"]
     assert got.classes == ("elk", f'pug{mark} "old"')
     assert got.ignored == {"unlabelled": 1}
-    assert [str(data)[:10] for data in [contents(got)[2]]] == ["not there:"]
+    assert str(contents(got)[2]).startswith("not there:")
 
 
 def test_invalid_tables_are_reported(tmp_path: Path, work: Path) -> None:
@@ -260,76 +255,64 @@ def test_invalid_tables_are_reported(tmp_path: Path, work: Path) -> None:
     assert "name the two with COLUMNS" in error_of("who,what\na.jpg,pug\n")
     assert "has no column what, got id, breed" in error_of("id,breed\n", "id,what")
     assert "COLUMNS: not two names" in error_of("id,breed\n", "id")
-    assert "line 3 is incomplete" in error_of("id,breed\nb,pug\nb\n")
-    assert "no rows" in error_of("id,breed\n")
 
 
 def labelled_source(root: Path, form: str, labels: list[str | None]) -> dict[str, str]:
     """Photos 00.jpg, 01.jpg, … with these labels (None: empty) in a format of labels; returns what opens them."""
     root.mkdir()
-    photos = {f"{i:02d}.jpg": jpeg(i) for i in range(len(labels))}
-    cells = ["" if label is None else label for label in labels]
-    if form in ("table.csv", "table.tsv", "list.csv", "list.txt"):
-        for name, data in photos.items():
+    photos = [(f"{i:02d}.jpg", jpeg(i)) for i in range(len(labels))]
+    if form in ("table.csv", "list.txt"):
+        for name, data in photos:
             (root / name).write_bytes(data)
-        if form == "list.txt":
-            (root / form).write_text("".join(f"{name} {cell}\n" for name, cell in zip(photos, cells, strict=True)))
-        else:
-            pack_table(root / form, zip(photos, cells, strict=True))
-        return {"src": str(root), "labels": str(root / form)} if form.startswith("table") else {"src": str(root / form)}
+        rows = [(name, label or "") for (name, _), label in zip(photos, labels, strict=True)]
+        if form == "table.csv":
+            return {"src": str(root), "labels": str(pack_table(root / form, rows))}
+        (root / form).write_text("".join(f"{name} {label}\n" for name, label in rows))
+        return {"src": str(root / form)}
     if form == "parquet":
-        rows = [(data, name, None if cell == "" else int(cell))
-                for (name, data), cell in zip(photos.items(), cells, strict=True)]  # fmt: skip
-        return {"src": str(pack_parquet(root / "p.parquet", rows, None))}  # type: ignore[arg-type]
-    content = {"cls": "{}", "txt": "{}", "json": '{{"label": {}}}', "tar.gz": '{{"label": {}}}'}[form]
-    empty = "null" if "label" in content else ""
-    suffix = "json" if "label" in content else form
-    samples = [(name, data, {suffix: content.format(cell or empty).encode()})
-               for (name, data), cell in zip(photos.items(), cells, strict=True)]  # fmt: skip
-    path = pack_samples(root / "x.tar", samples)
-    if form == "tar.gz":
-        path = root / "x.tar.gz"
-        path.write_bytes(gzip.compress((root / "x.tar").read_bytes()))
-    return {"src": str(path)}
+        cells = [(data, name, None if label is None else int(label))
+                 for (name, data), label in zip(photos, labels, strict=True)]  # fmt: skip
+        return {"src": str(pack_parquet(root / "p.parquet", cells, None))}  # type: ignore[arg-type]
+    content, empty = {"cls": ("{}", ""), "json": ('{{"label": {}}}', "null")}[form]
+    samples = [(name, data, {form: content.format(label or empty).encode()})
+               for (name, data), label in zip(photos, labels, strict=True)]  # fmt: skip
+    return {"src": str(pack_samples(root / "x.tar", samples))}
 
 
-@pytest.mark.parametrize("unlabelled", ["-1", None])
-@pytest.mark.parametrize("form", ["table.csv", "table.tsv", "list.csv", "list.txt", "parquet", "cls", "txt", "json",
-                                  "tar.gz"])  # fmt: skip
+@pytest.mark.parametrize(("form", "row"), [
+    ("table.csv", "line 14: 12.jpg"), ("list.txt", "line 13: 12.jpg"), ("parquet", "p.parquet/000000012"),
+    ("cls", "12.jpg"), ("json", "12.jpg"),
+])  # fmt: skip
 def test_an_empty_label_and_minus_one_are_refused_with_the_row_or_left_out_in_every_format(
-    tmp_path: Path, work: Path, form: str, unlabelled: str | None
+    tmp_path: Path, work: Path, form: str, row: str
 ) -> None:
-    labels = [*(str(i) for i in range(12)), unlabelled, "10"]
-    options = labelled_source(tmp_path / "p", form, labels)
-    row = {"list.txt": "line 13: 12.jpg", "parquet": "p.parquet/000000012"}.get(form, "12.jpg")
-    row = f"line 14: {row}" if form in ("table.csv", "table.tsv", "list.csv") else row
-    got = "nothing" if unlabelled is None else "-1"
-    with pytest.raises(ResoluteError, match=rf"{row}.* unlabelled, got {got}, expected its target; .*UNLABELLED=drop"):
-        list_source(work, **options)
-    kept = list_source(work, **options, target=TargetSetting(drop_unlabelled=True))
-    assert kept.ignored["unlabelled"] == 1
-    assert [kept.classes[n] for n in kept.labels] == [label for label in labels if label != unlabelled]
-    if form != "txt":
+    for unlabelled, got in (("-1", "-1"), (None, "nothing")):
+        labels = [*(str(i) for i in range(12)), unlabelled, "10"]
+        options = labelled_source(tmp_path / got, form, labels)
+        with pytest.raises(ResoluteError, match=rf"{row}.* unlabelled, got {got}, expected .*UNLABELLED=drop"):
+            list_source(work, **options)
+        kept = list_source(work, **options, target=TargetSetting(drop_unlabelled=True))
+        assert kept.ignored["unlabelled"] == 1
+        assert [kept.classes[n] for n in kept.labels] == [label for label in labels if label != unlabelled]
         assert kept.classes == tuple(map(str, range(12))), "they are numbers, not sorted as text"
 
 
-@pytest.mark.parametrize("content", ['{"label": "\\ud800"}', '{"labels": ["a", "\\udfff"]}'])
-def test_half_a_character_as_a_label_is_refused_with_the_sample(tmp_path: Path, work: Path, content: str) -> None:
-    other = {"json": content.replace("\\ud800", "a").replace("\\udfff", "a").encode()}
-    samples = [(f"{i}.jpg", jpeg(i), {"json": content.encode()} if i == 3 else other) for i in range(5)]
+def test_half_a_character_as_a_label_is_refused_with_the_sample(tmp_path: Path, work: Path) -> None:
+    labels = ["a", "b", "\\ud800", "a"]
+    samples = [(f"{i}.jpg", jpeg(i), {"json": b'{"label": "%s"}' % label.encode()}) for i, label in enumerate(labels)]
     src = pack_samples(tmp_path / "x.tar", samples)
-    with pytest.raises(ResoluteError, match=r"x\.tar: 'x\.tar/3\.jpg' has .*, got '\\ud...', expected text"):
+    with pytest.raises(ResoluteError, match=r"x\.tar: 'x\.tar/2\.jpg' has .*, got '\\ud800', expected text"):
         list_source(work, src)
 
 
 def test_minus_one_is_a_number_where_numbers_are_predicted(tmp_path: Path, work: Path) -> None:
-    for form in ("table.csv", "list.txt", "parquet", "cls", "json"):
+    for form in ("table.csv", "parquet", "json"):
         options = labelled_source(tmp_path / form, form, ["-1", "0", "1", "-1"])
         got = list_source(work, **options, target=TargetSetting("values"))
         assert got.column("target[1]").tolist() == [-1, 0, 1, -1]
 
 
-@pytest.mark.parametrize("separator", [" ", "\t", ",", "   "])
+@pytest.mark.parametrize("separator", ["   ", "\t", ","])
 def test_lists_keep_numeric_labels(tmp_path: Path, work: Path, separator: str) -> None:
     (tmp_path / "p").mkdir()
     rows = [("p/a b.jpg", 10), ("./p/c,d.jpg", 2), (f"{tmp_path}/p/e.JPEG", 2)]
@@ -338,25 +321,15 @@ def test_lists_keep_numeric_labels(tmp_path: Path, work: Path, separator: str) -
     (tmp_path / "train.txt").write_text("".join(f"{name}{separator}{label}\n" for name, label in rows))
     got = list_source(work, tmp_path / "train.txt")
     assert got.classes == tuple(map(str, range(11)))
-    assert {got.name(i): int(got.labels[i]) for i in range(3)} == {
-        "p/a b.jpg": 10,
-        "p/c,d.jpg": 2,
-        f"{tmp_path}/p/e.JPEG": 2,
-    }
+    assert {got.name(i): int(got.labels[i]) for i in range(3)} == {name.removeprefix("./"): n for name, n in rows}
     assert sorted(map(len, contents(got))) == sorted(len(jpeg(i)) for i in range(3))
 
 
 def test_a_remote_list_cannot_name_local_files(tmp_path: Path, work: Path) -> None:
     files = fsspec.filesystem("memory")
-    lines = [
-        "/etc/a.jpg 0",
-        "../a.jpg 0",
-        "file:///etc/a.jpg 0",
-        "simplecache::file:///etc/a.jpg 1",
-        "cat/1.jpg 0",
-        "2.jpg 1",
-    ]
-    files.pipe("/remote/list.txt", "\n".join(lines).encode())
+    unsafe = ["/etc/a.jpg", "../a.jpg", "file:///etc/a.jpg", "simplecache::file:///etc/a.jpg"]
+    lines = [f"{name} {i % 2}\n" for i, name in enumerate([*unsafe, "cat/1.jpg", "2.jpg"])]
+    files.pipe("/remote/list.txt", "".join(lines).encode())
     source = open_source("memory://remote/list.txt", scan_cache=work)
     assert names(source) == ["cat/1.jpg", "2.jpg"]
     assert source.ignored == {"unsafe names": 4}

@@ -21,7 +21,7 @@ from resolute.prep.sources import fetch as fetching
 from resolute.prep.sources.archives.zip_directory import zip_members
 from resolute.prep.sources.fetch import fetch, fetch_many
 from resolute.prep.sources.image_ref import MISSING, PLAIN, UNSEEN, ZIPPED, ByteRange
-from tests.support.s3 import s3_server  # noqa: F401
+from tests.support.s3 import s3_server  # noqa: F401  # a fixture
 
 
 def reject_reason(location: ByteRange) -> str:
@@ -38,13 +38,18 @@ def test_files_and_byte_ranges_are_returned_in_order(tmp_path: Path) -> None:
     asked = [ByteRange(path, at, 100) for at in (5_000, 0, 9_900)]
     got = fetch_many([*asked, ByteRange(path), ByteRange(str(tmp_path / "empty")), ByteRange(path, 7, 0)])
     assert got == [data[5_000:5_100], data[:100], data[9_900:], data, b"", b""]
+    (tmp_path / "other").write_bytes(b"new")
+    (tmp_path / "other").replace(tmp_path / "blob")
+    assert fetch(ByteRange(path, 0, 3)) == b"new"
 
 
-def test_a_replaced_file_is_read_from_its_new_content(tmp_path: Path) -> None:
-    for text in (b"old", b"new"):
-        (tmp_path / "part").write_bytes(text)
-        (tmp_path / "part").replace(tmp_path / "blob")
-        assert fetch(ByteRange(str(tmp_path / "blob"), 0, 3)) == text
+def test_large_files_are_not_read_ahead(tmp_path: Path) -> None:
+    for name, nbytes in (("small", 10), ("large", 2_000)):
+        (tmp_path / name).write_bytes(bytes(nbytes))
+    (zipped,) = make_zip(tmp_path / "a.zip", {"large": bytes(2_000)}, compression=zipfile.ZIP_DEFLATED)
+    places = [ByteRange(str(tmp_path / name)) for name in ("small", "large")]
+    places += [ByteRange(str(tmp_path / "large"), 0, 1_500), zipped]
+    assert fetch_many(places, ahead_bytes=1_000) == [bytes(10), None, None, None]
 
 
 def test_unreadable_files_are_rejected_with_a_reason(tmp_path: Path) -> None:
@@ -100,37 +105,40 @@ def test_zip_members_equal_those_of_the_standard_library(tmp_path: Path, method:
     assert fetch_many(places(path)) == list(files.values())
 
 
-def test_zip64_and_data_descriptors_are_read(tmp_path: Path) -> None:
-    files = {f"{i}.jpg": bytes([i % 256]) * 50 for i in range(66_000)}
-    path = tmp_path / "many.zip"
-    assert len(make_zip(path, files)) == 66_000  # more than 16 bits count
+class Stream(io.RawIOBase):
+    """A file that cannot seek, for which zipfile writes data descriptors."""
 
-    class Stream(io.RawIOBase):  # why: a file that cannot seek makes zipfile write descriptors
-        def __init__(self) -> None:
-            self.data = bytearray()
+    def __init__(self) -> None:
+        self.data = bytearray()
 
-        def writable(self) -> bool:
-            return True
+    def writable(self) -> bool:
+        return True
 
-        def write(self, data: Any) -> int:
-            self.data += data
-            return len(data)
+    def write(self, data: Any) -> int:
+        self.data += data
+        return len(data)
 
+
+def test_data_descriptors_and_members_beyond_4_gib_are_read(tmp_path: Path) -> None:
     stream = Stream()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:  # type: ignore[call-overload]
         for name in ("a", "b"):
             with archive.open(name, "w", force_zip64=True) as member:
                 member.write(name.encode() * 1000)
     (tmp_path / "s.zip").write_bytes(stream.data)
-    members = places(tmp_path / "s.zip")
-    assert fetch_many(members) == [b"a" * 1000, b"b" * 1000]
-    # a member beyond 4 GiB, in a file with a hole
+    assert fetch_many(places(tmp_path / "s.zip")) == [b"a" * 1000, b"b" * 1000]
     with (tmp_path / "big.zip").open("wb") as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
         archive.writestr("first", b"1")
-        file.seek(1 << 33)
+        file.seek(1 << 33)  # leaves a hole
         archive.start_dir = file.tell()
         archive.writestr("far", b"away")
     assert fetch(places(tmp_path / "big.zip")[1]) == b"away"
+
+
+@pytest.mark.slow
+def test_a_zip_may_have_more_members_than_16_bits_count(tmp_path: Path) -> None:
+    members = make_zip(tmp_path / "many.zip", {f"{i}.jpg": bytes([i % 256]) * 50 for i in range(66_000)})
+    assert fetch_many(members[::6_000]) == [bytes([i % 256]) * 50 for i in range(0, 66_000, 6_000)]
 
 
 def test_damaged_zip_members_are_rejected(tmp_path: Path) -> None:
@@ -186,9 +194,8 @@ class Flaky:
 @pytest.mark.parametrize(("times", "error", "result"), [
     (2, OSError("Connection reset"), b"data"),
     (9, OSError("Connection reset"), "far://bad: cannot be fetched, got 'Connection reset' 4 times"),
-    (9, PermissionError("Forbidden"), "far://bad: cannot be fetched, got Permission denied 4 times"),
-    (9, FileNotFoundError("bad"), "far://bad: cannot be fetched, got No such file or directory 4 times"),
     (3, FileNotFoundError("bad"), b"data"),
+    (9, FileNotFoundError("bad"), "far://bad: cannot be fetched, got No such file or directory 4 times"),
 ])  # fmt: skip
 def test_a_failing_store_is_retried_and_then_reported(
     monkeypatch: pytest.MonkeyPatch, times: int, error: Exception, result: bytes | str
@@ -206,8 +213,9 @@ def test_a_failing_store_is_retried_and_then_reported(
             fetch_many(asked)
 
 
-@pytest.mark.parametrize("fault", ["unknown name", "certificate"])
-@pytest.mark.parametrize("others_answer", [True, False])
+@pytest.mark.parametrize(
+    ("fault", "others_answer"), [("unknown name", True), ("certificate", True), ("unknown name", False)]
+)
 def test_a_server_that_is_gone_loses_its_photos_and_a_network_that_is_gone_loses_none(
     monkeypatch: pytest.MonkeyPatch, fault: str, others_answer: bool
 ) -> None:
@@ -238,11 +246,34 @@ def test_the_crc_of_a_data_descriptor_is_checked(tmp_path: Path) -> None:
     stream = zlib.compressobj(wbits=-15)
     packed = stream.compress(b"hello") + stream.flush()
     header = b"PK\3\4" + b"\x14\0" + b"\x08\0" + b"\x08\0" + bytes(4) + bytes(12) + b"\1\0" + b"\0\0" + b"a"
-    for crc, good in ((zlib.crc32(b"hello"), True), (1, False)):
-        for mark in (b"", b"PK\7\b"):
+    place = ByteRange(str(tmp_path / "a"), 0, len(packed), ZIPPED, 5)
+    for mark in (b"", b"PK\7\b"):
+        for crc in (zlib.crc32(b"hello"), 1):
             (tmp_path / "a").write_bytes(header + packed + mark + crc.to_bytes(4, "little") + bytes(8))
-            place = ByteRange(str(tmp_path / "a"), 0, len(packed), ZIPPED, 5)
-            if good:
-                assert fetch(place) == b"hello"
-            else:
+            if crc == 1:
                 assert "CRC-32" in reject_reason(place)
+            else:
+                assert fetch(place) == b"hello"
+
+
+class Ranges:
+    """A store of zeros that sends the ranges it is asked for, and remembers where they end."""
+
+    async_impl = True
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        self.sizes, self.ends = sizes, [0]
+
+    def cat_ranges(self, paths: list[str], starts: list[Any], ends: list[Any], on_error: str) -> list[bytes]:
+        self.ends += ends
+        return [bytes(min(self.sizes[path], end) - start) for path, start, end in zip(paths, starts, ends, strict=True)]
+
+
+def test_reads_of_a_url_of_unknown_size_are_bounded_by_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Ranges({"small": 10, "large": 2_000, "edge": 1_000, "huge": fetching.MAX_BYTES + 5})
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda url, **_: (store, url.removeprefix("far://")))
+    places = [ByteRange(f"far://{name}", packed=UNSEEN) for name in store.sizes]
+    assert fetch_many(places, ahead_bytes=1_000) == [bytes(10), None, bytes(1_000), None]
+    assert max(store.ends) == 1_001
+    assert fetch_many([places[1]]) == [bytes(2_000)]
+    assert str(fetch_many([places[3]])[0]) == f"too large: {fetching.MAX_BYTES + 1} bytes"

@@ -5,10 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -27,19 +24,19 @@ class SlowSeek(io.BytesIO):
         return at
 
 
+class Interrupted(io.BytesIO):
+    def read(self, nbytes: int | None = -1) -> bytes:
+        signal.raise_signal(signal.SIGINT)
+        return super().read(nbytes)
+
+
 def test_threads_of_duckdb_that_share_a_file_each_read_their_own_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random = np.random.default_rng(0)
     rows: list[tuple[bytes | None, str, int]] = [(random.bytes(3000 + 17 * n), f"{n}.jpg", n) for n in range(60)]
     path = pack_parquet(tmp_path / "photos.parquet", rows, None)
-
-    @contextmanager
-    def slow(path: str) -> Iterator[BinaryIO]:
-        with SlowSeek(Path(path).read_bytes()) as file:
-            yield file
-
-    monkeypatch.setattr(parquet_file, "open_file", slow)
+    monkeypatch.setattr(parquet_file, "open_file", lambda path: SlowSeek(Path(path).read_bytes()))
     with open_parquet(str(path)) as opened:
         assert list(opened.rows(["image.bytes", "label"], 64)) == [(data, label) for data, _, label in rows]
 
@@ -48,17 +45,6 @@ def test_ctrl_c_while_duckdb_reads_a_file_is_an_interrupt_and_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = pack_parquet(tmp_path / "photos.parquet", [(b"x" * 100, "a.jpg", 0)], None)
-
-    class Interrupted(io.BytesIO):
-        def read(self, nbytes: int | None = -1) -> bytes:
-            signal.raise_signal(signal.SIGINT)
-            return super().read(nbytes)
-
-    @contextmanager
-    def interrupted(path: str) -> Iterator[BinaryIO]:
-        with Interrupted(Path(path).read_bytes()) as file:
-            yield file
-
-    monkeypatch.setattr(parquet_file, "open_file", interrupted)
+    monkeypatch.setattr(parquet_file, "open_file", lambda path: Interrupted(Path(path).read_bytes()))
     with pytest.raises(KeyboardInterrupt), open_parquet(str(path)):
         pass
