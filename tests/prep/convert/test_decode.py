@@ -85,12 +85,10 @@ def test_transparent_pixels_are_composited_over_white() -> None:
     assert got[0, :, 0].tolist() == [4, 4, 4, 255, 255, 255]
 
 
-@pytest.mark.parametrize("mode", ["L", "CMYK", "1"])
-def test_other_modes_match_pillows_conversion(scene: Scene, mode: str) -> None:
-    image = Image.fromarray(scene(3, 48, 32)).convert(mode)
-    data = encoded(image, "TIFF" if mode == "1" else "JPEG")
-    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-    assert psnr_db(decode(data), expected) > 45
+def test_grey_and_black_and_white_match_pillows_conversion(scene: Scene) -> None:
+    for mode, kind in (("L", "JPEG"), ("1", "TIFF")):
+        data = encoded(Image.fromarray(scene(3, 48, 32)).convert(mode), kind)
+        assert psnr_db(decode(data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))) > 45
 
 
 def test_32_bit_integers_are_refused() -> None:
@@ -99,12 +97,12 @@ def test_32_bit_integers_are_refused() -> None:
         decode(data)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])
-def test_truncated_images_are_rejected(scene: Scene, kind: str) -> None:
-    data = encoded(Image.fromarray(scene(4, 200, 150)), kind)
-    for part in (0.1, 0.9):
-        with pytest.raises(Reject):
-            decode(data[: int(len(data) * part)])
+def test_truncated_images_are_rejected(scene: Scene) -> None:
+    for kind in ("JPEG", "PNG", "WEBP", "GIF"):
+        data = encoded(Image.fromarray(scene(4, 200, 150)), kind)
+        for part in (0.1, 0.9):
+            with pytest.raises(Reject):
+                decode(data[: int(len(data) * part)])
 
 
 def test_formats_are_recognised_by_content_and_others_are_rejected(scene: Scene) -> None:
@@ -118,12 +116,12 @@ def test_formats_are_recognised_by_content_and_others_are_rejected(scene: Scene)
             decode(data)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_the_limit_of_pixels_can_be_set(kind: str) -> None:
-    data, copies = encoded(Image.new("RGB", (50, 40)), kind), 2 if kind == "WEBP" else 1
-    assert decode(data, 2000 * copies).shape == (40, 50, 3)
-    with pytest.raises(Reject, match=r"^too many pixels: 50x40$"):
-        decode(data, 2000 * copies - 1)
+def test_the_limit_of_pixels_can_be_set() -> None:
+    for kind, limit in (("JPEG", 2000), ("PNG", 2000), ("WEBP", 4000)):
+        data = encoded(Image.new("RGB", (50, 40)), kind)
+        assert decode(data, limit).shape == (40, 50, 3)
+        with pytest.raises(Reject, match=r"^too many pixels: 50x40$"):
+            decode(data, limit - 1)
 
 
 def test_huge_dimensions_are_rejected_from_the_header(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,12 +150,11 @@ def test_broken_exif_is_ignored_and_pillow_warnings_are_suppressed(scene: Scene)
     assert decode(data).shape == pixels.shape  # pytest turns warnings into errors
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_a_jpeg_that_ends_in_the_middle_is_rejected(scene: Scene, mode: str) -> None:
-    data = encoded(Image.fromarray(scene(5, 320, 240)).convert(mode), "JPEG", quality=95)
-    half = len(data) // 2
-    with pytest.raises(Reject, match=r"^damaged: Corrupt JPEG data: premature end"):
-        decode(data[:half] + b"\xff\xd9")
+def test_a_jpeg_that_ends_in_the_middle_is_rejected(scene: Scene) -> None:
+    for mode in ("RGB", "L", "CMYK"):
+        data = encoded(Image.fromarray(scene(5, 320, 240)).convert(mode), "JPEG", quality=95)
+        with pytest.raises(Reject, match=r"^damaged: Corrupt JPEG data: premature end"):
+            decode(data[: len(data) // 2] + b"\xff\xd9")
 
 
 def test_junk_in_a_scan_is_rejected_but_zero_padding_at_its_end_is_not(scene: Scene) -> None:
@@ -222,12 +219,12 @@ def test_cmyk_is_converted_to_the_printed_colours() -> None:
             assert np.abs(got[8, 8].astype(int) - colour).max() <= 3, kind
 
 
-@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "MPO", "TIFF"])
-def test_the_first_of_several_frames_is_decoded(kind: str) -> None:
+def test_the_first_of_several_frames_is_decoded() -> None:
     frames = [Image.new("RGB", (24, 16), colour) for colour in ("red", "lime", "blue")]
-    got = decode(encoded(frames[0], kind, save_all=True, append_images=frames[1:]))
-    assert got.shape == (16, 24, 3)
-    assert np.abs(got[8, 8].astype(int) - (255, 0, 0)).max() <= 3
+    for kind in ("GIF", "PNG", "WEBP", "MPO", "TIFF"):
+        got = decode(encoded(frames[0], kind, save_all=True, append_images=frames[1:]))
+        assert got.shape == (16, 24, 3)
+        assert np.abs(got[8, 8].astype(int) - (255, 0, 0)).max() <= 3, kind
 
 
 PEAK = """
@@ -241,15 +238,12 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / 409
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "mode", "options", "max_bytes"),
-    [
-        ("JPEG", "RGB", {}, 4),
-        ("JPEG", "CMYK", {"progressive": True}, 13),
-        ("PNG", "RGBA", {"compress_level": 1}, 9),
-        ("WEBP", "RGBA", {"method": 0, "quality": 20}, 13 * 2),
-    ],
-)
+@pytest.mark.parametrize(("kind", "mode", "options", "max_bytes"), [
+    ("JPEG", "RGB", {}, 4),
+    ("JPEG", "CMYK", {"progressive": True}, 13),
+    ("PNG", "RGBA", {"compress_level": 1}, 9),
+    ("WEBP", "RGBA", {"method": 0, "quality": 20}, 13 * 2),
+])  # fmt: skip
 def test_memory_for_a_large_image_is_bounded(
     tmp_path: Path, kind: str, mode: str, options: dict[str, object], max_bytes: float
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,15 +38,6 @@ def damaged(photos: Path) -> dict[str, str]:
     }
 
 
-def keyed(out: Path) -> dict[str, int]:
-    """{name of a photo: key of its sample}, of both splits."""
-    pairs: dict[str, int] = {}
-    for name, split in ShardSet.open(out).splits.items():
-        lines = (out / "index" / f"{name}.sources.jsonl").read_text().splitlines()
-        pairs |= dict(zip(map(json.loads, lines), split.samples["key"].tolist(), strict=True))
-    return pairs
-
-
 def test_too_many_rejects_leave_no_manifest_and_allowed_ones_are_listed_and_leave_gaps_in_the_keys(
     photos: Path, tmp_path: Path, prep: Prep, damaged: dict[str, str]
 ) -> None:
@@ -77,16 +67,6 @@ def test_too_many_rejects_leave_no_manifest_and_allowed_ones_are_listed_and_leav
             assert np.array_equal(split.stored[res]["shard"], split.samples["key"] // 20)
 
 
-def test_a_reject_changes_no_other_samples_key(photos: Path, tmp_path: Path, prep: Prep) -> None:
-    argv = ("--src", photos, "--res", "32", "--max-bad", 0.1)
-    assert prep(*argv, "--out", tmp_path / "before").status == 0
-    (photos / "bee" / "05.jpg").write_bytes(b"junk")
-    assert prep(*argv, "--out", tmp_path / "after").status == 0
-    before = keyed(tmp_path / "before")
-    del before["bee/05.jpg"]
-    assert keyed(tmp_path / "after") == before
-
-
 @pytest.mark.slow
 def test_the_limit_of_megapixels_belongs_to_the_set(photos: Path, tmp_path: Path, prep: Prep) -> None:
     Image.new("RGB", (1250, 801)).save(photos / "bee" / "large.jpg")
@@ -112,13 +92,13 @@ def test_a_shard_that_has_only_rejects_is_not_written(photos: Path, tmp_path: Pa
         path.write_bytes(b"junk")
     argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32", "--shard-samples", 1, "--max-bad", 1)
     assert prep(*argv).status == 0
-    opened = ShardSet.open(tmp_path / "s")
-    assert sum(len(split) for split in opened.splits.values()) == 30
-    for split in opened.splits.values():
+    splits = ShardSet.open(tmp_path / "s").splits.values()
+    assert sum(len(split) for split in splits) == 30
+    for split in splits:
         assert split.stored[32]["shard"].tolist() == list(range(len(split)))
-        assert [f"{name}" for name in split.shards] == [f"{split.name}-{key:06d}" for key in split.samples["key"]]
-    tars = sorted(path.stem for path in (tmp_path / "s" / "32").glob("*.tar"))
-    assert tars == sorted(shard for split in opened.splits.values() for shard in split.shards)
+        assert [*split.shards] == [f"{split.name}-{key:06d}" for key in split.samples["key"]]
+    tars = {path.stem for path in (tmp_path / "s" / "32").glob("*.tar")}
+    assert tars == {shard for split in splits for shard in split.shards}
 
 
 def test_a_split_without_any_sample_is_an_error(photos: Path, tmp_path: Path, prep: Prep) -> None:
@@ -149,22 +129,3 @@ def test_internal_errors_are_raised_and_not_recorded_as_rejects(monkeypatch: pyt
     monkeypatch.setattr("os.open", no_descriptors)
     with pytest.raises(OSError, match="Too many open files"):
         worker.convert(job, task)
-
-
-@pytest.mark.slow
-def test_difficult_files_are_stored_or_rejected_the_same_with_any_number_of_workers(
-    difficult: Path, photos: Path, tmp_path: Path, prep: Prep
-) -> None:
-    images = [path for path in difficult.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png", ".gif")]
-    (photos / "zoo").mkdir()
-    for path in images:
-        (photos / "zoo" / path.name).symlink_to(path)
-    argv = ("--src", photos, "--res", "64", "--max-bad", 0.5)
-    for workers in (1, 2):
-        ran = prep(*argv, "--out", tmp_path / str(workers), "--workers", workers)
-        assert ran.status == 0, ran.err
-    first, second = ((tmp_path / name / "manifest.json").read_bytes() for name in ("1", "2"))
-    assert first == second
-    rejects = (tmp_path / "1" / "rejects.jsonl").read_text()
-    assert 10 <= len(rejects.splitlines()) < len(images) - 30
-    assert not re.search("0x[0-9a-f]{6}", rejects)  # addresses differ between runs

@@ -13,26 +13,9 @@ from resolute.pipeline.dataset.format import manifest_bytes
 from resolute.prep.shard_set.cards import card, croissant, is_unedited
 from tests.support.cli import verify
 from tests.support.source_formats import pack_table
-from tests.support.trees import tree
 
 Prep = Callable[..., Any]
 Argv = tuple[object, ...]
-
-
-@pytest.fixture
-def older(copied: Path) -> Path:
-    """The set as if made by a version of prep that wrote no descriptions."""
-    manifest = json.loads((copied / "manifest.json").read_bytes())
-    del manifest["files"]["croissant.json"]
-    (copied / "manifest.json").write_bytes(manifest_bytes(manifest))
-    (copied / "README.md").unlink()
-    (copied / "croissant.json").unlink()
-    return copied
-
-
-def assert_sound(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert verify([str(root), "--workers", "1"]) == 0
-    assert "ignored" not in capfd.readouterr().err
 
 
 def test_both_describe_the_set_and_follow_an_added_resolution(argv: Argv, copied: Path, prep: Prep) -> None:
@@ -48,17 +31,6 @@ def test_both_describe_the_set_and_follow_an_added_resolution(argv: Argv, copied
     assert any(name.startswith("64/") for name in hashes)
 
 
-def test_a_set_of_an_older_prep_stays_as_it_is_until_it_changes(
-    argv: Argv, older: Path, prep: Prep, capfd: pytest.CaptureFixture[str]
-) -> None:
-    before = tree(older)
-    assert "nothing to do" in prep(*argv).out
-    assert_sound(older, capfd)
-    assert tree(older) == before
-    assert prep(*argv, "--res", "32,48,64").status == 0
-    assert {"README.md", "croissant.json"} <= tree(older).keys() - before.keys()
-
-
 @pytest.mark.slow
 def test_an_edited_card_is_sound_stays_and_lacks_a_config_only_with_notice(
     argv: Argv, copied: Path, prep: Prep, capfd: pytest.CaptureFixture[str]
@@ -67,7 +39,8 @@ def test_an_edited_card_is_sound_stays_and_lacks_a_config_only_with_notice(
     edited = readme.read_bytes().replace(b"---\n", b"---\nlicense: cc0-1.0\n", 1)
     readme.write_bytes(edited)
     assert not is_unedited(edited)
-    assert_sound(copied, capfd)
+    assert verify([str(copied), "--workers", "1"]) == 0
+    assert "ignored" not in capfd.readouterr().err
     ran = prep(*argv, "--res", "32,48,64")
     assert (ran.status, readme.read_bytes()) == (0, edited)
     assert ran.err.count("README.md: kept, got one that was written or edited by someone else") == 1
@@ -78,19 +51,20 @@ def test_an_edited_card_is_sound_stays_and_lacks_a_config_only_with_notice(
 
 
 @pytest.mark.slow
-def test_descriptions_of_the_user_are_never_replaced(
-    argv: Argv, older: Path, prep: Prep, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_descriptions_of_the_user_are_never_replaced(argv: Argv, copied: Path, prep: Prep) -> None:
+    manifest = json.loads((copied / "manifest.json").read_bytes())
+    del manifest["files"]["croissant.json"]  # as in a set of a prep that wrote none
+    (copied / "manifest.json").write_bytes(manifest_bytes(manifest))
     own = {"croissant.json": "{}", "README.md": "mine: 32px, 48px"}
     for name, text in own.items():
-        (older / name).write_text(text)
+        (copied / name).write_text(text)
     for words in (("--res", "32,48,64"), ("--quality", "80", "--rebuild")):
         ran = prep(*argv, *words)
         assert ran.status == 0, ran.err
         assert "croissant.json: kept, got a file that prep has not written" in ran.err
-        assert {name: (older / name).read_text() for name in own} == own
-        assert "croissant.json" not in json.loads((older / "manifest.json").read_bytes())["files"]
-        assert verify([str(older), "--workers", "1"]) == 0
+        assert {name: (copied / name).read_text() for name in own} == own
+        assert "croissant.json" not in json.loads((copied / "manifest.json").read_bytes())["files"]
+        assert verify([str(copied), "--workers", "1"]) == 0
 
 
 @pytest.mark.slow

@@ -72,18 +72,13 @@ def test_only_incomplete_shards_are_rebuilt(argv: tuple[object, ...], copied: Pa
     assert changed == {"train-000001.tar", "val-000000.tar"}
 
 
-@pytest.mark.slow
-def test_a_resolution_is_added_without_touching_the_others(
-    argv: tuple[object, ...], copied: Path, tmp_path: Path, prep: Prep
-) -> None:
+def test_a_resolution_is_added_without_touching_the_others(argv: tuple[object, ...], copied: Path, prep: Prep) -> None:
     before = {path: path.stat().st_mtime_ns for path in copied.rglob("*.tar")}
     assert prep(*argv, "--res", "32,48,64").status == 0
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert prep(*argv, "--res", "32,48,64", "--out", tmp_path / "fresh").status == 0
-    whole = tree(copied)
-    assert whole == tree(tmp_path / "fresh")
+    whole = {path: path.stat().st_mtime_ns for path in copied.rglob("*")}
+    assert before.items() < whole.items()
     assert "already there" in prep(*argv, "--res", "48").out
-    assert tree(copied) == whole
+    assert {path: path.stat().st_mtime_ns for path in copied.rglob("*")} == whole
 
 
 def test_an_image_with_changed_content_is_detected_when_a_resolution_is_added(

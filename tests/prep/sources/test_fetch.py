@@ -56,25 +56,22 @@ def test_unreadable_files_are_rejected_with_a_reason(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "short").write_bytes(b"1234")
-    assert reject_reason(ByteRange(str(tmp_path / "gone"), packed=MISSING)).startswith("not there: no such file when")
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(tmp_path / "socket"))
-    assert reject_reason(ByteRange(str(tmp_path / "socket"))) == "unreadable: not a regular file"
-    assert reject_reason(ByteRange(str(tmp_path / "pipe"))) == "unreadable: not a regular file"
-    assert reject_reason(ByteRange("/dev/zero")) == "unreadable: not a regular file"
-    assert reject_reason(ByteRange(str(tmp_path))) == "unreadable: Is a directory"
-    assert reject_reason(ByteRange(str(tmp_path / "loop"))).startswith("unreadable: Too many levels")
-    assert reject_reason(ByteRange(str(tmp_path / ("x" * 300)))) == "unreadable: File name too long"
-    assert reject_reason(ByteRange(f"{tmp_path}/\0")).startswith("unreadable: embedded null")
-    assert reject_reason(ByteRange(str(tmp_path / "short"), 2, 4)) == "truncated: its archive ends after 2 of 4 bytes"
-
-
-def test_files_that_are_too_large_are_rejected_unread(tmp_path: Path) -> None:
     with (tmp_path / "huge").open("wb") as file:
         file.truncate(fetching.MAX_BYTES + 1)
-    assert reject_reason(ByteRange(str(tmp_path / "huge"))) == f"too large: {fetching.MAX_BYTES + 1} bytes"
-    assert reject_reason(ByteRange(str(tmp_path / "huge"), 0, 1 << 40)).startswith("too large")
-    assert reject_reason(ByteRange(str(tmp_path / "huge"), 0, 9, ZIPPED, 1 << 40)).startswith("too large")
+    for place, reason in (
+        (ByteRange(f"{tmp_path}/gone", packed=MISSING), "not there: no such file when"),
+        (ByteRange(f"{tmp_path}/pipe"), "unreadable: not a regular file"),
+        (ByteRange("/dev/zero"), "unreadable: not a regular file"),
+        (ByteRange(str(tmp_path)), "unreadable: Is a directory"),
+        (ByteRange(f"{tmp_path}/loop"), "unreadable: Too many levels"),
+        (ByteRange(f"{tmp_path}/{'x' * 300}"), "unreadable: File name too long"),
+        (ByteRange(f"{tmp_path}/\0"), "unreadable: embedded null"),
+        (ByteRange(f"{tmp_path}/short", 2, 4), "truncated: its archive ends after 2 of 4 bytes"),
+        (ByteRange(f"{tmp_path}/huge"), f"too large: {fetching.MAX_BYTES + 1} bytes"),
+        (ByteRange(f"{tmp_path}/huge", 0, 1 << 40), "too large"),
+        (ByteRange(f"{tmp_path}/huge", 0, 9, ZIPPED, 1 << 40), "too large"),
+    ):
+        assert reject_reason(place).startswith(reason)
 
 
 def make_zip(path: Path, files: dict[str, bytes], **options: Any) -> list[ByteRange]:
@@ -93,8 +90,7 @@ def places(path: Path) -> list[ByteRange]:
 def test_zip_members_equal_those_of_the_standard_library(tmp_path: Path, method: int) -> None:
     rng = random.Random(1)
     files = {
-        f"{'d/' * (i % 3)}\u00e4{i}" + "x" * rng.randrange(200): rng.randbytes(rng.randrange(4_000)) * 2
-        for i in range(300)
+        f"{'d/' * (i % 3)}ä{i}" + "x" * rng.randrange(200): rng.randbytes(rng.randrange(4_000)) * 2 for i in range(300)
     }
     path = tmp_path / "a.zip"
     assert fetch_many(make_zip(path, files, compression=method)) == list(files.values())
@@ -105,27 +101,20 @@ def test_zip_members_equal_those_of_the_standard_library(tmp_path: Path, method:
     assert fetch_many(places(path)) == list(files.values())
 
 
-class Stream(io.RawIOBase):
+class Stream(io.BytesIO):
     """A file that cannot seek, for which zipfile writes data descriptors."""
 
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.data += data
-        return len(data)
+    def tell(self) -> int:
+        raise OSError
 
 
 def test_data_descriptors_and_members_beyond_4_gib_are_read(tmp_path: Path) -> None:
     stream = Stream()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:  # type: ignore[call-overload]
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in ("a", "b"):
             with archive.open(name, "w", force_zip64=True) as member:
                 member.write(name.encode() * 1000)
-    (tmp_path / "s.zip").write_bytes(stream.data)
+    (tmp_path / "s.zip").write_bytes(stream.getvalue())
     assert fetch_many(places(tmp_path / "s.zip")) == [b"a" * 1000, b"b" * 1000]
     with (tmp_path / "big.zip").open("wb") as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
         archive.writestr("first", b"1")
@@ -162,20 +151,15 @@ def test_remote_files_byte_ranges_and_zip_members_are_fetched(tmp_path: Path, s3
     fs = fsspec.filesystem("s3")
     files = {"short": b"a" * 999, "y" * 700: b"b" * 10_000}  # the second needs a longer look at its header
     members = make_zip(tmp_path / "a.zip", files, compression=zipfile.ZIP_DEFLATED)
-    fs.pipe(f"{s3_server}/a.zip", (tmp_path / "a.zip").read_bytes())
-    fs.pipe(f"{s3_server}/b", b"0123456789")
-    fs.pipe(f"{s3_server}/empty", b"")
-    got = fetch_many([
-        *(place._replace(path=f"{s3_server}/a.zip") for place in members),
-        ByteRange(f"{s3_server}/b"), ByteRange(f"{s3_server}/b", 2, 3), ByteRange(f"{s3_server}/b", 8, 5, PLAIN),
-        ByteRange(f"{s3_server}/gone", packed=UNSEEN), ByteRange(f"{s3_server}/empty"),
-        ByteRange(f"{s3_server}/b", 1, 0),
-        ByteRange(f"{s3_server}/empty", packed=UNSEEN), ByteRange(f"{s3_server}/b", packed=UNSEEN),
-    ])  # fmt: skip
-    assert got[:4] == [*files.values(), b"0123456789", b"234"]
-    assert str(got[4]) == "truncated: its archive ends after 2 of 5 bytes"
-    assert str(got[5]) == "not there: No such file or directory"
-    assert got[6:] == [b"", b"", b"", b"0123456789"]
+    for name, data in (("a.zip", (tmp_path / "a.zip").read_bytes()), ("b", b"0123456789"), ("empty", b"")):
+        fs.pipe(f"{s3_server}/{name}", data)
+    asked = [place._replace(path=f"{s3_server}/a.zip") for place in members]
+    asked += [ByteRange(f"{s3_server}/b", *part) for part in ((), (2, 3), (1, 0), (8, 5, PLAIN))]
+    asked += [ByteRange(f"{s3_server}/{name}", packed=UNSEEN) for name in ("b", "empty", "gone")]
+    assert list(map(str, fetch_many(asked))) == [
+        *map(str, files.values()), "b'0123456789'", "b'234'", "b''", "truncated: its archive ends after 2 of 5 bytes",
+        "b'0123456789'", "b''", "not there: No such file or directory",
+    ]  # fmt: skip
 
 
 class Flaky:
@@ -191,26 +175,22 @@ class Flaky:
         return [self.error if self.asked <= self.times and path == "bad" else b"data" for path in paths]
 
 
-@pytest.mark.parametrize(("times", "error", "result"), [
-    (2, OSError("Connection reset"), b"data"),
-    (9, OSError("Connection reset"), "far://bad: cannot be fetched, got 'Connection reset' 4 times"),
-    (3, FileNotFoundError("bad"), b"data"),
-    (9, FileNotFoundError("bad"), "far://bad: cannot be fetched, got No such file or directory 4 times"),
+@pytest.mark.parametrize(("error", "got"), [
+    (OSError("Connection reset"), "'Connection reset'"), (FileNotFoundError("bad"), "No such file or directory"),
 ])  # fmt: skip
 def test_a_failing_store_is_retried_and_then_reported(
-    monkeypatch: pytest.MonkeyPatch, times: int, error: Exception, result: bytes | str
+    monkeypatch: pytest.MonkeyPatch, error: Exception, got: str
 ) -> None:
-    store = Flaky(times, error)
+    store = Flaky(3, error)
     waits: list[float] = []
     monkeypatch.setattr("fsspec.core.url_to_fs", lambda url, **_: (store, url.removeprefix("far://")))
     monkeypatch.setattr(fetching.time, "sleep", waits.append)
     asked = [ByteRange("far://bad"), ByteRange("far://good")]
-    if isinstance(result, bytes):
-        assert fetch_many(asked) == [result, b"data"]
-        assert waits == [0.0, 0.5, 2.0, 8.0][: times + 1]
-    else:
-        with pytest.raises(StorageError, match=result):
-            fetch_many(asked)
+    assert fetch_many(asked) == [b"data", b"data"]
+    assert waits == [0.0, 0.5, 2.0, 8.0]
+    store.times = 99
+    with pytest.raises(StorageError, match=f"far://bad: cannot be fetched, got {got} 4 times"):
+        fetch_many(asked)
 
 
 @pytest.mark.parametrize(

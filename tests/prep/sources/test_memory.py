@@ -1,11 +1,9 @@
-"""Bounded memory of workers: one that converts large files holds one at a time, and reads it when its turn comes."""
+"""A worker that converts large files holds one at a time, and reads it when its turn comes."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,48 +14,25 @@ from resolute.prep.convert.decode import Reject
 from resolute.prep.run import worker
 from resolute.prep.sources.fetch import fetch_many
 from resolute.prep.sources.image_ref import ByteRange
-from tests import ROOT
 
-# A process of its own, as `serve` changes signals; getrusage's peak would be that of its parent, if that is larger.
-WORKER = """
-import json, sys
-from resolute.prep.run import worker
-from resolute.prep.convert.batch import Batch, EncodeOptions
-from resolute.prep.sources.image_ref import ByteRange
-def peak_mib():
-    return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))) >> 10
-class Connection:
-    def __init__(self, task):
-        self.tasks, self.results = [task] * 2, []
-    def recv(self):
-        if not self.tasks: raise EOFError
-        return len(self.tasks), EncodeOptions(quality=90, label_digits=1), None, self.tasks.pop()
-    def send(self, answer):
-        self.results.append(answer[1])
-class Current: value = -1
-byte_ranges = tuple(ByteRange(path) for path in sys.argv[1:])
-conn = Connection(Batch(first_key=0, byte_ranges=byte_ranges, labels=(0,) * 16, short_sides=(16,)))
-before = peak_mib()
-worker.serve(conn, Current())
-reasons = [reason for chunk in conn.results for _, reason in chunk.rejects]
-print(json.dumps({"MiB": peak_mib() - before, "reasons": reasons}))
-"""
+OPTIONS = EncodeOptions(quality=90, label_digits=1)
 
 
-@pytest.mark.slow
+def large_files(tmp_path: Path, count: int, nbytes: int) -> Batch:
+    for i in range(count):
+        (tmp_path / f"{i}.jpg").touch()
+        os.truncate(tmp_path / f"{i}.jpg", nbytes)
+    places = tuple(ByteRange(str(tmp_path / f"{i}.jpg")) for i in range(count))
+    return Batch(first_key=0, byte_ranges=places, labels=(0,) * count, short_sides=(16,))
+
+
 def test_a_worker_holds_one_large_file_at_a_time(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{i}.jpg" for i in range(16)]
-    for path in paths:
-        path.touch()
-        os.truncate(path, 100 << 20)
-    done = subprocess.run(
-        [sys.executable, "-c", WORKER, *map(str, paths)], capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-600:]
-    report = json.loads(done.stdout)
-    assert report["reasons"] == ["not an image"] * 32
-    assert report["MiB"] < 250  # and not 32 times 100 MiB
+    batch = large_files(tmp_path, 8, 60 << 20)
+    tracemalloc.start()
+    converted = worker.convert(OPTIONS, batch)
+    assert tracemalloc.get_traced_memory()[1] < 200 << 20  # and not 8 times 60 MiB
+    tracemalloc.stop()
+    assert converted.rejects == tuple((i, "not an image") for i in range(8))
 
 
 def test_slow_storage_is_not_counted_as_a_hanging_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,11 +45,8 @@ def test_slow_storage_is_not_counted_as_a_hanging_decoder(tmp_path: Path, monkey
         at.append(current[-1])
         return [Reject("seen")]
 
-    (tmp_path / "a.jpg").touch()
-    os.truncate(tmp_path / "a.jpg", worker._AHEAD_BYTES + 1)
     monkeypatch.setattr(worker, "fetch_many", fetch)
-    places = (ByteRange(str(tmp_path / "a.jpg")),) * 2
-    task = Batch(first_key=0, byte_ranges=places, labels=(0, 0), short_sides=())
-    chunk = worker.convert(EncodeOptions(quality=90, label_digits=1), task, current.append)
+    batch = large_files(tmp_path, 2, worker._AHEAD_BYTES + 1)
+    converted = worker.convert(OPTIONS, batch, current.append)
     assert at == [-1, -1]
-    assert chunk.rejects == ((0, "seen"), (1, "seen"))
+    assert converted.rejects == ((0, "seen"), (1, "seen"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ import pytest
 from resolute.errors import ResoluteError, StorageError
 from resolute.prep.sources.fetch import fetch_many
 from resolute.prep.sources.image_ref import UNSEEN, ByteRange
-from resolute.prep.storage.output import ObjectStore, open_store
+from resolute.prep.storage.output import open_store
 from tests.support.cli import verify
-from tests.support.hub import TOKEN, Hub, running_hub
+from tests.support.hub import TOKEN, Hub
 from tests.support.source_formats import (
     assert_same_images,
     contents,
@@ -31,13 +31,6 @@ from tests.support.source_formats import (
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    (tmp_path / "server").mkdir()
-    with running_hub(tmp_path / "server") as hub:
-        yield hub
 
 
 @pytest.mark.slow
@@ -58,28 +51,7 @@ def test_every_source_format_is_read_from_the_hub(tmp_path: Path, work: Path, hu
     assert_same_images(list_source(work, f"{hub.add(tmp_path / 'repo', 'user/photos@v1')}/photos"), files)
 
 
-def test_a_store_on_the_hub_behaves_as_others(hub: Hub, tmp_path: Path) -> None:
-    (hub.root / "user" / "set").mkdir(parents=True)
-    store = open_store("hf://datasets/user/set/shards")
-    assert isinstance(store, ObjectStore)
-    assert (store.size("a/b.bin"), store.names("a"), store.folders()) == (None, [], [])
-    with pytest.raises(FileNotFoundError):
-        store.read("a/b.bin")
-    for data in (b"12345", b"123", b""):
-        store.write("a/b.bin", data)
-        assert (store.size("a/b.bin"), store.read("a/b.bin")) == (len(data), data)
-        assert store.local("a/b.bin", tmp_path).read_bytes() == data
-    assert (store.names(), store.names("a"), store.folders()) == ([], ["b.bin"], ["a"])
-    assert store.put_new("c", b"1")
-    assert not store.put_new("c", b"2")
-    with (
-        store.exclusive_lock(), pytest.raises(ResoluteError, match="another prep is writing here"),
-        open_store(store.url).exclusive_lock(),
-    ):  # fmt: skip
-        pass
-    store.remove_all(["a/b.bin", "none", "c"])
-    store.remove("c")
-    assert (store.names(), store.names("a")) == ([], [])
+def test_a_set_cannot_be_written_to_a_repository_that_does_not_exist(hub: Hub) -> None:
     with pytest.raises(ResoluteError, match=r"the store refused the request, got '.*repository not found"):
         open_store("hf://datasets/user/none").write("x", b"")
 

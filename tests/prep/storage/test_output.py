@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -31,15 +32,24 @@ from resolute.prep.storage import lease
 from resolute.prep.storage.bulk import read_many, remove_many
 from resolute.prep.storage.output import LOCK, LocalStore, ObjectStore, open_store
 from resolute.scratch import ScratchFolder
-from tests.support.s3 import FaultyProxy, proxy, s3_server  # noqa: F401  # fixtures
+from tests.support.s3 import FaultyProxy, proxy, running_s3, s3_server  # noqa: F401  # fixtures
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[None]:
+    with running_s3():
+        yield
+
+
 @pytest.fixture
-def bucket(s3_server: str) -> str:  # noqa: F811
-    return s3_server
+def bucket(server: None) -> str:
+    """The URL of an empty bucket."""
+    name = f"bucket-{uuid.uuid4().hex}"
+    fsspec.filesystem("s3").mkdir(name)
+    return f"s3://{name}"
 
 
 def contents(url: str) -> dict[str, str]:
@@ -201,13 +211,19 @@ def test_a_writer_that_cannot_renew_its_lock_stops_before_it_expires(
     with store.exclusive_lock():
         monkeypatch.setattr(lease, "_clock", lambda: now() + 49)
         store.write("a.bin", b"1")
-        monkeypatch.setattr(lease, "_clock", lambda: now() + 51)
-        with pytest.raises(StorageError, match="got no renewal for 50 s"):
-            store.write("b.bin", b"1")
-        monkeypatch.setattr(lease, "_clock", now)
-        with pytest.raises(StorageError, match="got no renewal for 50 s"):
-            store.write("b.bin", b"1")  # a lost lock stays lost
+        for clock in (lambda: now() + 51, now):  # a lost lock stays lost
+            monkeypatch.setattr(lease, "_clock", clock)
+            with pytest.raises(StorageError, match="got no renewal for 50 s"):
+                store.write("b.bin", b"1")
     assert store.names() == ["a.bin"]
+    late = open_store(f"{bucket}/late")
+    assert isinstance(late, ObjectStore)
+    with late.exclusive_lock():
+        before_writes(monkeypatch, lambda path: monkeypatch.setattr(lease, "_clock", lambda: now() + 70))
+        late._lease._renew(late)  # another may have begun
+        assert late.names(LOCK) == []
+        with pytest.raises(StorageError, match="lost its lock"):
+            late.write("b.bin", b"1")
 
 
 def test_a_copy_in_a_worker_stops_when_the_holder_has_not_renewed_the_lock(bucket: str) -> None:
@@ -224,17 +240,6 @@ def test_a_copy_in_a_worker_stops_when_the_holder_has_not_renewed_the_lock(bucke
         with pytest.raises(StorageError, match="got no renewal for 50 s"):
             in_worker.write("b.bin", b"1")
         assert store.names() == ["a.bin"]
-
-
-def test_a_late_renewal_releases_the_lock(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, now = open_store(f"{bucket}/set"), lease._clock
-    assert isinstance(store, ObjectStore)
-    with store.exclusive_lock():
-        before_writes(monkeypatch, lambda path: monkeypatch.setattr(lease, "_clock", lambda: now() + 70))
-        store._lease._renew(store)
-        assert store.names(LOCK) == []
-        with pytest.raises(StorageError, match="lost its lock"):
-            store.write("a.bin", b"1")
 
 
 def test_a_lock_is_renewed_during_the_run_even_after_a_failed_renewal(
@@ -267,9 +272,9 @@ def test_a_lock_is_renewed_during_the_run_even_after_a_failed_renewal(
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 2])  # written by a worker, and by the main process
 def test_a_run_that_loses_its_lock_ends_with_one_line_and_without_a_manifest(
-    bucket: str, proxy: FaultyProxy, photos: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, number: int  # noqa: F811
+    s3_server: str, proxy: FaultyProxy, photos: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, number: int  # noqa: F811
 ) -> None:
-    store = open_store(f"{bucket}/set")
+    store = open_store(f"{s3_server}/set")
     written: list[str] = []  # by this process
     overtaken: list[str] = []
 
@@ -280,7 +285,7 @@ def test_a_run_that_loses_its_lock_ends_with_one_line_and_without_a_manifest(
 
     before_writes(monkeypatch, written.append)
     proxy.before_put = overtake
-    ran = prep("--src", photos, "--out", f"{bucket}/set", "--res", "32,48", "--shard-samples", 20)
+    ran = prep("--src", photos, "--out", f"{s3_server}/set", "--res", "32,48", "--shard-samples", 20)
     assert any(f"/{path}".endswith(overtaken[0]) for path in written) == (number == 2)
     assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
     assert "this run has lost its lock on OUT" in ran.err
@@ -369,33 +374,46 @@ def test_partial_files_of_a_killed_source_scan_are_deleted_by_the_next(tmp_path:
     assert sorted(path.suffix for path in work.iterdir()) == [".blob", ".json", ".rows"]
 
 
-def test_local_and_object_store_behave_alike(bucket: str, tmp_path: Path) -> None:
-    for store in (LocalStore(tmp_path / "set"), ObjectStore(f"{bucket}/alike")):
-        assert store.size("a/b.bin") is None
-        assert store.names("a") == []
-        assert store.folders() == []
-        with pytest.raises(FileNotFoundError):
-            store.read("a/b.bin")
-        with store.create("a/b.bin") as part:
-            part.write(b"12")
-            part.write(b"345")
-        assert part.info().nbytes == 5
-        assert store.size("a/b.bin") == 5
-        assert store.read("a/b.bin") == b"12345"
-        with store.open("a/b.bin") as file:
-            file.seek(3)
-            assert file.read() == b"45"
-        assert store.local("a/b.bin", tmp_path).read_bytes() == b"12345"
-        store.write("c.json", b"{}")
-        assert (store.names(), store.names("a"), store.folders()) == (["c.json"], ["b.bin"], ["a"])
-        half = store.create("a/half.bin")
-        half.write(b"12")
-        half.discard()
-        assert store.names("a") == ["b.bin"]
-        store.remove("a/b.bin")
-        store.remove("a/b.bin")
-        store.remove_folder("a")
-        assert store.folders() == []
+@pytest.mark.parametrize("kind", ["folder", "s3", "hub"])
+def test_stores_behave_alike(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
+    if kind == "hub":
+        hub = request.getfixturevalue("hub")
+        (hub.root / "user" / "set").mkdir(parents=True)
+    store = open_store({
+        "folder": lambda: str(tmp_path / "set"), "s3": lambda: request.getfixturevalue("bucket") + "/alike",
+        "hub": lambda: "hf://datasets/user/set/shards",
+    }[kind]())  # fmt: skip
+    assert isinstance(store, LocalStore if kind == "folder" else ObjectStore)
+    assert (store.size("a/b.bin"), store.names("a"), store.folders()) == (None, [], [])
+    with pytest.raises(FileNotFoundError):
+        store.read("a/b.bin")
+    with store.create("a/b.bin") as part:
+        part.write(b"12")
+        part.write(b"345")
+    assert part.info().nbytes == 5
+    with store.open("a/b.bin") as file:
+        file.seek(3)
+        assert file.read() == b"45"
+    for data in (b"12345", b"123", b""):
+        store.write("a/b.bin", data)
+        assert (store.size("a/b.bin"), store.read("a/b.bin")) == (len(data), data)
+        assert store.local("a/b.bin", tmp_path).read_bytes() == data
+    store.write("c.json", b"{}")
+    half = store.create("a/half.bin")
+    half.write(b"12")
+    half.discard()
+    assert (store.names(), store.names("a"), store.folders()) == (["c.json"], ["b.bin"], ["a"])
+    with (
+        store.exclusive_lock(), pytest.raises(ResoluteError, match="another prep is writing here"),
+        open_store(store.url if isinstance(store, ObjectStore) else store.where).exclusive_lock(),
+    ):  # fmt: skip
+        pass
+    store.remove("a/b.bin")
+    store.remove("a/b.bin")
+    store.remove_folder("a")
+    assert (store.names(), store.names("a"), store.folders()) == (["c.json"], [], [])
+    if isinstance(store, ObjectStore):
+        assert (store.put_new("d", b"1"), store.put_new("d", b"2")) == (True, False)
 
 
 @pytest.mark.parametrize("kind", ["folder", "s3"])

@@ -26,7 +26,6 @@ from resolute.prep.sources.image_ref import MISSING, ByteRange
 from resolute.prep.storage import retry
 from tests.conftest import make_photos
 from tests.support.source_formats import pack
-from tests.support.trees import tree
 
 Prep = Callable[..., Any]
 UNAVAILABLE = [errno.EIO, errno.EINTR, errno.ESTALE, errno.EACCES, errno.ENOENT, errno.ETIMEDOUT, errno.ENOTCONN,
@@ -108,36 +107,6 @@ def test_a_file_whose_size_changed_since_listing_ends_the_run(tmp_path: Path) ->
         fetch(ByteRange(str(tmp_path / "a.jpg"), nbytes=9))
 
 
-@pytest.mark.slow
-def test_temporarily_unavailable_photos_are_not_rejected_and_finished_shards_are_kept(
-    photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    argv = ("--src", photos, "--res", "32", "--shard-samples", 6, "--max-bad", 0.5)
-    assert prep(*argv, "--out", tmp_path / "fresh").status == 0
-    last = json.loads((tmp_path / "fresh" / "index" / "train.sources.jsonl").read_text().splitlines()[-1])
-    listed = building.list_sources
-
-    def then_away(*args: Any, **options: Any) -> Any:
-        inputs = listed(*args, **options)
-        (photos / last).rename(tmp_path / "away")
-        return inputs
-
-    with monkeypatch.context() as patch:
-        patch.setattr(building, "list_sources", then_away)
-        ran = prep(*argv, "--out", tmp_path / "s")
-    assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
-    assert f"{last}: storage is unavailable, got 'No such file or directory' 3 times" in ran.err
-    assert not (tmp_path / "s" / "manifest.json").exists()
-    assert not (tmp_path / "s" / "rejects.jsonl").exists()
-    kept = len(list((tmp_path / "s").glob("records/*.rec")))
-    assert kept > 0
-    (tmp_path / "away").rename(photos / last)
-    ran = prep(*argv, "--out", tmp_path / "s")
-    assert ran.status == 0, ran.err
-    assert f"kept {kept} shards" in ran.out
-    assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
-
-
 def test_a_run_stops_as_soon_as_max_bad_is_exceeded(photos: Path, tmp_path: Path) -> None:
     for path in photos.rglob("*.JPEG"):
         path.write_bytes(b"junk")
@@ -150,19 +119,6 @@ def test_a_run_stops_as_soon_as_max_bad_is_exceeded(photos: Path, tmp_path: Path
     # those of kept shards count; a worker may have finished a few more shards than were counted
     with pytest.raises(ResoluteError, match=r"too many unusable images, got \d+ of 60"):
         building.build(settings)
-
-
-def test_missing_files_are_counted_before_anything_is_converted(photos: Path, tmp_path: Path) -> None:
-    for i in range(4):
-        (photos / "cat" / f"lost{i}.jpg").symlink_to(photos / "nowhere.jpg")
-    (photos / "cat" / "notes").symlink_to("nowhere")
-    settings = Settings(src=str(photos), out=str(tmp_path / "s"), res=(32,), max_bad=0.05, workers=1)
-    converted: list[object] = []
-    with pytest.raises(ResoluteError, match=r"too many unusable images, got 4 of 64 \(4 not there\)"):
-        building.build(settings, progress=converted.append)
-    assert not converted
-    rows = [json.loads(line) for line in (tmp_path / "s" / "rejects.jsonl").read_text().splitlines()]
-    assert {row["path"] for row in rows} == {f"cat/lost{i}.jpg" for i in range(4)}
 
 
 @pytest.mark.parametrize("form", ["relative", "absolute", "file://"])
