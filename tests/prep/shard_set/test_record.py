@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from resolute.prep import build as building
 from resolute.prep.convert import codecs
 from resolute.prep.convert.batch import Batch, EncodeOptions
 from resolute.prep.run import worker
-from resolute.prep.settings import Settings
 from resolute.prep.shard_set.existing_set import PLAN
 from resolute.prep.shard_set.record import ShardRecord
 from resolute.prep.storage.hashed_file import FileInfo
@@ -142,18 +140,6 @@ def test_records_of_another_plan_are_not_trusted(
     assert tree(tmp_path / "s") == whole
 
 
-@pytest.mark.parametrize(("lost", "damage"), [("manifest.json", None), ("records/plan.json", b"{}")])
-def test_either_plan_or_manifest_can_be_lost(
-    argv: Argv, copied: Path, prep: Prep, whole: dict[str, str], lost: str, damage: bytes | None
-) -> None:
-    (copied / lost).unlink() if damage is None else (copied / lost).write_bytes(damage)
-    tars = {path: path.stat().st_mtime_ns for path in copied.rglob("*.tar")}
-    assert "quality: got 90, expected 95" in prep(*argv, "--quality", 95).err
-    assert prep(*argv, "--res", "32").status == 0  # 48 px are kept
-    assert tree(copied) == whole
-    assert {path: path.stat().st_mtime_ns for path in copied.rglob("*.tar")} == tars
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", ["write", "remove", "sync"])
 def test_a_rebuild_that_is_killed_keeps_no_shard_of_the_old_set(
@@ -256,46 +242,3 @@ def test_a_worker_with_other_codecs_than_its_run_converts_nothing() -> None:
     job = EncodeOptions(quality=90, label_digits=4, codecs=versions)
     with pytest.raises(ResoluteError, match=r"machine .*libjpeg-turbo in simplejpeg: got .*, expected 1\.5\.0"):
         worker.convert(job, Batch(first_key=0, byte_ranges=(), labels=(), short_sides=(16,)))
-
-
-class Counted(LocalStore):
-    """A folder that counts its requests, as an object store's bill would."""
-
-    requests: ClassVar[Counter[str]] = Counter()
-
-    def size(self, name: str) -> int | None:
-        self.requests[f"size {name}"] += 1
-        return super().size(name)
-
-    def sizes(self, folder: str = "") -> dict[str, int]:
-        self.requests["list"] += 1
-        return super().sizes(folder)
-
-    def names(self, folder: str = "") -> list[str]:
-        self.requests["list"] += 1
-        return super().names(folder)
-
-    def read(self, name: str) -> bytes:
-        self.requests[f"read {name}"] += 1
-        return super().read(name)
-
-
-@pytest.mark.slow
-def test_each_record_is_read_once_and_files_are_listed_not_probed(
-    made: Path, tmp_path: Path, run_until_manifest: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_until_manifest("--src", made / "photos", "--out", tmp_path / "s", "--res", "32", "--shard-samples", 3)
-    records = {f"read records/{path.name}": 1 for path in (tmp_path / "s" / "records").glob("*.rec")}
-    assert len(records) == 20
-    monkeypatch.setattr(building, "open_store", lambda out: Counted(Path(out)))
-    settings = Settings(src=str(made / "photos"), out=str(tmp_path / "s"), res=(32,), shard_samples=3, workers=1)
-    for finished in (False, True):
-        Counted.requests.clear()
-        building.build(settings)
-        asked = dict(Counted.requests)
-        assert asked.pop("list") < (15 if finished else 20)
-        assert not [what for what in asked if what.startswith(("size 32/", "size index/" if finished else "size 32/"))]
-        if finished:
-            assert max(asked.values()) <= 3  # the manifest, before and under the lock
-        else:
-            assert {what: times for what, times in asked.items() if what.endswith(".rec")} == records

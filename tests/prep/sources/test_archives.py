@@ -11,20 +11,24 @@ import threading
 import time
 import tracemalloc
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from resolute.errors import ResoluteError
 from resolute.prep.listing.photos import list_photos
-from resolute.prep.sources import archive, scan_cache
+from resolute.prep.sources import archive, parquet_file
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.image_ref import MAX_BYTES
+from resolute.prep.sources.parquet_file import open_parquet
 from resolute.prep.sources.scan_cache import delete_old_versions
 from resolute.prep.sources.targets import TargetSetting
 from tests.support.source_formats import (
@@ -238,9 +242,6 @@ def test_parquet_from_the_hugging_face_hub_is_read(tmp_path: Path, work: Path) -
 
 
 def test_other_parquet_files_are_read_or_ambiguities_are_reported(tmp_path: Path, work: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     table = pa.table({"n": [1, 2], "photo": [jpeg(1), jpeg(2)], "breed": ["elk", "pug"], "thumb": [b"x", b"y"]})
     pq.write_table(table.drop_columns("thumb"), tmp_path / "a.parquet")
     assert list_source(work, tmp_path / "a.parquet").classes == ("elk", "pug")
@@ -281,69 +282,80 @@ def test_the_scan_cache_is_reused_until_the_file_changes_or_the_cache_is_damaged
     assert_listed(scans=3, blobs=1)
 
 
-class SlowStore:
-    """fsspec's memory, in which a file takes `delay` to open; `most` counts how many were being opened at once."""
+class SlowSeek(io.BytesIO):
+    """A file in which another of DuckDB's threads gets its turn between a seek and the read that follows."""
 
-    def __init__(self) -> None:
-        self.now = self.most = 0
-        self.delay: Callable[[], object] = lambda: time.sleep(0.03)
-        self._open, self._counting = MemoryFileSystem._open, threading.Lock()
-
-    def open(self, fs: Any, *args: Any, **options: Any) -> Any:
-        with self._counting:
-            self.now += 1
-            self.most = max(self.now, self.most)
-        self.delay()
-        with self._counting:
-            self.now -= 1
-        return self._open(fs, *args, **options)
+    def seek(self, offset: int, whence: int = 0) -> int:
+        at = super().seek(offset, whence)
+        time.sleep(0.002)
+        return at
 
 
-@pytest.fixture
-def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlowStore:
-    """Twelve archives in a slow store, memory://x/p*.zip."""
-    store = SlowStore()
-    monkeypatch.setattr(MemoryFileSystem, "store", {})
-    monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
-    for n in range(12):
-        path = pack_zip(tmp_path / "p.zip", [(f"{label}/{n}{label}.jpg", jpeg(n)) for label in "ab"])
-        fsspec.filesystem("memory").pipe(f"/x/p{n:02d}.zip", path.read_bytes())
-    monkeypatch.setattr(MemoryFileSystem, "_open", lambda fs, *args, **options: store.open(fs, *args, **options))
-    return store
+class Interrupted(io.BytesIO):
+    def read(self, nbytes: int | None = -1) -> bytes:
+        signal.raise_signal(signal.SIGINT)
+        return super().read(nbytes)
 
 
-def test_files_of_a_slow_store_are_scanned_concurrently_and_listed_in_the_same_order(
-    tmp_path: Path, slow: SlowStore, monkeypatch: pytest.MonkeyPatch
+def test_threads_of_duckdb_that_share_a_file_each_read_their_own_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def listed(scan_cache: str) -> list[tuple[str, int, str]]:
-        images = open_source("memory://x/p*.zip", scan_cache=tmp_path / scan_cache)
-        return [(image.name, image.nbytes, Path(image.container).name) for image in images]
-
-    images = listed("first")
-    assert 4 < slow.most <= 12  # 12, unless the machine is busy
-    assert len(images) == 24
-    slow.most = 0
-    with monkeypatch.context() as patch:
-        patch.setattr(scan_cache, "scans_at_once", lambda paths: 1)
-        assert listed("second") == images
-    assert slow.most == 1
-    for n in (9, 4):
-        fsspec.filesystem("memory").pipe(f"/x/p{n:02d}.zip", b"damaged")
-    with pytest.raises(ResoluteError, match=r"p04\.zip: [^\n]*got[^\n]*$"):
-        listed("third")
-    assert not list((tmp_path / "third").glob(".*.partial"))
+    random = np.random.default_rng(0)
+    rows: list[tuple[bytes | None, str, int]] = [(random.bytes(3000 + 17 * n), f"{n}.jpg", n) for n in range(60)]
+    path = pack_parquet(tmp_path / "photos.parquet", rows, None)
+    monkeypatch.setattr(parquet_file, "open_file", lambda path: SlowSeek(Path(path).read_bytes()))
+    with open_parquet(str(path)) as opened:
+        assert list(opened.rows(["image.bytes", "label"], 64)) == [(data, label) for data, _, label in rows]
 
 
-def test_ctrl_c_does_not_wait_for_the_scans_of_a_store_that_hangs(tmp_path: Path, slow: SlowStore) -> None:
-    answers = threading.Event()
-    slow.delay = lambda: answers.wait(30)
+def test_ctrl_c_while_duckdb_reads_a_file_is_an_interrupt_and_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pack_parquet(tmp_path / "photos.parquet", [(b"x" * 100, "a.jpg", 0)], None)
+    monkeypatch.setattr(parquet_file, "open_file", lambda path: Interrupted(Path(path).read_bytes()))
+    with pytest.raises(KeyboardInterrupt), open_parquet(str(path)):
+        pass
+
+
+def test_scans_of_a_slow_store_run_at_once_and_ctrl_c_does_not_wait_for_one_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(12):
+        path = pack_zip(tmp_path / "p.zip", [(f"{label}/{n:02d}{label}.jpg", jpeg(n)) for label in "ab"])
+        fsspec.filesystem("memory").pipe(f"/zips/p{n:02d}.zip", path.read_bytes())
+    opened, opening, answers = MemoryFileSystem._open, [], threading.Event()
+
+    def open_late(fs: Any, path: str, *args: Any, **options: Any) -> Any:
+        time.sleep(0.005 * (12 - int(path[-6:-4])))  # the first one last
+        return opened(fs, path, *args, **options)
+
+    def hang(fs: Any, path: str, *args: Any, **options: Any) -> Any:
+        opening.append(path)
+        answers.wait(30)
+        return opened(fs, path, *args, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "_open", open_late)
+    images = list(open_source("memory://zips/p*.zip", scan_cache=tmp_path / "late"))
+    assert [image.name for image in images] == [f"{c}/{n:02d}{c}.jpg" for n in range(12) for c in "ab"]
+    monkeypatch.setattr(MemoryFileSystem, "_open", hang)
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     began = time.monotonic()
     try:
         with pytest.raises(KeyboardInterrupt):
-            list(open_source("memory://x/p*.zip", scan_cache=tmp_path / "scans"))
+            list(open_source("memory://zips/p*.zip", scan_cache=tmp_path / "hanging"))
         assert time.monotonic() - began < 10
+        assert len(opening) > 4
     finally:
         timer.cancel()
         answers.set()
+
+
+def test_the_first_damaged_archive_is_reported_in_one_line(tmp_path: Path, work: Path) -> None:
+    for n in range(6):
+        pack_zip(tmp_path / f"p{n}.zip", [(f"{label}/{n}.jpg", jpeg(n)) for label in "ab"])
+    for n in (4, 2):
+        (tmp_path / f"p{n}.zip").write_bytes(b"damaged")
+    with pytest.raises(ResoluteError, match=r"^[^\n]*p2\.zip: [^\n]*got[^\n]*$"):
+        list(open_source(f"{tmp_path}/p*.zip", scan_cache=work))
+    assert not list(work.glob(".*.partial"))
