@@ -13,6 +13,7 @@ import pytest
 from resolute.errors import ResoluteError
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.fetch import fetch
+from resolute.prep.sources.label_file import FolderFiles, table_covers
 from resolute.prep.sources.targets import TargetSetting
 from tests.support.source_formats import (
     assert_same_images,
@@ -135,6 +136,19 @@ def test_a_tar_of_folders_with_sidecars_is_read_as_samples_and_says_so(tmp_path:
             assert f"{src}.tar: read as WebDataset samples, " in line
             assert "KIND=archive" in line
     assert names(open_source(str(tmp_path / "txt.tar"), kind="archive", scan_cache=work))[0] == "a/0.jpg"
+
+
+def test_absolute_paths_of_a_shared_table_go_to_the_folder_that_holds_them(tmp_path: Path, work: Path) -> None:
+    paths = [tmp_path / name for name in ("train/1.jpg", "train/2.jpg", "val/3.jpg", "other/4.jpg")]
+    for number, path in enumerate(paths):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(jpeg(number))
+    table = str(pack_table(tmp_path / "labels.csv", [(str(path), "ab"[n % 2]) for n, path in enumerate(paths)]))
+    train, val = str(tmp_path / "train"), str(tmp_path / "val")
+    assert table_covers(table, None, FolderFiles(train), FolderFiles(val))
+    source = open_source(train, labels=table, elsewhere=val, scan_cache=work)
+    assert sorted(names(source)) == sorted(["1.jpg", "2.jpg", f"{tmp_path}/other/4.jpg"])
+    assert names(open_source(val, labels=table, elsewhere=train, scan_cache=work, setting="VAL")) == ["3.jpg"]
 
 
 def test_names_in_a_store_or_a_remote_table_or_list_never_open_local_files(tmp_path: Path, work: Path) -> None:
