@@ -90,7 +90,7 @@ def test_an_image_with_changed_content_is_detected_when_a_resolution_is_added(
     whole = tree(copied)
     photo = own_photos / "class1" / "003.jpg"
     data = bytearray(photo.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[15] ^= 2  # the density in its header, which no decoder uses
     photo.write_bytes(data)
     ran = prep("--src", own_photos, "--out", copied, "--res", "32,48,64", "--shard-samples", 20)
     assert ran.status == 2
