@@ -26,31 +26,32 @@ def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
     return buffer.getvalue()
 
 
+def png(header: bytes, rows: list[bytes]) -> bytes:
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return len(content).to_bytes(4, "big") + kind + content + zlib.crc32(kind + content).to_bytes(4, "big")
+
+    pixels = zlib.compress(b"".join(b"\0" + row for row in rows))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
 def psnr_db(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
     assert a.shape == b.shape
     error = np.mean((a.astype(np.float64) - b.astype(np.float64)) ** 2)
     return float(10 * np.log10(255**2 / max(error, 1e-9)))
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [*range(1, 9), 9])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_exif_orientations_come_out_upright(scene: Scene, kind: str, orientation: int) -> None:
-    image = Image.fromarray(scene(1, 40, 24))
+def test_exif_orientations_come_out_upright_and_impossible_ones_are_ignored(
+    scene: Scene, kind: str, orientation: int
+) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     options = {"quality": 95, "subsampling": 0} if kind == "JPEG" else {}
-    data = encoded(image, kind, exif=exif, **options)
+    data = encoded(Image.fromarray(scene(1, 40, 24)), kind, exif=exif, **options)
     expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
     assert psnr_db(decode(data), expected) > 45
     assert decode(data).flags.c_contiguous
-
-
-@pytest.mark.parametrize("orientation", [0, 9, 65535])
-def test_impossible_orientations_are_ignored(scene: Scene, orientation: int) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    image = Image.fromarray(scene(1, 40, 24))
-    assert np.array_equal(decode(encoded(image, "JPEG", exif=exif)), decode(encoded(image, "JPEG")))
 
 
 def test_lossless_formats_keep_every_pixel(scene: Scene) -> None:
@@ -63,43 +64,31 @@ def test_lossless_formats_keep_every_pixel(scene: Scene) -> None:
 def test_sixteen_bit_grey_is_scaled_and_not_clipped() -> None:
     ramp = np.linspace(0, 65535, 256).astype(np.uint16)[None].repeat(8, 0)
     got = decode(encoded(Image.fromarray(ramp), "PNG"))
-    assert np.array_equal(got[..., 0], np.arange(256, dtype=np.uint8)[None].repeat(8, 0))
-    assert np.array_equal(got[..., 0], got[..., 2])
+    assert (got == np.arange(256, dtype=np.uint8)[None, :, None]).all()
 
 
-def test_a_transparent_value_of_16_bit_grey_becomes_white() -> None:
+def test_transparent_pixels_are_composited_over_white() -> None:
+    rgba = np.zeros((10, 30, 4), np.uint8)
+    rgba[:, :10] = (255, 0, 0, 255)
+    rgba[:, 10:20] = (255, 0, 0, 0)
+    rgba[:, 20:] = (0, 0, 0, 128)
+    got = decode(encoded(Image.fromarray(rgba), "PNG"))
+    assert got[5, [5, 15]].tolist() == [[255, 0, 0], [255, 255, 255]]
+    assert np.abs(got[5, 25].astype(int) - 127).max() <= 1
+    palette = Image.new("P", (6, 4), 1)
+    palette.putpalette([0, 0, 0, 10, 20, 30] + [0] * 762)
+    palette.paste(0, (0, 0, 3, 4))
+    assert decode(encoded(palette, "PNG", transparency=0))[0, [0, 5]].tolist() == [[255, 255, 255], [10, 20, 30]]
     grey = np.full((4, 6), 1000, np.uint16)
     grey[:, 3:] = 1001  # the same in 8 bits
     got = decode(encoded(Image.fromarray(grey), "PNG", transparency=1001))
     assert got[0, :, 0].tolist() == [4, 4, 4, 255, 255, 255]
 
 
-def test_alpha_is_composited_over_white() -> None:
-    rgba = np.zeros((10, 30, 4), np.uint8)
-    rgba[:, :10] = (255, 0, 0, 255)
-    rgba[:, 10:20] = (255, 0, 0, 0)
-    rgba[:, 20:] = (0, 0, 0, 128)
-    got = decode(encoded(Image.fromarray(rgba), "PNG"))
-    assert got[5, 5].tolist() == [255, 0, 0]
-    assert got[5, 15].tolist() == [255, 255, 255]
-    assert np.abs(got[5, 25].astype(int) - 127).max() <= 1
-
-
-def test_palette_transparency_is_composited_over_white() -> None:
-    image = Image.new("P", (6, 4), 1)
-    image.putpalette([0, 0, 0, 10, 20, 30] + [0] * 762)
-    image.paste(0, (0, 0, 3, 4))
-    got = decode(encoded(image, "PNG", transparency=0))
-    assert got[0, 0].tolist() == [255, 255, 255]
-    assert got[0, 5].tolist() == [10, 20, 30]
-
-
-@pytest.mark.parametrize("mode", ["L", "CMYK", "1"])
-def test_other_modes_match_pillows_conversion(scene: Scene, mode: str) -> None:
-    image = Image.fromarray(scene(3, 48, 32)).convert(mode)
-    data = encoded(image, "TIFF" if mode == "1" else "JPEG")
-    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-    assert psnr_db(decode(data), expected) > 45
+def test_grey_and_black_and_white_match_pillows_conversion(scene: Scene) -> None:
+    for mode, kind in (("L", "JPEG"), ("1", "TIFF")):
+        data = encoded(Image.fromarray(scene(3, 48, 32)).convert(mode), kind)
+        assert psnr_db(decode(data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))) > 45
 
 
 def test_32_bit_integers_are_refused() -> None:
@@ -108,22 +97,34 @@ def test_32_bit_integers_are_refused() -> None:
         decode(data)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])
-@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
-def test_truncated_images_are_rejected(scene: Scene, kind: str, part: float) -> None:
-    data = encoded(Image.fromarray(scene(4, 200, 150)), kind)
-    with pytest.raises(Reject):
-        decode(data[: int(len(data) * part)])
+def test_truncated_images_are_rejected(scene: Scene) -> None:
+    for kind in ("JPEG", "PNG", "WEBP", "GIF"):
+        data = encoded(Image.fromarray(scene(4, 200, 150)), kind)
+        for part in (0.1, 0.9):
+            with pytest.raises(Reject):
+                decode(data[: int(len(data) * part)])
 
 
-def test_an_empty_file_and_a_file_that_is_not_an_image_are_rejected() -> None:
+def test_formats_are_recognised_by_content_and_others_are_rejected(scene: Scene) -> None:
+    image = Image.fromarray(scene(8, 40, 30))
+    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"):
+        assert decode(encoded(image, kind)).shape == (30, 40, 3)
     with pytest.raises(Reject, match=r"^empty file$"):
         decode(b"")
-    with pytest.raises(Reject, match=r"^not an image$"):
-        decode(b"version https://git-lfs.github.com/spec/v1\n")
+    for data in (b"version https://git-lfs.github.com/spec/v1\n", encoded(image, "PPM")):
+        with pytest.raises(Reject, match=r"^not an image$"):
+            decode(data)
 
 
-def test_huge_dimensions_are_rejected_from_the_header() -> None:
+def test_the_limit_of_pixels_can_be_set() -> None:
+    for kind, limit in (("JPEG", 2000), ("PNG", 2000), ("WEBP", 4000)):
+        data = encoded(Image.new("RGB", (50, 40)), kind)
+        assert decode(data, limit).shape == (40, 50, 3)
+        with pytest.raises(Reject, match=r"^too many pixels: 50x40$"):
+            decode(data, limit - 1)
+
+
+def test_huge_dimensions_are_rejected_from_the_header(monkeypatch: pytest.MonkeyPatch) -> None:
     side = int(MAX_PIXELS**0.5) + 1
     small = bytearray(encoded(Image.new("RGB", (8, 8)), "JPEG"))
     frame = small.index(b"\xff\xc0")
@@ -132,25 +133,12 @@ def test_huge_dimensions_are_rejected_from_the_header() -> None:
         decode(bytes(small))
     with pytest.raises(Reject, match=r"^side out of range"):
         decode(encoded(Image.new("1", (70_000, 1)), "PNG"))
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_the_limit_of_pixels_can_be_set(kind: str) -> None:
-    data, copies = encoded(Image.new("RGB", (50, 40)), kind), 2 if kind == "WEBP" else 1
-    assert decode(data, 2000 * copies).shape == (40, 50, 3)
-    with pytest.raises(Reject, match=r"^too many pixels: 50x40$"):
-        decode(data, 2000 * copies - 1)
-
-
-def test_a_limit_above_pillows_own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)  # as worker processes do
-    large = bytearray(encoded(Image.new("RGB", (8, 8)), "PNG"))
-    large[16:24] = struct.pack(">II", 20_000, 10_000)
-    large[29:33] = struct.pack(">I", zlib.crc32(large[12:29]))
+    large = png(struct.pack(">II", 20_000, 10_000) + bytes([8, 2, 0, 0, 0]), [])
     with pytest.raises(Reject, match=r"^too many pixels: 20000x10000$"):
-        decode(bytes(large))
+        decode(large)
     with pytest.raises(Reject, match=r"^(truncated|cannot be decoded)"):
-        decode(bytes(large), 200_000_000)
+        decode(large, 200_000_000)
 
 
 def test_broken_exif_is_ignored_and_pillow_warnings_are_suppressed(scene: Scene) -> None:
@@ -162,21 +150,15 @@ def test_broken_exif_is_ignored_and_pillow_warnings_are_suppressed(scene: Scene)
     assert decode(data).shape == pixels.shape  # pytest turns warnings into errors
 
 
-def jpeg_with_restarts(scene: Scene) -> bytes:
-    image = Image.fromarray(scene(5, 320, 240))
-    return encoded(image, "JPEG", quality=95, restart_marker_rows=2)
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_a_jpeg_that_ends_in_the_middle_is_rejected(scene: Scene, mode: str) -> None:
-    data = encoded(Image.fromarray(scene(5, 320, 240)).convert(mode), "JPEG", quality=95)
-    half = len(data) // 2
-    with pytest.raises(Reject, match=r"^damaged: Corrupt JPEG data: premature end"):
-        decode(data[:half] + b"\xff\xd9")
+def test_a_jpeg_that_ends_in_the_middle_is_rejected(scene: Scene) -> None:
+    for mode in ("RGB", "L", "CMYK"):
+        data = encoded(Image.fromarray(scene(5, 320, 240)).convert(mode), "JPEG", quality=95)
+        with pytest.raises(Reject, match=r"^damaged: Corrupt JPEG data: premature end"):
+            decode(data[: len(data) // 2] + b"\xff\xd9")
 
 
 def test_junk_in_a_scan_is_rejected_but_zero_padding_at_its_end_is_not(scene: Scene) -> None:
-    data = jpeg_with_restarts(scene)
+    data = encoded(Image.fromarray(scene(5, 320, 240)), "JPEG", quality=95, restart_marker_rows=2)
     restart = data.index(b"\xff\xd3")
     with pytest.raises(Reject, match=r"^damaged: Corrupt JPEG data: 36 extraneous bytes before marker 0xd3"):
         decode(data[:restart] + b"junk" * 9 + data[restart:])
@@ -185,15 +167,15 @@ def test_junk_in_a_scan_is_rejected_but_zero_padding_at_its_end_is_not(scene: Sc
     assert np.array_equal(decode(data[:-2] + bytes(36) + data[-2:]), decode(data))
 
 
-@pytest.mark.parametrize(("bits", "compression"), [(8, 1), (4, 2)])
-def test_run_length_encoded_bmps_are_rejected_even_if_complete(bits: int, compression: int) -> None:
+def test_run_length_encoded_bmps_are_rejected_even_if_complete() -> None:
     runs = b"\x08\x11\x00\x00" * 2 + b"\x00\x01"  # two lines of eight pixels, end of bitmap
-    palette = bytes(4 << bits)
-    head = struct.pack("<IiiHHIIiiII", 40, 8, 2, 1, bits, compression, len(runs), 0, 0, 1 << bits, 0)
-    start = 14 + len(head) + len(palette)
-    bmp = b"BM" + struct.pack("<IHHI", start + len(runs), 0, 0, start) + head + palette + runs
-    with pytest.raises(Reject, match="run-length encoded BMP"):
-        decode(bmp)
+    for bits, compression in ((8, 1), (4, 2)):
+        palette = bytes(4 << bits)
+        head = struct.pack("<IiiHHIIiiII", 40, 8, 2, 1, bits, compression, len(runs), 0, 0, 1 << bits, 0)
+        start = 14 + len(head) + len(palette)
+        bmp = b"BM" + struct.pack("<IHHI", start + len(runs), 0, 0, start) + head + palette + runs
+        with pytest.raises(Reject, match="run-length encoded BMP"):
+            decode(bmp)
 
 
 def test_a_progressive_jpeg_may_lack_its_last_scans_but_not_its_first(scene: Scene) -> None:
@@ -221,76 +203,53 @@ def test_a_png_with_a_wrong_checksum_is_rejected(scene: Scene) -> None:
         decode(bytes(data))
 
 
-def png(header: bytes, rows: list[bytes]) -> bytes:
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return len(content).to_bytes(4, "big") + kind + content + zlib.crc32(kind + content).to_bytes(4, "big")
-
-    pixels = zlib.compress(b"".join(b"\0" + row for row in rows))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
-
-
 def test_sixteen_bit_colour_keeps_its_high_bits(scene: Scene) -> None:
     pixels = scene(7, 20, 10)
     header = (20).to_bytes(4, "big") + (10).to_bytes(4, "big") + bytes([16, 2, 0, 0, 0])
     assert np.array_equal(decode(png(header, [(row.astype(">u2") * 257).tobytes() for row in pixels])), pixels)
 
 
-INKS = {(0, 255, 255, 0): (255, 0, 0), (0, 0, 0, 255): (0, 0, 0), (255, 0, 0, 0): (0, 255, 255), (0,) * 4: (255,) * 3}
+def test_cmyk_is_converted_to_the_printed_colours() -> None:
+    for ink, colour in (
+        ((0, 255, 255, 0), (255, 0, 0)), ((0, 0, 0, 255), (0, 0, 0)), ((255, 0, 0, 0), (0, 255, 255)),
+        ((0, 0, 0, 0), (255, 255, 255)),
+    ):  # fmt: skip
+        for kind, options in (("JPEG", {"quality": 95}), ("TIFF", {})):
+            got = decode(encoded(Image.new("CMYK", (16, 16), ink), kind, **options))
+            assert np.abs(got[8, 8].astype(int) - colour).max() <= 3, kind
 
 
-@pytest.mark.parametrize(("ink", "colour"), INKS.items())
-def test_cmyk_is_converted_to_the_printed_colours(ink: tuple[int, ...], colour: tuple[int, ...]) -> None:
-    for kind, options in (("JPEG", {"quality": 95}), ("TIFF", {})):
-        got = decode(encoded(Image.new("CMYK", (16, 16), ink), kind, **options))
-        assert np.abs(got[8, 8].astype(int) - colour).max() <= 3, kind
-
-
-@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "MPO", "TIFF"])
-def test_the_first_of_several_frames_is_decoded(kind: str) -> None:
+def test_the_first_of_several_frames_is_decoded() -> None:
     frames = [Image.new("RGB", (24, 16), colour) for colour in ("red", "lime", "blue")]
-    got = decode(encoded(frames[0], kind, save_all=True, append_images=frames[1:]))
-    assert got.shape == (16, 24, 3)
-    assert np.abs(got[8, 8].astype(int) - (255, 0, 0)).max() <= 3
-
-
-def test_formats_are_recognised_by_content_and_others_are_rejected(scene: Scene) -> None:
-    image = Image.fromarray(scene(8, 40, 30))
-    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"):
-        assert decode(encoded(image, kind)).shape == (30, 40, 3)
-    with pytest.raises(Reject, match=r"^not an image$"):
-        decode(encoded(image, "PPM"))
+    for kind in ("GIF", "PNG", "WEBP", "MPO", "TIFF"):
+        got = decode(encoded(frames[0], kind, save_all=True, append_images=frames[1:]))
+        assert got.shape == (16, 24, 3)
+        assert np.abs(got[8, 8].astype(int) - (255, 0, 0)).max() <= 3, kind
 
 
 PEAK = """
 import resource, sys
 from resolute.prep.convert.decode import decode
-def peak_bytes():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 data = open(sys.argv[1], "rb").read()
-before = peak_bytes()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert decode(data).shape == (4096, 4096, 3)
-print((peak_bytes() - before) / 4096**2)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / 4096**2)
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "mode", "options", "max_bytes"),
-    [
-        ("JPEG", "RGB", {}, 4),
-        ("JPEG", "RGB", {"progressive": True, "subsampling": 0}, 11),
-        ("JPEG", "CMYK", {"progressive": True}, 13),
-        ("PNG", "RGBA", {"compress_level": 1}, 9),
-        ("PNG", "I;16", {"compress_level": 1}, 8),
-        ("BMP", "RGB", {}, 9),
-        ("WEBP", "RGBA", {"method": 0, "quality": 20}, 13 * 2),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "mode", "options", "max_bytes"), [
+    ("JPEG", "RGB", {}, 4),
+    ("JPEG", "CMYK", {"progressive": True}, 13),
+    ("PNG", "RGBA", {"compress_level": 1}, 9),
+    ("WEBP", "RGBA", {"method": 0, "quality": 20}, 13 * 2),
+])  # fmt: skip
 def test_memory_for_a_large_image_is_bounded(
     tmp_path: Path, kind: str, mode: str, options: dict[str, object], max_bytes: float
 ) -> None:
     """At most 13 bytes a pixel: with `MAX_PIXELS` less than 850 MB. WebP may have half as many pixels."""
     ramp = (np.arange(4096, dtype=np.uint16)[None] + np.arange(4096, dtype=np.uint16)[:, None]) * 8
-    image = Image.fromarray(ramp) if mode == "I;16" else Image.fromarray((ramp >> 8).astype(np.uint8)).convert(mode)
+    image = Image.fromarray((ramp >> 8).astype(np.uint8)).convert(mode)
     (tmp_path / "large").write_bytes(encoded(image, kind, **options))
     done = subprocess.run([sys.executable, "-c", PEAK, tmp_path / "large"], capture_output=True, text=True, check=True)
     assert float(done.stdout) < max_bytes

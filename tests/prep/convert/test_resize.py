@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,35 +10,29 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from resolute.prep.convert.decode import Photo, decode
+from resolute.prep.convert.decode import Photo
 from resolute.prep.convert.resize import EncodedJpeg, fit, resize, resize_and_encode, resize_photo
 from resolute.prep.convert.resize_kernel import resample_weights
-from tests import SHARED_DATA
 
-PHOTOS = SHARED_DATA / "imagenet_like"
 Scene = Callable[..., NDArray[np.uint8]]
 
 
-def filtered(length: int, shorter: int, a: float | None) -> NDArray[np.float64]:
-    """(shorter, length): one axis of an antialiased cubic of that `a`, or of Lanczos-3; the slow oracle."""
-    scale = max(length / shorter, 1.0)
-    reach = (3 if a is None else 2) * scale
+def filtered(length: int, shorter: int) -> NDArray[np.float64]:
+    """(shorter, length): one axis of an antialiased cubic with a = -0.57; the slow oracle."""
+    scale, a = max(length / shorter, 1.0), -0.57
     centres = (np.arange(shorter) + 0.5) * length / shorter
     weights = np.zeros((shorter, length))
     for i, centre in enumerate(centres):
-        taps = np.arange(max(0, int(centre - reach + 0.5)), min(length, int(centre + reach + 0.5)))
+        taps = np.arange(max(0, int(centre - 2 * scale + 0.5)), min(length, int(centre + 2 * scale + 0.5)))
         x = np.abs((taps + 0.5 - centre) / scale)
-        if a is None:
-            weights[i, taps] = np.where(x < 3, np.sinc(x) * np.sinc(x / 3), 0)
-        else:
-            near, far = ((a + 2) * x - (a + 3)) * x * x + 1, (((x - 5) * x + 8) * x - 4) * a
-            weights[i, taps] = np.where(x < 1, near, np.where(x < 2, far, 0))
+        near, far = ((a + 2) * x - (a + 3)) * x * x + 1, (((x - 5) * x + 8) * x - 4) * a
+        weights[i, taps] = np.where(x < 1, near, np.where(x < 2, far, 0))
     return weights / weights.sum(1, keepdims=True)
 
 
-def exact(pixels: NDArray[np.uint8], width: int, height: int, a: float | None) -> NDArray[np.float64]:
+def exact(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.float64]:
     h, w, _ = pixels.shape
-    down, across = filtered(h, height, a), filtered(w, width, a)
+    down, across = filtered(h, height), filtered(w, width)
     return np.clip(np.einsum("yh,hwc,xw->yxc", down, pixels.astype(np.float64), across, optimize=True), 0, 255)
 
 
@@ -49,23 +40,14 @@ def store(pixels: NDArray[np.uint8], short_sides: Sequence[int], quality: int) -
     return resize_and_encode([Photo.full(pixels)] * len(short_sides), short_sides, quality)
 
 
-def psnr_db(a: NDArray[np.uint8], b: NDArray[np.float64]) -> float:
-    return float(10 * np.log10(255**2 / np.mean((a.astype(np.float64) - b) ** 2)))
-
-
-SIZES = [(300, 200), (201, 317), (500, 90), (146, 600), (71, 72), (5, 900), (1, 400), (900, 5), (800, 600)]
-
-
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [(201, 317), (146, 600), (71, 72), (5, 900), (1, 400), (900, 5), (800, 600)])
 def test_resized_pixels_equal_exact_arithmetic_within_rounding(scene: Scene, size: tuple[int, int]) -> None:
     pixels = scene(1, *size)
     w, h = size
     for width, height in (fit(w, h, 70), fit(w, h, 3), (max(1, w // 2), h), (w, max(1, h // 3)), (1, 1)):
         small = resize(pixels, width, height)
-        assert small.shape == (height, width, 3)
-        assert small.dtype == np.uint8
-        assert small.flags.c_contiguous
-        assert np.abs(small - exact(pixels, width, height, -0.57)).max() < 0.6
+        assert (small.shape, small.dtype, small.flags.c_contiguous) == ((height, width, 3), np.uint8, True)
+        assert np.abs(small - exact(pixels, width, height)).max() < 0.6
 
 
 def sums(values: NDArray[np.int64], length: int, shift: int) -> NDArray[np.int64]:
@@ -75,9 +57,7 @@ def sums(values: NDArray[np.int64], length: int, shift: int) -> NDArray[np.int64
     return (np.stack(rows) + (1 << shift >> 1)) >> shift
 
 
-@pytest.mark.parametrize(
-    "size", [(1, 1), (2, 3), (21, 8), (31, 33), (32, 9), (97, 64), (499, 375), (500, 374), (901, 700), (9_000, 33)]
-)
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (31, 33), (32, 9), (499, 375), (901, 700), (9_000, 33)])
 def test_resized_pixels_are_exactly_sums_of_integers_for_any_size_of_image(size: tuple[int, int]) -> None:
     """Photos above 0.35 megapixels are resized a few rows, and wide ones a few columns, at a time."""
     w, h = size
@@ -92,13 +72,11 @@ def test_resized_pixels_are_exactly_sums_of_integers_for_any_size_of_image(size:
 def test_photos_that_are_resized_by_turns_keep_their_own_pixels(scene: Scene) -> None:
     photos = [Photo.full(scene(number, 120, 90)) for number in (1, 2)]
     alone = [resize(photo.pixels.copy(), 60, 45) for photo in photos]
-    for _ in range(2):
-        for photo, expected in zip(photos, alone, strict=True):
-            assert np.array_equal(resize_photo(photo, 60, 45), expected)
-    pixels = photos[0].pixels.copy()
-    for source, expected in zip(photos, alone, strict=True):
-        pixels[:] = source.pixels
-        assert np.array_equal(resize(pixels, 60, 45), expected)
+    reused = photos[0].pixels.copy()
+    for photo, expected in [*zip(photos, alone, strict=True)] * 2:
+        assert np.array_equal(resize_photo(photo, 60, 45), expected)
+        reused[:] = photo.pixels
+        assert np.array_equal(resize(reused, 60, 45), expected)
 
 
 def test_flat_images_stay_flat_and_overshoot_is_clipped() -> None:
@@ -108,23 +86,7 @@ def test_flat_images_stay_flat_and_overshoot_is_clipped() -> None:
             assert (resize(flat, 50, 70) == level).all()
     stripes = np.zeros((200, 300, 3), np.uint8)
     stripes[:, ::40] = stripes[:, 1::40] = stripes[:, 2::40] = stripes[::30] = 255
-    assert np.abs(resize(stripes, 150, 100) - exact(stripes, 150, 100, -0.57)).max() < 0.6
-
-
-@pytest.mark.skipif(not PHOTOS.is_dir(), reason="wants third-party photos, shared/data/imagenet_like")
-def test_resized_photos_are_close_to_bicubic_and_lanczos_at_every_size() -> None:
-    psnrs: dict[tuple[int, float | None], list[float]] = {}
-    for path in sorted(PHOTOS.glob("*/*"))[::32]:
-        pixels = decode(path.read_bytes())
-        height, width = pixels.shape[:2]
-        for short_side in (146, 183, 256):
-            size = fit(width, height, short_side)
-            if size != (width, height):
-                small = resize(pixels, *size)
-                for a in (-0.5, None):
-                    psnrs.setdefault((short_side, a), []).append(psnr_db(small, exact(pixels, *size, a)))
-    for (_, a), values in psnrs.items():
-        assert np.mean(values) > (45 if a is None else 55)
+    assert np.abs(resize(stripes, 150, 100) - exact(stripes, 150, 100)).max() < 0.6
 
 
 def test_pixels_do_not_depend_on_memory_around_them(scene: Scene) -> None:
@@ -140,58 +102,31 @@ def test_pixels_do_not_depend_on_memory_around_them(scene: Scene) -> None:
         assert (buffer[2048 + pixels.size :] == filler).all()
 
 
-def test_baseline_cpus_produce_the_same_bytes_without_a_compile_cache_folder(scene: Scene) -> None:
-    code = (
-        "import sys, numpy as np; from resolute.prep.convert.resize import resize; "
-        "pixels = np.frombuffer(sys.stdin.buffer.read(), np.uint8).reshape(77, 123, 3); "
-        "sys.stdout.buffer.write(resize(pixels, 61, 38).tobytes())"
-    )
-    pixels = scene(9, 123, 77)
-    old = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": "/proc/none"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], input=pixels.tobytes(), env={**os.environ, **old}, capture_output=True, check=True
-    )
-    assert done.stdout == resize(pixels, 61, 38).tobytes()
-
-
-def test_the_short_side_is_as_requested_and_the_aspect_ratio_is_kept() -> None:
+def test_the_short_side_is_as_requested_and_images_are_never_enlarged() -> None:
     assert fit(500, 375, 146) == (195, 146)
     assert fit(375, 500, 146) == (146, 195)
     assert fit(400, 400, 146) == (146, 146)
+    for size in ((100, 80), (1, 500), (146, 200)):
+        assert fit(*size, 146) == size
 
 
-def test_images_are_never_enlarged() -> None:
-    assert fit(100, 80, 146) == (100, 80)
-    assert fit(1, 500, 146) == (1, 500)
-    assert fit(146, 200, 146) == (146, 200)
-
-
-def test_every_size_is_resized_from_the_full_image(scene: Scene) -> None:
+def test_every_size_is_resized_from_the_full_image_and_small_ones_keep_theirs(scene: Scene) -> None:
     pixels = scene(2, 300, 240)
-    together = store(pixels, (40, 60, 90), 90)
-    alone = [store(pixels, (short_side,), 90)[0] for short_side in (40, 60, 90)]
-    assert together == alone
+    assert store(pixels, (40, 60, 90), 90) == [store(pixels, (side,), 90)[0] for side in (40, 60, 90)]
+    stored = store(scene(5, 50, 60), (55, 70, 90), 90)
+    assert [(width, height) for _, width, height in stored] == [(50, 60)] * 3
+    assert stored[0][0] == stored[2][0]
 
 
-def test_stored_jpegs_are_baseline_420_without_metadata(scene: Scene) -> None:
-    for data, width, height in store(scene(3, 123, 77), (40, 200), 90):
+def test_stored_jpegs_are_baseline_420_without_metadata_and_quality_is_on_libjpegs_scale(scene: Scene) -> None:
+    pixels = scene(3, 123, 77)
+    for data, width, height in store(pixels, (40, 200), 77):
         image = Image.open(io.BytesIO(data))
         assert (image.size, image.mode, image.format) == ((width, height), "RGB", "JPEG")
         assert not image.info.get("progressive")
         assert not image.getexif()
         assert "icc_profile" not in image.info
         assert [part[1:3] for part in image.layer] == [(2, 2), (1, 1), (1, 1)]  # 4:2:0
-
-
-def test_quality_is_on_libjpegs_scale(scene: Scene) -> None:
-    pixels = scene(4, 64, 64)
-    ours = Image.open(io.BytesIO(store(pixels, (64,), 77)[0][0]))
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=77)
-    assert ours.quantization == Image.open(buffer).quantization
-
-
-def test_small_images_keep_their_size_at_every_resolution(scene: Scene) -> None:
-    stored = store(scene(5, 50, 60), (55, 70, 90), 90)
-    assert [(width, height) for _, width, height in stored] == [(50, 60)] * 3
-    assert stored[0][0] == stored[2][0]
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "JPEG", quality=77)
+        assert image.quantization == Image.open(buffer).quantization

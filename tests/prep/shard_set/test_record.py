@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +15,9 @@ import pytest
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import SAMPLE, SOURCE, STORED
 from resolute.prep import build as building
-from resolute.prep import extend
 from resolute.prep.convert import codecs
 from resolute.prep.convert.batch import Batch, EncodeOptions
 from resolute.prep.run import worker
-from resolute.prep.settings import Settings
 from resolute.prep.shard_set.existing_set import PLAN
 from resolute.prep.shard_set.record import ShardRecord
 from resolute.prep.storage.hashed_file import FileInfo
@@ -31,6 +26,7 @@ from resolute.prep.verify import verify
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
+Argv = tuple[object, ...]
 
 
 class Stopped(Exception):
@@ -38,25 +34,30 @@ class Stopped(Exception):
 
 
 @pytest.fixture
-def argv(photos: Path, tmp_path: Path) -> tuple[object, ...]:
-    return ("--src", photos, "--out", tmp_path / "s", "--res", "32,48", "--shard-samples", 10)
+def whole(made: Path) -> dict[str, str]:
+    """The files of the set, made without interruption."""
+    return tree(made / "set")
 
 
 @pytest.fixture
-def fresh(argv: tuple[object, ...], tmp_path: Path, prep: Prep) -> dict[str, str]:
-    """The files of a set built without interruption."""
-    assert prep(*argv[:2], "--out", tmp_path / "fresh", *argv[4:]).status == 0
-    return tree(tmp_path / "fresh")
-
-
-def stop_before_the_manifest(prep: Prep, argv: tuple[object, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def run_until_manifest(prep: Prep, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def stop(*args: object) -> None:
         raise Stopped
 
-    with monkeypatch.context() as patch:
-        patch.setattr(building, "finalize_set", stop)
-        with pytest.raises(Stopped):
-            prep(*argv)
+    def run(*argv: object) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(building, "finalize_set", stop)
+            with pytest.raises(Stopped):
+                prep(*argv)
+
+    return run
+
+
+@pytest.fixture
+def unfinished(argv: Argv, tmp_path: Path, run_until_manifest: Callable[..., None]) -> Path:
+    """The set at tmp_path/s without its manifest and what is derived from its records."""
+    run_until_manifest(*argv)
+    return tmp_path / "s"
 
 
 def with_other_digest(data: bytes) -> bytes:
@@ -67,29 +68,26 @@ def with_other_digest(data: bytes) -> bytes:
     return replace(record, sources=sources).to_bytes()
 
 
-LOST = [(name, change) for name in ("32/train-000001.tar", "48/train-000000.idx", "48/val-000000.tar")
-        for change in (None, lambda data: data[:-100])]  # fmt: skip
-DAMAGED = [("records/train-000001-48.rec", change) for change in (
-    lambda data: data[:-200], lambda data: b"junk", lambda data: data[:300] + b"!" + data[301:], with_other_digest
-)]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "change"), [*LOST, *DAMAGED])
+@pytest.mark.parametrize(("damaged", "kept"), [
+    ({"32/train-000001.tar": None, "48/train-000000.idx": lambda data: data[:-100]}, 2),
+    ({"48/val-000000.tar": lambda data: data[:-100], "records/train-000001-48.rec": lambda data: data[:-200]}, 2),
+    ({"records/train-000001-48.rec": with_other_digest}, 3),
+])  # fmt: skip
 def test_shards_with_lost_files_or_damaged_records_are_rebuilt_on_resume(
-    argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, fresh: dict[str, str],
-    name: str, change: Callable[[bytes], bytes] | None,
+    argv: Argv, unfinished: Path, prep: Prep, whole: dict[str, str],
+    damaged: dict[str, Callable[[bytes], bytes] | None], kept: int,
 ) -> None:  # fmt: skip
-    stop_before_the_manifest(prep, argv, monkeypatch)
-    file = tmp_path / "s" / name
-    file.unlink() if change is None else file.write_bytes(change(file.read_bytes()))
+    for name, change in damaged.items():
+        file = unfinished / name
+        file.unlink() if change is None else file.write_bytes(change(file.read_bytes()))
     ran = prep(*argv)
     assert ran.status == 0, ran.err
-    assert "kept 6 shards" in ran.out
-    assert tree(tmp_path / "s") == fresh
+    assert f"kept {kept} shards" in ran.out
+    assert tree(unfinished) == whole
 
 
 def test_a_file_that_vanishes_during_the_run_is_rebuilt(
-    argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, fresh: dict[str, str]
+    argv: Argv, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, whole: dict[str, str]
 ) -> None:
     convert, rounds = building._convert, 0
 
@@ -109,62 +107,47 @@ def test_a_file_that_vanishes_during_the_run_is_rebuilt(
     assert not (tmp_path / "s" / "manifest.json").exists()
     allowed = rounds + 1
     assert prep(*argv).status == 0
-    assert tree(tmp_path / "s") == fresh
+    assert tree(tmp_path / "s") == whole
 
 
+@pytest.mark.slow
 def test_a_killed_addition_of_a_resolution_does_not_change_the_finished_set(
-    argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, fresh: dict[str, str]
-) -> None:
-    assert prep(*argv).status == 0
-    more = (*argv[:4], "--res", "32,48,64", *argv[6:])
-    stop_before_the_manifest(prep, more, monkeypatch)
-    assert {name: digest for name, digest in tree(tmp_path / "s").items() if name in fresh} == fresh
+    argv: Argv, copied: Path, tmp_path: Path, prep: Prep, run_until_manifest: Callable[..., None],
+    whole: dict[str, str],
+) -> None:  # fmt: skip
+    run_until_manifest(*argv, "--res", "32,48,64")
+    assert whole.items() <= tree(copied).items()
     assert "already there" in prep(*argv).out
-    assert verify(open_store(str(tmp_path / "s")), workers=1).damaged == {}
-    ran = prep(*more)
+    assert verify(open_store(str(copied)), workers=1).damaged == {}
+    ran = prep(*argv, "--res", "32,48,64")
     assert ran.status == 0, ran.err
-    assert "kept 7 shards" in ran.out
-    assert prep(*argv[:2], "--out", tmp_path / "all", *more[4:]).status == 0
-    assert tree(tmp_path / "s") == tree(tmp_path / "all")
+    assert "kept 4 shards" in ran.out
+    assert prep(*argv, "--res", "32,48,64", "--out", tmp_path / "all").status == 0
+    assert tree(copied) == tree(tmp_path / "all")
 
 
+@pytest.mark.slow
 def test_records_of_another_plan_are_not_trusted(
-    argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, fresh: dict[str, str]
+    argv: Argv, tmp_path: Path, prep: Prep, run_until_manifest: Callable[..., None], whole: dict[str, str]
 ) -> None:
     """All files of the other plan's shards are there: only the plan's hash shows that their quality differs."""
-    stop_before_the_manifest(prep, (*argv, "--quality", 95), monkeypatch)
-    stop_before_the_manifest(prep, (*argv[:3], tmp_path / "other", *argv[4:]), monkeypatch)
+    run_until_manifest(*argv, "--quality", 95)
+    run_until_manifest(*argv, "--out", tmp_path / "other")
     shutil.copy(tmp_path / "other" / PLAN, tmp_path / "s" / PLAN)
     ran = prep(*argv)
     assert ran.status == 0, ran.err
     assert "kept" not in ran.out
-    assert tree(tmp_path / "s") == fresh
+    assert tree(tmp_path / "s") == whole
 
 
-@pytest.mark.parametrize("what", ["manifest.json", "records/plan.json"])
-@pytest.mark.parametrize("damage", [None, b"", b"junk", b"{}"])
-def test_either_plan_or_manifest_can_be_lost(
-    argv: tuple[object, ...], tmp_path: Path, prep: Prep, fresh: dict[str, str], what: str, damage: bytes | None
-) -> None:
-    assert prep(*argv).status == 0
-    path = tmp_path / "s" / what
-    path.unlink() if damage is None else path.write_bytes(damage)
-    tars = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("*.tar")}
-    refused_other = prep(*argv, "--quality", 95)
-    assert refused_other.status == 2
-    assert "quality: got 90, expected 95" in refused_other.err
-    assert prep(*argv[:4], "--res", "32", *argv[6:]).status == 0  # 48 px are kept
-    assert tree(tmp_path / "s") == fresh
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "s").rglob("*.tar")} == tars
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", ["write", "remove", "sync"])
 def test_a_rebuild_that_is_killed_keeps_no_shard_of_the_old_set(
-    argv: tuple[object, ...], photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, stop: str
+    own_photos: Path, copied: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, stop: str
 ) -> None:
     """The old shards may be of other photos with the same names and sizes, which no plan can distinguish."""
-    assert prep(*argv).status == 0
-    path = photos / "bee" / "03.jpg"
+    argv = ("--src", own_photos, "--res", "32,48", "--shard-samples", 20, "--max-bad", 0.1)
+    path = own_photos / "class1" / "003.jpg"
     path.write_bytes(path.read_bytes()[:-300] + bytes(300))
     real = getattr(LocalStore, stop)
     calls = 0
@@ -179,15 +162,15 @@ def test_a_rebuild_that_is_killed_keeps_no_shard_of_the_old_set(
     with monkeypatch.context() as patch:
         patch.setattr(LocalStore, stop, kill)
         with pytest.raises(Stopped):
-            prep(*argv, "--rebuild", "--max-bad", 0.1)
-    ran = prep(*argv, "--max-bad", 0.1)
+            prep(*argv, "--out", copied, "--rebuild")
+    ran = prep(*argv, "--out", copied)
     if ran.status == 2:
         assert "REBUILD=1" in ran.err
-        ran = prep(*argv, "--rebuild", "--max-bad", 0.1)
+        ran = prep(*argv, "--out", copied, "--rebuild")
     assert ran.status == 0, ran.err
     assert "kept" not in ran.out
-    assert prep(*argv[:2], "--out", tmp_path / "fresh", *argv[4:], "--max-bad", 0.1).status == 0
-    assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
+    assert prep(*argv, "--out", tmp_path / "fresh").status == 0
+    assert tree(copied) == tree(tmp_path / "fresh")
 
 
 def test_every_flipped_byte_of_a_record_is_detected() -> None:
@@ -205,84 +188,52 @@ def test_every_flipped_byte_of_a_record_is_detected() -> None:
 
 
 @pytest.fixture
-def other_codecs(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """From here on, this process has another Pillow."""
-    with monkeypatch.context() as patch:
-        versions = {**codecs.codec_versions(), "Pillow": "7.7.7"}
-        patch.setattr(building, "codec_versions", lambda: versions)
-        patch.setattr(codecs, "codec_versions", lambda: versions)
-        yield patch
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
+    """installed(versions): from here on, this process has these versions of codecs."""
+    real = codecs.codec_versions()
+
+    def install(versions: dict[str, str]) -> None:
+        for module in (building, codecs):
+            monkeypatch.setattr(module, "codec_versions", lambda: {**real, **versions})
+
+    return install
 
 
-def refused(ran: Any, installed: str, made_with: str) -> None:
-    assert ran.status == 2, ran.out
-    assert ran.err.count("\n") == 1
-    assert f"Pillow: got {installed}, expected {made_with}; install those versions" in ran.err
-    assert "REBUILD=1" in ran.err
-
-
-def test_the_manifest_names_the_codec_versions(argv: tuple[object, ...], tmp_path: Path, prep: Prep) -> None:
+def test_an_unfinished_run_is_not_continued_with_other_codecs_or_pixel_code(
+    argv: Argv, unfinished: Path, prep: Prep, installed: Callable[[dict[str, str]], None]
+) -> None:
+    (unfinished / "records" / "val-000000-48.rec").unlink()
+    pillow, pixels = codecs.codec_versions()["Pillow"], codecs.PIXELS
+    for versions, words in (
+        ({"Pillow": "7.7.7"}, f"Pillow: got 7.7.7, expected {pillow}; install those versions"),
+        ({"Resolute's pixels": str(pixels + 1)}, f"Resolute's pixels: got {pixels + 1}, expected {pixels}"),
+    ):
+        installed(versions)
+        ran = prep(*argv)
+        assert (ran.status, ran.err.count("\n")) == (2, 1), ran.out
+        assert words in ran.err
+        assert "REBUILD=1" in ran.err
+    installed({})
     assert prep(*argv).status == 0
-    named = json.loads((tmp_path / "s" / "manifest.json").read_bytes())["codecs"]
+    named = json.loads((unfinished / "manifest.json").read_bytes())["codecs"]
     assert named == codecs.codec_versions()
-    assert {"simplejpeg", "Pillow", "libjpeg-turbo in simplejpeg"} <= named.keys()
     assert "none" not in (named["libjpeg-turbo in Pillow"], named["libjpeg-turbo in simplejpeg"])
 
 
-def test_an_unfinished_run_is_not_continued_with_other_codecs(
-    argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> None:  # fmt: skip
-    stop_before_the_manifest(prep, argv, monkeypatch)
-    (tmp_path / "s" / "records" / "val-000000-48.rec").unlink()
-    installed = codecs.codec_versions()["Pillow"]
-    patch = request.getfixturevalue("other_codecs")
-    refused(prep(*argv), "7.7.7", installed)
-    patch.undo()
-    assert prep(*argv).status == 0
-
-
-def test_no_shards_of_other_codecs_are_added_to_a_finished_set(
-    argv: tuple[object, ...], tmp_path: Path, prep: Prep, request: pytest.FixtureRequest
+def test_a_finished_set_of_other_codecs_gets_derived_files_but_no_shards(
+    argv: Argv, copied: Path, prep: Prep, whole: dict[str, str], installed: Callable[[dict[str, str]], None]
 ) -> None:
-    assert prep(*argv).status == 0
-    before = tree(tmp_path / "s")
-    installed = codecs.codec_versions()["Pillow"]
-    request.getfixturevalue("other_codecs")
+    installed({"Pillow": "7.7.7"})
     assert "already there" in prep(*argv).out
-    refused(prep(*argv[:4], "--res", "32,48,64", *argv[6:]), "7.7.7", installed)
-    assert tree(tmp_path / "s") == before
-    (tmp_path / "s" / "48" / "train-000001.tar").unlink()
-    refused(prep(*argv), "7.7.7", installed)
-
-
-def set_codecs(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
-    for module in (building, extend, codecs):
-        monkeypatch.setattr(module, "codec_versions", lambda: versions)
-
-
-def test_a_set_is_not_continued_with_other_pixel_code(
-    argv: tuple[object, ...], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stop_before_the_manifest(prep, argv, monkeypatch)
-    (tmp_path / "s" / "records" / "val-000000-48.rec").unlink()
-    set_codecs(monkeypatch, {**codecs.codec_versions(), "Resolute's pixels": str(codecs.PIXELS + 1)})
-    ran = prep(*argv)
-    assert (ran.status, ran.err.count("\n")) == (2, 1)
-    assert "begun with other pixel code, so further shards would differ" in ran.err
-    assert f"Resolute's pixels: got {codecs.PIXELS + 1}, expected {codecs.PIXELS}" in ran.err
-
-
-def test_derived_files_are_repaired_with_any_codecs(
-    argv: tuple[object, ...], tmp_path: Path, prep: Prep, request: pytest.FixtureRequest
-) -> None:
+    (copied / "_info.json").unlink()
     assert prep(*argv).status == 0
-    before = tree(tmp_path / "s")
-    request.getfixturevalue("other_codecs")
-    (tmp_path / "s" / "_info.json").unlink()
+    assert tree(copied) == whole
+    assert "Pillow: got 7.7.7, expected " in prep(*argv, "--res", "32,48,64").err
+    assert tree(copied) == whole
+    (copied / "48" / "train-000001.tar").unlink()
     ran = prep(*argv)
-    assert ran.status == 0, ran.err
-    assert tree(tmp_path / "s") == before
+    assert ran.status == 2
+    assert "Pillow: got 7.7.7, expected " in ran.err
 
 
 def test_a_worker_with_other_codecs_than_its_run_converts_nothing() -> None:
@@ -291,67 +242,3 @@ def test_a_worker_with_other_codecs_than_its_run_converts_nothing() -> None:
     job = EncodeOptions(quality=90, label_digits=4, codecs=versions)
     with pytest.raises(ResoluteError, match=r"machine .*libjpeg-turbo in simplejpeg: got .*, expected 1\.5\.0"):
         worker.convert(job, Batch(first_key=0, byte_ranges=(), labels=(), short_sides=(16,)))
-
-
-requests: Counter[str] = Counter()
-open_reads = 0
-max_open_reads = 0
-counting = threading.Lock()
-
-
-@dataclass(frozen=True)
-class Counted(LocalStore):
-    """A folder that counts its requests, as an object store's bill would."""
-
-    def size(self, name: str) -> int | None:
-        requests[f"size {name}"] += 1
-        return super().size(name)
-
-    def sizes(self, folder: str = "") -> dict[str, int]:
-        requests["list"] += 1
-        return super().sizes(folder)
-
-    def names(self, folder: str = "") -> list[str]:
-        requests["list"] += 1
-        return super().names(folder)
-
-    def read(self, name: str) -> bytes:
-        global open_reads, max_open_reads
-        with counting:
-            requests[f"read {name}"] += 1
-            open_reads += 1
-            max_open_reads = max(max_open_reads, open_reads)
-        time.sleep(0.02)
-        with counting:
-            open_reads -= 1
-        return super().read(name)
-
-
-def test_each_record_is_read_once_and_files_are_listed_not_probed(
-    photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    global max_open_reads
-    argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32", "--shard-samples", 3)
-    stop_before_the_manifest(prep, argv, monkeypatch)
-    records = len(list((tmp_path / "s" / "records").glob("*.rec")))
-    assert records == 20
-    monkeypatch.setattr(building, "open_store", lambda out: Counted(Path(out)))
-    settings = Settings(src=str(photos), out=str(tmp_path / "s"), res=(32,), shard_samples=3, workers=1)
-
-    def run() -> Counter[str]:
-        requests.clear()
-        building.build(settings)
-        return Counter(requests)
-
-    max_open_reads = 0
-    resumed = run()
-    reads = {what: times for what, times in resumed.items() if what.endswith(".rec")}
-    names = [f"{split}-{n:06d}" for split, shards in (("train", 18), ("val", 2)) for n in range(shards)]
-    assert reads == {f"read records/{name}-32.rec": 1 for name in names}
-    assert max_open_reads > 4
-    assert not [what for what in resumed if what.startswith("size 32/")]
-    assert resumed["list"] < 20
-    again = run()
-    assert not [what for what in again if what.startswith(("size 32/", "size index/"))]
-    assert max(times for what, times in again.items() if what != "list") <= 3  # the manifest, before and under the lock
-    assert again["list"] < 15

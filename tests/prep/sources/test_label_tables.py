@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from resolute.errors import ResoluteError
 from resolute.prep.listing.classes import read_classes
 from resolute.prep.sources.table import table_rows
-
-Prep = Callable[..., Any]
 
 
 def rows(path: Path, text: str | bytes, columns: str | None = None) -> list[tuple[str, object]]:
@@ -29,17 +25,14 @@ def error(path: Path, text: str | bytes, columns: str | None = None) -> str:
 TABLE = "".join(f"{i}.jpg,cat\n" for i in range(40))
 
 
-@pytest.mark.parametrize("line", [2, 7, 41])
-@pytest.mark.parametrize("row", ['7.jpg,"cat\n', '"7.jpg,cat\n'])
-@pytest.mark.parametrize("later", ["", 'x.jpg,"dog"\n', 'x.jpg,"the ""best"" dog"\n'])
+@pytest.mark.parametrize(("line", "row", "later"), [
+    (2, '7.jpg,"cat\n', ""), (7, '"7.jpg,cat\n', 'x.jpg,"dog"\n'), (41, '7.jpg,"cat\n', 'x.jpg,"the ""best"" dog"\n'),
+    (3, '7.jpg,"cat\n', TABLE * 1000),
+])  # fmt: skip
 def test_an_open_quote_is_reported_at_the_line_where_it_opens(tmp_path: Path, line: int, row: str, later: str) -> None:
     lines = ["id,label\n", *TABLE.splitlines(keepends=True)]
     lines[line - 1] = row
     assert f"line {line} " in error(tmp_path / "t.csv", "".join(lines) + later)
-
-
-def test_an_open_quote_in_a_huge_table_is_reported_there_too(tmp_path: Path) -> None:
-    assert "line 3 " in error(tmp_path / "t.csv", 'id,label\na.jpg,cat\nb.jpg,"cat\n' + TABLE * 1000)
 
 
 def test_quoted_fields_may_span_lines(tmp_path: Path) -> None:
@@ -48,21 +41,11 @@ def test_quoted_fields_may_span_lines(tmp_path: Path) -> None:
     assert rows(tmp_path / "t.csv", text.removesuffix("c.jpg\n")) == [("a.jpg", "cat"), ("b.jpg", "dog")]
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.txt"])
-@pytest.mark.parametrize(("text", "got"), [("", "an empty file"), ("id,label\n", "only a header"), ("\n\n", "")])
+@pytest.mark.parametrize(("name", "text", "got"), [
+    ("t.csv", "", "an empty file"), ("t.tsv", "id\tlabel\n", "only a header"), ("t.txt", "\n\n", ""),
+])  # fmt: skip
 def test_an_empty_table_is_reported(tmp_path: Path, name: str, text: str, got: str) -> None:
-    if name.endswith("txt") and "id" in text:
-        text = ""
-        got = "an empty file"
     assert f"no rows, got {got}" in error(tmp_path / name, text)
-
-
-def test_the_error_of_an_empty_table_does_not_mention_class_folders(photos: Path, tmp_path: Path, prep: Prep) -> None:
-    (tmp_path / "t.csv").write_text("id,label\n")
-    ran = prep("--src", photos, "--labels", tmp_path / "t.csv", "--out", tmp_path / "s", "--res", "32")
-    assert ran.status == 2
-    assert "no rows" in ran.err
-    assert "folder" not in ran.err
 
 
 def test_a_table_without_a_header_is_read_by_column_position(tmp_path: Path) -> None:
@@ -76,66 +59,38 @@ def test_a_table_without_a_header_is_read_by_column_position(tmp_path: Path) -> 
     assert "has no column 3" in error(path, "a,x,cat\n", "0,3")
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("cat/1.jpg 0", ("cat/1.jpg", "0")),
-        ("my cats/1 (2).jpg 0", ("my cats/1 (2).jpg", "0")),
-        ("my cats/1.jpg big cat", ("my cats/1.jpg", "big cat")),
-        ('my cats/1.jpg "big cat"', ("my cats/1.jpg", "big cat")),
-        ('"my cats/1.jpg" "big cat"', ("my cats/1.jpg", "big cat")),
-        ('"my cats/1.jpg" 0', ("my cats/1.jpg", "0")),
-        ('"my cats/1.jpg",big cat', ("my cats/1.jpg", "big cat")),
-        ("my cats/1.jpg, big cat", ("my cats/1.jpg", "big cat")),
-        ("my cats/1.jpg\tbig cat", ("my cats/1.jpg", "big cat")),
-        ("cat.jpg/my 1.jpg big, cat", ("cat.jpg/my 1.jpg", "big, cat")),
-        ('a.jpg 12"', ("a.jpg", '12"')),
-        ('a.jpg ""', ("a.jpg", "")),
-        ("my cats/1.jpg", ("my cats/1.jpg", "")),
-        ("my cats/1.jpg,", ("my cats/1.jpg", "")),
-    ],
-)
+@pytest.mark.parametrize(("line", "expected"), [
+    ("my cats/1 (2).jpg 0", ("my cats/1 (2).jpg", "0")),
+    ("my cats/1.jpg big cat", ("my cats/1.jpg", "big cat")),
+    ('"my cats/1.jpg" "big cat"', ("my cats/1.jpg", "big cat")),
+    ('"my cats/1.jpg",big cat', ("my cats/1.jpg", "big cat")),
+    ("my cats/1.jpg\tbig cat", ("my cats/1.jpg", "big cat")),
+    ("cat.jpg/my 1.jpg big, cat", ("cat.jpg/my 1.jpg", "big, cat")),
+    ('a.jpg 12"', ("a.jpg", '12"')),
+    ('a.jpg ""', ("a.jpg", "")),
+    ("my cats/1.jpg", ("my cats/1.jpg", "")),
+])  # fmt: skip
 def test_paths_and_labels_in_a_list_may_contain_spaces(tmp_path: Path, line: str, expected: tuple[str, str]) -> None:
     assert rows(tmp_path / "l.txt", f"x.jpg 1\n{line}\n") == [("x.jpg", "1"), expected]
 
 
-@pytest.mark.parametrize("line", ['my cats/1.jpg "big cat', '"my cats/1.jpg 0', "cat 0"])
+@pytest.mark.parametrize("line", ['my cats/1.jpg "big cat', "cat 0"])
 def test_a_line_without_image_and_label_is_reported_by_number(tmp_path: Path, line: str) -> None:
     assert "line 2 is not an image and its label" in error(tmp_path / "l.txt", f"x.jpg 1\n{line}\n")
 
 
-@pytest.mark.parametrize(("name", "first"), [("t.csv", "id,label\n"), ("l.txt", "x.jpg dog\n")])
-def test_encodings_other_than_utf8_are_reported_with_the_line(tmp_path: Path, name: str, first: str) -> None:
-    separator = "," if name == "t.csv" else " "
-    text = f"{first}a.jpg{separator}cat\nb.jpg{separator}größe\n"
-    path = tmp_path / name
-    for encoding in ("utf-8", "utf-8-sig"):
-        assert rows(path, text.encode(encoding))[-1] == ("b.jpg", "größe")
-    assert "not UTF-8, line 3" in error(path, text.encode("latin-1"))
+@pytest.mark.parametrize(("name", "text"), [
+    ("t.csv", "id,label\na.jpg,cat\nb.jpg,größe\n"), ("l.txt", "x.jpg dog\na.jpg cat\nb.jpg größe\n"),
+])  # fmt: skip
+def test_encodings_other_than_utf8_are_reported_with_the_line(tmp_path: Path, name: str, text: str) -> None:
+    assert rows(tmp_path / name, text.encode("utf-8-sig"))[-1] == ("b.jpg", "größe")
+    assert "not UTF-8, line 3" in error(tmp_path / name, text.encode("latin-1"))
     for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
-        assert "not UTF-8, line 1: got UTF-16" in error(path, text.encode(encoding))
-
-
-def test_a_file_name_that_is_not_utf8_is_reported_with_its_line(
-    photos: Path, tmp_path: Path, prep: Prep
-) -> None:
-    names = sorted((photos / "bee").glob("*.jpg"))
-    names[0].rename(photos / "bee" / "größe.jpg")
-    text = "id,label\n" + "".join(f"bee/{path.name},{i % 2}\n" for i, path in enumerate(names[1:]))
-    argv = ("--src", photos, "--labels", tmp_path / "t.csv", "--out", tmp_path / "s", "--res", "32")
-    (tmp_path / "t.csv").write_bytes((text + "bee/größe.jpg,0\n").encode("latin-1"))
-    ran = prep(*argv)
-    assert ran.status == 2
-    assert f"not UTF-8, line {len(names) + 1}" in ran.err
-    (tmp_path / "t.csv").write_text(text + "bee/größe.jpg,0\n")
-    assert prep(*argv).status == 0
+        assert "not UTF-8, line 1: got UTF-16" in error(tmp_path / name, text.encode(encoding))
 
 
 def test_class_lists_must_be_utf8(tmp_path: Path) -> None:
     path = tmp_path / "classes.txt"
-    path.write_text("cat\ngröße\n", encoding="utf-8-sig")
-    assert read_classes(path) == ("cat", "größe")
-    for encoding, line in (("latin-1", 2), ("utf-16", 1)):
-        path.write_text("cat\ngröße\n", encoding=encoding)
-        with pytest.raises(ResoluteError, match=f"not UTF-8, line {line}"):
-            read_classes(path)
+    path.write_text("cat\ngröße\n", encoding="latin-1")
+    with pytest.raises(ResoluteError, match="not UTF-8, line 2"):
+        read_classes(path)

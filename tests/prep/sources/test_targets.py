@@ -78,21 +78,14 @@ def test_labels_are_read_however_they_are_written(tmp_path: Path, how: str) -> N
         assert "set TARGET=labels:space or labels:comma" in target.about[0]
 
 
-@pytest.mark.parametrize("how", ["json", "csv"])
-def test_lists_of_numbers_are_values_if_one_has_a_fraction(tmp_path: Path, how: str) -> None:
-    path = tmp_path / f"t.{how}{'l' * (how == 'json')}"
-
+@pytest.mark.parametrize("kind", ["json", "csv"])
+def test_lists_of_numbers_are_values_if_one_has_a_fraction(tmp_path: Path, kind: str) -> None:
     def read_lists(lists: Sequence[object]) -> tuple[SourceTarget, list[Label | None]]:
-        if how == "json":
-            rows = [json.dumps({"file_name": f"{i}.jpg", "gaze (deg)": each}) for i, each in enumerate(lists)]
-            path.write_text("\n".join(rows))
-        else:
-            with path.open("w", newline="") as file:
-                csv.writer(file).writerows([
-                    ["file_name", "gaze (deg)"],
-                    *([f"{i}.jpg", json.dumps(each)] for i, each in enumerate(lists)),
-                ])
-        table = TargetTable(str(path), None)
+        if kind == "csv":
+            return read(tmp_path, ["gaze (deg)"], [[json.dumps(each)] for each in lists])
+        rows = [json.dumps({"file_name": f"{i}.jpg", "gaze (deg)": each}) for i, each in enumerate(lists)]
+        (tmp_path / "t.jsonl").write_text("\n".join(rows))
+        table = TargetTable(str(tmp_path / "t.jsonl"), None)
         return table.target(), [label for _, label, _ in table]
 
     target, labels = read_lists([[0.5, 1.5], [1, 2]])
@@ -109,27 +102,22 @@ def test_json_lines_and_parquet_are_tables_too(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     duckdb.execute(f"COPY (FROM '{tmp_path}/t.jsonl') TO '{tmp_path}/t.parquet' (FORMAT parquet)")
     for name in ("t.jsonl", "t.parquet"):
-        table = TargetTable(str(tmp_path / name), None)
-        assert (table.target().kind, list(table)) == ("class", [("a.jpg", "3", 1), ("b.jpg", "x", 2)])
-        assert not table.numbered
-        table = TargetTable(str(tmp_path / name), "file_name,n")
-        assert (table.target().kind, list(table)) == ("class", [("a.jpg", "5", 1), ("b.jpg", "7", 2)])
-        assert table.numbered
-        table = TargetTable(str(tmp_path / name), "file_name,n", parse_target("values"))
-        assert (table.target().names, list(table)) == (("n",), [("a.jpg", (5.0,), 1), ("b.jpg", (7.0,), 2)])
+        texts = TargetTable(str(tmp_path / name), None)
+        assert (texts.target().kind, list(texts)) == ("class", [("a.jpg", "3", 1), ("b.jpg", "x", 2)])
+        numbers = TargetTable(str(tmp_path / name), "file_name,n")
+        assert (numbers.target().kind, list(numbers)) == ("class", [("a.jpg", "5", 1), ("b.jpg", "7", 2)])
+        assert (texts.numbered, numbers.numbered) == (False, True)
+        values = TargetTable(str(tmp_path / name), "file_name,n", parse_target("values"))
+        assert (values.target().names, list(values)) == (("n",), [("a.jpg", (5.0,), 1), ("b.jpg", (7.0,), 2)])
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ('{"file_name": "b.jpg", "label": {"x": 1}}', "line 2: got {'x': 1}, expected a text, a number or a list"),
-        ('{"file_name": "b.jpg", "label": [null]}', "line 2: got [None], expected a text"),
         ('{"file_name": 1.5, "label": "x"}', "line 2: got 1.5 as the image's name"),
-        ('{"label": "x"}', "line 2: got None as the image's name"),
-        ('["b.jpg", "x"]', "line 2 is not a row"),
         ('{"file_name": "b.jpg"', "line 2 is not a row"),
         ('{"file_name": "b.jpg", "label": ["x"]}', "line 1: got 'a' in column label, in which line 2 has ['x']"),
-        ('{"file_name": "b.jpg", "label": 0.5}', "line 1: got 'a' in column label, in which line 2 has 0.5"),
     ],
 )
 def test_unusable_json_lines_are_reported_with_their_line(tmp_path: Path, line: str, words: str) -> None:
@@ -139,37 +127,17 @@ def test_unusable_json_lines_are_reported_with_their_line(tmp_path: Path, line: 
         TargetTable(str(path), None).target()
 
 
-@pytest.mark.parametrize(
-    "texts",
-    [
-        ["golden retriever", "labrador retriever", "beagle", "great dane"],
-        ["tench, Tinca tinca", "goldfish, Carassius auratus", "crane", "crane, bird"],
-        ["red car", "blue car", "green car", "red bus", "blue bus", "green bus", "car"],
-        ["0", "1", "2"],
-        ["007", "01"],
-        ["-1", "1"],
-        ["1.0", "2.0"],
-        ["a", "b"],
-        ["big, cat", "0"],
-        ["16 0", "3 2"],
-        ["1 0 1", "0 0 1"],
-        ["nan", "inf"],
-        ["1.5 T", "3 T", "MRI"],
-        ["[", "[a"],
-    ],
-)
+@pytest.mark.parametrize("texts", [
+    ["golden retriever", "labrador retriever", "beagle", "great dane"],
+    ["tench, Tinca tinca", "goldfish, Carassius auratus", "crane", "crane, bird"],
+    ["007", "01"], ["1.0", "2.0"], ["big, cat", "0"], ["16 0", "3 2"], ["nan", "inf"], ["1.5 T", "3 T", "MRI"],
+    ["[", "[a"],
+])  # fmt: skip
 def test_what_may_be_names_of_classes_stays_a_class(tmp_path: Path, texts: list[str]) -> None:
     rows = [[texts[i % len(texts)]] for i in range(40)]
     target, labels = read(tmp_path, ["label"], rows)
     assert target.kind == "class"
     assert labels == [row[0] for row in rows]
-
-
-def test_numbers_as_labels_are_split_like_names(tmp_path: Path) -> None:
-    rows = [[" ".join(map(str, sorted({i % 28, i % 5}, reverse=True)))] for i in range(60)]
-    target, labels = read(tmp_path, ["Target"], rows, target="labels:space")  # as in Human Protein Atlas
-    assert target.kind == "labels"
-    assert labels[:7] == [("0",), ("1",), ("2",), ("3",), ("4",), ("5", "0"), ("6", "1")]
 
 
 def test_columns_with_a_single_one_in_each_row_are_a_class(tmp_path: Path) -> None:
@@ -228,27 +196,21 @@ def test_columns_select_one_or_several_by_name_position_and_span(tmp_path: Path)
     ("header", "rows", "options", "words"),
     [
         (["v"], [[0.5], ["nan"]], {}, "line 3: got 'nan' in column v"),
-        (["v"], [[0.5], ["-inf"]], {}, "line 3: got '-inf' in column v"),
         (["v"], [[0.5], ["1e60"]], {}, "line 3: got '1e60' in column v"),
         (["v"], [[0.5], [0.25], ["n/a"]], {}, "line 4: got 'n/a' in column v, in which line 2 has '0.5'"),
         (["v"], [["0,5"], ["1,25"]], {}, "line 2: got '0,5' in column v, expected a number with a decimal point"),
-        (["v"], [["0,5"], ["1,25"]], {"target": "values"}, "line 2: got '0,5' in column v, expected a number with"),
         (["v"], [["cat"]], {"target": "values"}, "line 2: got 'cat' in column v"),
         (["v"], [["[0.5, 1]"], ["[0.5]"]], {}, "line 3: got 1 numbers in column v, expected 2"),
         (["v"], [["[0.5, null]"]], {}, "line 2: got '[0.5, null]' in column v, expected a list of texts or numbers"),
-        (["v"], [["[0.5 1.5]"]], {}, "line 2: got '[0.5 1.5]' in column v, expected a list of texts or numbers"),
         (["v"], [["[0.5, 1]"], ['["a", 1]']], {}, "line 3: got 'a' in column v, expected a finite number"),
-        (["tags"], [['["a", "b"]'], ["[a"]], {}, "line 3: got '[a' in column tags, in which line 2 has"),
         (["tags"], [["a|b"], ["b"]], {}, "line 2: got 'a|b' in column tags, expected one class, a number, or a list"),
         (["tags"], [["a b"], ["b"]], {"target": "class:space"}, "TARGET: got 'class:space'"),
         (["a", "b"], [[1.5, 2], [3, ""]], {}, "line 3: got nothing in column b"),
         (["a", "b"], [[1, 0], [1, 1], ["", 1]], {}, "line 4: got nothing in column a, expected 0 or 1"),
-        (["a", "b"], [[1.0, 0.0], [1.0, -1.0]], {}, "line 3: got '-1.0' in column b, expected 0 or 1"),
         (["a", "b"], [[1, 0], [2, 1]], {"target": "labels"}, "line 3: got '2' in column a, expected 0 or 1"),
         (["a", "b"], [[1, "F"], [0, "M"]], {"columns": "image_id,a,b"}, "line 2: got 'F' in column b"),
         (["a", "b"], [[1, "F"], [0, "M"]], {}, "unrecognised columns, got a, b"),
         (["a", "b"], [[1, 0]], {"target": "labels:bar"}, "got a separator for 2 columns"),
-        (["a", "b"], [], {}, "only a header"),
     ],
 )
 def test_unusable_targets_are_reported_with_line_and_column(

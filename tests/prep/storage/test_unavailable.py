@@ -26,11 +26,10 @@ from resolute.prep.sources.image_ref import MISSING, ByteRange
 from resolute.prep.storage import retry
 from tests.conftest import make_photos
 from tests.support.source_formats import pack
-from tests.support.trees import tree
 
 Prep = Callable[..., Any]
-UNAVAILABLE = [errno.EIO, errno.EINTR, errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ETIMEDOUT,
-               errno.ENOTCONN, errno.EHOSTDOWN, errno.ENODEV, errno.ENXIO]  # fmt: skip
+UNAVAILABLE = [errno.EIO, errno.EINTR, errno.ESTALE, errno.EACCES, errno.ENOENT, errno.ETIMEDOUT, errno.ENOTCONN,
+               errno.ENODEV]  # fmt: skip
 
 
 @pytest.fixture
@@ -56,24 +55,25 @@ def failing(monkeypatch: pytest.MonkeyPatch, call: str, number: int, times: int,
     monkeypatch.setattr(os, call, fail)
 
 
-@pytest.mark.parametrize("number", UNAVAILABLE)
 @pytest.mark.parametrize("call", ["open", "pread", "fstat", "stat"])
 def test_an_io_error_is_retried_and_then_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waits: list[float], call: str, number: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waits: list[float], call: str
 ) -> None:
     (tmp_path / "a.jpg").write_bytes(b"0123456789")
     place = ByteRange(str(tmp_path / "a.jpg"), *((2, 3) if call == "stat" else (-1, 10)))
-    with monkeypatch.context() as patch:
-        failing(patch, call, number, len(retry.WAITS_S))
-        assert fetch(place) == (b"234" if call == "stat" else b"0123456789")
-    assert waits == list(retry.WAITS_S)
-    with monkeypatch.context() as patch:
-        failing(patch, call, number, 99)
-        with pytest.raises(StorageError, match=r"a\.jpg: .*run the same command again"):
-            fetch(place)
-        task = Batch(first_key=0, byte_ranges=(place,), labels=(0,), short_sides=(16,))
-        with pytest.raises(StorageError):
-            convert(EncodeOptions(quality=90, label_digits=4), task)
+    for number in UNAVAILABLE:
+        waits.clear()
+        with monkeypatch.context() as patch:
+            failing(patch, call, number, len(retry.WAITS_S))
+            assert fetch(place) == (b"234" if call == "stat" else b"0123456789")
+        assert waits == list(retry.WAITS_S)
+        with monkeypatch.context() as patch:
+            failing(patch, call, number, 99)
+            with pytest.raises(StorageError, match=r"a\.jpg: .*run the same command again"):
+                fetch(place)
+            task = Batch(first_key=0, byte_ranges=(place,), labels=(0,), short_sides=(16,))
+            with pytest.raises(StorageError):
+                convert(EncodeOptions(quality=90, label_digits=4), task)
 
 
 def test_files_that_fail_together_share_the_retry_delays(tmp_path: Path, waits: list[float]) -> None:
@@ -107,76 +107,18 @@ def test_a_file_whose_size_changed_since_listing_ends_the_run(tmp_path: Path) ->
         fetch(ByteRange(str(tmp_path / "a.jpg"), nbytes=9))
 
 
-def shards_in(out: Path) -> int:
-    return len(list(out.glob("records/*-48.rec")))
-
-
-@pytest.mark.parametrize("max_bad", [0.0, 0.5])
-def test_temporarily_unavailable_photos_are_not_rejected_and_finished_shards_are_kept(
-    photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, max_bad: float
-) -> None:
-    argv = ("--src", photos, "--res", "32,48", "--shard-samples", 6, "--max-bad", max_bad)
-    assert prep(*argv, "--out", tmp_path / "fresh").status == 0
-    last = json.loads((tmp_path / "fresh" / "index" / "train.sources.jsonl").read_text().splitlines()[-1])
-    listed = building.list_sources
-
-    def then_away(*args: Any, **options: Any) -> Any:
-        inputs = listed(*args, **options)
-        (photos / last).rename(tmp_path / "away")
-        return inputs
-
-    with monkeypatch.context() as patch:
-        patch.setattr(building, "list_sources", then_away)
-        ran = prep(*argv, "--out", tmp_path / "s")
-    assert ran.status == 2
-    assert ran.err.count("\n") == 1
-    assert f"{last}: storage is unavailable, got 'No such file or directory' 3 times" in ran.err
-    assert not (tmp_path / "s" / "manifest.json").exists()
-    assert not (tmp_path / "s" / "rejects.jsonl").exists()
-    kept = shards_in(tmp_path / "s")
-    assert kept > 0
-    (tmp_path / "away").rename(photos / last)
-    ran = prep(*argv, "--out", tmp_path / "s")
-    assert ran.status == 0, ran.err
-    assert f"kept {kept} shards" in ran.out
-    assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
-
-
 def test_a_run_stops_as_soon_as_max_bad_is_exceeded(photos: Path, tmp_path: Path) -> None:
     for path in photos.rglob("*.JPEG"):
         path.write_bytes(b"junk")
-    done = 0
-
-    def progress(tally: Any) -> None:
-        nonlocal done
-        done = tally.images
-
-    settings = Settings(
-        src=str(photos), out=str(tmp_path / "s"), res=(32,), shard_samples=1, max_bad=0.05, workers=1
-    )
+    done: list[int] = []
+    settings = Settings(src=str(photos), out=str(tmp_path / "s"), res=(32,), shard_samples=1, max_bad=0.05, workers=1)
     with pytest.raises(ResoluteError, match=r"too many unusable images, got 4 of 60 so far \(4 not an image\)"):
-        building.build(settings, progress=progress)
-    assert 4 <= done < 20
+        building.build(settings, progress=lambda tally: done.append(tally.images))
+    assert 4 <= done[-1] < 20
     assert len((tmp_path / "s" / "rejects.jsonl").read_text().splitlines()) == 4
-    began = building.build
     # those of kept shards count; a worker may have finished a few more shards than were counted
     with pytest.raises(ResoluteError, match=r"too many unusable images, got \d+ of 60"):
-        began(settings, progress=progress)
-
-
-def test_missing_files_are_counted_before_anything_is_converted(photos: Path, tmp_path: Path) -> None:
-    for i in range(4):
-        (photos / "cat" / f"lost{i}.jpg").symlink_to(photos / "nowhere.jpg")
-    (photos / "cat" / "notes").symlink_to("nowhere")
-    settings = Settings(src=str(photos), out=str(tmp_path / "s"), res=(32,), max_bad=0.05, workers=1)
-
-    def progress(tally: Any) -> None:
-        raise AssertionError("converted")
-
-    with pytest.raises(ResoluteError, match=r"too many unusable images, got 4 of 64 \(4 not there\)"):
-        building.build(settings, progress=progress)
-    rows = [json.loads(line) for line in (tmp_path / "s" / "rejects.jsonl").read_text().splitlines()]
-    assert {row["path"] for row in rows} == {f"cat/lost{i}.jpg" for i in range(4)}
+        building.build(settings)
 
 
 @pytest.mark.parametrize("form", ["relative", "absolute", "file://"])
@@ -199,8 +141,7 @@ def test_a_missing_file_of_a_list_is_a_reject_and_a_missing_folder_is_unavailabl
         list(open_source(str(tmp_path / "list.txt"), scan_cache=tmp_path))
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
-@pytest.mark.parametrize("call", ["scandir", "stat"])
+@pytest.mark.parametrize(("call", "number"), [("scandir", errno.ESTALE), ("stat", errno.EACCES)])
 def test_listing_a_folder_is_retried_and_then_ends_the_run(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float], call: str, number: int
 ) -> None:
@@ -214,9 +155,10 @@ def test_listing_a_folder_is_retried_and_then_ends_the_run(
             list(open_source(str(photos), scan_cache=tmp_path))
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
-@pytest.mark.parametrize("call", ["open", "pread"])
-@pytest.mark.parametrize("how", ["zip", "tar", "tar.gz"])
+@pytest.mark.parametrize(("how", "call", "number"), [
+    ("zip", "open", errno.EIO), ("zip", "pread", errno.ESTALE), ("tar", "pread", errno.EIO),
+    ("tar.gz", "open", errno.ESTALE), ("tar.gz", "pread", errno.EIO),
+])  # fmt: skip
 def test_scanning_an_archive_bridges_a_short_outage_and_a_longer_one_ends_the_run(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float], how: str, call: str, number: int
 ) -> None:
@@ -233,17 +175,11 @@ def test_scanning_an_archive_bridges_a_short_outage_and_a_longer_one_ends_the_ru
             list(open_source(archive, scan_cache=tmp_path / "lost"))
 
 
-def test_a_circular_link_is_rejected(photos: Path, tmp_path: Path, prep: Prep) -> None:
-    (photos / "cat" / "loop.jpg").symlink_to("loop.jpg")
-    ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--max-bad", 0.1)
-    assert ran.status == 0, ran.err
-    assert "1 (1 unreadable)" in ran.out
-
-
-@pytest.mark.parametrize(
-    "call", ["os.scandir", "os.stat", "os.open", "os.fsync", "os.replace", "io.open", "os.listdir", "os.lstat"]
-)
-@pytest.mark.parametrize("after", [0, 5, 40])
+@pytest.mark.slow
+@pytest.mark.parametrize(("call", "after"), [
+    ("os.scandir", 0), ("os.stat", 5), ("os.open", 40), ("os.fsync", 5), ("os.replace", 0), ("io.open", 5),
+    ("os.listdir", 0), ("os.lstat", 5), ("os.open", 0), ("os.stat", 40),
+])  # fmt: skip
 def test_a_stale_file_handle_in_any_call_is_reported_in_one_line(
     photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, waits: list[float], call: str, after: int
 ) -> None:
