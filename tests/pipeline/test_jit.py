@@ -32,6 +32,7 @@ def digest() -> str:
     return hashlib.sha256(ids[0].tobytes() + ids[1].tobytes() + u.tobytes() + crops.tobytes()).hexdigest()
 
 
+@pytest.mark.slow
 def test_baseline_cpus_compute_the_same_numbers_without_a_compile_cache_folder() -> None:
     old = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": "/proc/none"}
     code = "from tests.pipeline.test_jit import digest; print(digest())"
@@ -85,6 +86,7 @@ def test_a_change_in_any_source_file_recompiles(monkeypatch: pytest.MonkeyPatch)
     assert not recompiled.stats.cache_hits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decorator", [
     "from resolute.pipeline.jit import compiled as c",
     "from resolute.prep.convert.resize_kernel import _compiled as c_",

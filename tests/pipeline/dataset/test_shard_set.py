@@ -35,25 +35,23 @@ def test_open_gives_classes_splits_and_records(shard_set: ShardSet) -> None:
     assert np.bincount(train.samples["label"]).tolist() == [25, 25, 25]
 
 
-def test_a_folder_without_manifest_is_refused(tmp_path: Path) -> None:
+def test_an_unfinished_set_is_refused(copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
     with pytest.raises(ResoluteError, match=r"manifest\.json: not found.*`resolute shards --src="):
-        ShardSet.open(tmp_path)
+        ShardSet.open(tmp_path / "empty")
+    (copy / "manifest.json").unlink()  # not taken for tars of others
+    with pytest.raises(ResoluteError, match=r"manifest\.json: not found, expected a finished shard set; "):
+        ShardSet.open(copy)
 
 
-@pytest.mark.parametrize("name", ["", "/32", "/32/train-000000.tar", "/32/train-{000000..000002}.tar", "/32/*.tar"])
+@pytest.mark.parametrize("name", ["", "/32/train-000000.tar", "/32/train-{000000..000002}.tar"])
 def test_tars_of_others_are_told_from_a_shard_set(shard_root: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(shard_root / "32", tmp_path / "wds" / "32")
     with pytest.raises(ResoluteError, match=r"wds.*: got WebDataset tars, expected .*`resolute shards --src .*wds"):
         ShardSet.open(f"{tmp_path}/wds{name}")
 
 
-def test_an_unfinished_set_is_not_taken_for_tars_of_others(copy: Path) -> None:
-    (copy / "manifest.json").unlink()
-    with pytest.raises(ResoluteError, match=r"manifest\.json: not found, expected a finished shard set; "):
-        ShardSet.open(copy)
-
-
-@pytest.mark.parametrize("name", ["set[1]", "what?", "a*b", "{x,y}", "left{", "shards.tar"])
+@pytest.mark.parametrize("name", ["set[1]", "a*b?{x,y}", "shards.tar"])
 def test_a_shard_set_is_opened_whatever_characters_its_path_contains(
     shard_root: Path, tmp_path: Path, name: str
 ) -> None:
@@ -72,8 +70,7 @@ def test_other_versions_and_damaged_manifests_are_refused(copy: Path) -> None:
     with pytest.raises(ResoluteError, match="version 99, expected resolute-shards version 6"):
         ShardSet.open(copy)
     flipped = json.dumps({**manifest, "classes": manifest["classes"][::-1]}, indent=1) + "\n"
-    longer, cut = manifest_bytes(manifest) + b"\n", manifest_bytes(manifest)[:-1]
-    for data in (flipped.encode(), longer, cut, b" " + manifest_bytes(manifest)):
+    for data in (flipped.encode(), manifest_bytes(manifest) + b"\n", manifest_bytes(manifest)[:-1]):
         (copy / "manifest.json").write_bytes(data)
         with pytest.raises(ResoluteError, match="damaged, got bytes that do not match its own hash"):
             ShardSet.open(copy)
@@ -163,6 +160,7 @@ def test_a_manifest_of_60_000_files_is_checked_in_milliseconds(tmp_path: Path) -
     assert manifest["files"] == files
 
 
+@pytest.mark.slow
 def test_a_sets_identity_survives_an_added_resolution_and_no_other_change(tmp_path: Path) -> None:
     photos = make_photos(tmp_path / "photos", each=8)
 
@@ -179,7 +177,7 @@ def test_a_sets_identity_survives_an_added_resolution_and_no_other_change(tmp_pa
     assert after.hash != before.hash
     assert (after.fingerprint([32]), after.fingerprint([48]), after.fingerprint([32, 48])) == (at_32, at_48, both)
     assert ShardSet.open(tmp_path / "shards", resolutions=(32,)).fingerprint() == at_32
-    for change in (["--seed", "1"], ["--quality", "60"], ["--margin", "1.5"]):
+    for change in (["--seed", "1"], ["--quality", "60"]):
         changed = made(change[0].strip("-"), *change)
         assert changed.fingerprint([32]) != at_32
         assert differences(changed.contents([32]), before.contents([32]))

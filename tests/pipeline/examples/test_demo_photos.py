@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from resolute.pipeline.examples.demo_photos import main
 from resolute.pipeline.examples.demo_scene import CLASSES, draw
@@ -17,6 +15,7 @@ from tests import ROOT
 from tests.support.trees import tree
 
 
+@pytest.mark.slow
 def test_the_photos_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
     for workers in ("1", "2"):
         out = tmp_path / workers
@@ -60,22 +59,6 @@ def test_an_interrupted_demo_leaves_nothing_and_can_be_repeated(
     assert main(argv) == 0
     assert len(list((tmp_path / "demo").rglob("*.jpg"))) == 10
     assert not (tmp_path / "demo.part").exists()
-
-
-def test_photos_have_realistic_file_sizes_and_many_shapes() -> None:
-    photos = [draw(np.random.default_rng([0, i]), i % len(CLASSES)) for i in range(40)]
-    shapes = np.array([photo.shape[:2] for photo in photos])
-    assert len(np.unique(shapes, axis=0)) > 30
-    assert (shapes[:, 0] > shapes[:, 1]).any()
-    assert (shapes[:, 0] < shapes[:, 1]).any()
-    assert shapes.min() > 200
-    assert shapes.max() < 800
-    sizes = []
-    for photo in photos:
-        buffer = io.BytesIO()
-        Image.fromarray(photo).save(buffer, "JPEG", quality=92)
-        sizes.append(len(buffer.getvalue()))
-    assert 50_000 < np.mean(sizes) < 150_000
 
 
 def test_photos_of_one_seed_differ_only_by_their_class() -> None:

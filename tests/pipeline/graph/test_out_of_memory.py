@@ -38,12 +38,12 @@ class Pipe:
         return getattr(self._pipe, name)
 
 
-def raised(shards: ShardSet, method: str, error: Exception) -> BaseException:
+def raised(shards: ShardSet, error: Exception) -> BaseException:
     """Return the exception that the loader raises, and check that it continues with the same batch."""
     plan = Plan(shards, [Stage(res=32, epochs=2, batch_size=16)], seed=1)
     with Loader(plan) as loader:
         next(loader)
-        loader._graph._pipe = Pipe(loader._graph._pipe, method, error)
+        loader._graph._pipe = Pipe(loader._graph._pipe, "share_outputs", error)
         with pytest.raises((RuntimeError, MemoryError)) as info:
             for _ in loader:
                 pass
@@ -52,14 +52,12 @@ def raised(shards: ShardSet, method: str, error: Exception) -> BaseException:
     return info.value
 
 
-@pytest.mark.parametrize(("method", "error"), [
-    ("share_outputs", RuntimeError(IN_AN_OPERATOR)), ("share_outputs", MemoryError("CUDA allocation failed")),
-    ("share_outputs", RuntimeError("CUDA runtime API error cudaErrorMemoryAllocation (2):\nout of memory")),
+@pytest.mark.parametrize("error", [
+    RuntimeError(IN_AN_OPERATOR), MemoryError("CUDA allocation failed"),
+    RuntimeError("CUDA runtime API error cudaErrorMemoryAllocation (2):\nout of memory"),
 ])  # fmt: skip
-def test_memory_that_dali_cannot_allocate_on_a_gpu_is_torch_s_error(
-    shard_set: ShardSet, method: str, error: Exception
-) -> None:
-    got = raised(shard_set, method, error)
+def test_memory_that_dali_cannot_allocate_on_a_gpu_is_torch_s_error(shard_set: ShardSet, error: Exception) -> None:
+    got = raised(shard_set, error)
     assert isinstance(got, torch.OutOfMemoryError)
     assert out_of_memory(got)
     assert str(got).startswith("CUDA out of memory in DALI: C")
@@ -71,7 +69,7 @@ def test_memory_that_dali_cannot_allocate_on_a_gpu_is_torch_s_error(
     MemoryError("Can't allocate 51380224 bytes on host."),
 ])  # fmt: skip
 def test_other_errors_of_dali_stay_as_they_are(shard_set: ShardSet, error: Exception) -> None:
-    assert raised(shard_set, "share_outputs", error) is error
+    assert raised(shard_set, error) is error
 
 
 def test_a_graph_that_does_not_fit_at_the_start_is_torch_s_error(

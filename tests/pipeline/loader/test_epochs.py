@@ -69,10 +69,8 @@ def test_after_a_resume_within_an_epoch_the_first_one_has_what_is_left(plan: Pla
 def test_an_epoch_without_validation_has_no_validation_batches(shard_set: ShardSet) -> None:
     plan = Plan(shard_set, [Stage(res=32, epochs=3, batch_size=25)], eval_batch_size=15, eval_every_epochs=2)
     with Loader(plan) as loader:
-        assert [(len(list(epoch.train)), len(list(epoch.val))) for epoch in loader.epochs()] == [
-            (part, sum(p.batches for p in plan.phases if (p.split, p.epoch) == ("val", number)))
-            for number, part in enumerate([3, 3, 3])
-        ]
+        lengths = [(len(list(epoch.train)), len(list(epoch.val))) for epoch in loader.epochs()]
+    assert lengths == [(3, 0), (3, 1), (3, 1)]
 
 
 def test_the_keys_of_a_batch_are_those_of_its_samples(plan: Plan, shard_set: ShardSet) -> None:

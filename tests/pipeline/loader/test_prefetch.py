@@ -38,7 +38,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(_BACKOFF, "init_backoff", timedelta(seconds=0.01))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def url(s3_server: str, shard_root: Path) -> str:
     fs = fsspec.filesystem("s3")
     fs.put(f"{shard_root}/", f"{s3_server}/set/", recursive=True)
@@ -71,6 +71,7 @@ def waited(files: Remote) -> None:
     assert not files.pending_bytes()
 
 
+@pytest.mark.slow
 def test_batches_from_a_failing_store_equal_those_of_the_folder(
     url: str, proxy: FaultyProxy, shard_root: Path, tmp_path: Path  # noqa: F811
 ) -> None:
@@ -103,16 +104,13 @@ def test_a_cached_file_with_wrong_content_is_downloaded_again(url: str, tmp_path
     shards.close()
 
 
-@pytest.mark.parametrize("sampling", ["uniform", "balanced"])
-def test_prefetched_files_are_cached_when_they_are_read(
-    url: str, proxy: FaultyProxy, tmp_path: Path, sampling: Sampling  # noqa: F811
-) -> None:
+def test_prefetched_files_are_cached_when_they_are_read(url: str, proxy: FaultyProxy, tmp_path: Path) -> None:  # noqa: F811
+    """Also of a class with few samples, which are repeated while those of others are left out."""
     shards, files = opened(url, tmp_path)
-    if sampling == "balanced":  # repeated and left out samples: one class has few
-        train = shards.splits["train"]
-        kept = (train.samples["label"] != 0) | (np.arange(len(train)) % 4 == 0)
-        shards = dataclasses.replace(shards, splits={**shards.splits, "train": train.subset("train", kept)})
-    plan = planned(shards, sampling)
+    train = shards.splits["train"]
+    kept = (train.samples["label"] != 0) | (np.arange(len(train)) % 4 == 0)
+    shards = dataclasses.replace(shards, splits={**shards.splits, "train": train.subset("train", kept)})
+    plan = planned(shards, "balanced")
     ahead = Prefetcher(plan, samples=20)
     with closing(Reader(shards)) as reader:
         for index in range(plan.total_batches):
@@ -150,11 +148,3 @@ def test_refused_prefetches_are_repeated_and_a_jump_restarts_prefetching(url: st
     ahead.advance(0)
     assert ahead._next <= 6
     shards.close()
-
-
-def test_a_local_folder_is_not_prefetched(shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object) -> bool:
-        raise AssertionError
-
-    monkeypatch.setattr(shard_set.files, "prefetch", refuse)
-    Prefetcher(planned(shard_set)).advance(0)

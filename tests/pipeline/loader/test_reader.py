@@ -25,10 +25,10 @@ from tests.support.damage import damage_sample
 from tests.support.reference import stored_jpeg
 
 
-@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 31, 32, 1000, 12003])
-def test_the_checksum_equals_zlibs(size: int) -> None:
-    data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
-    assert crc32(data) == zlib.crc32(data.tobytes())
+def test_the_checksum_equals_zlibs() -> None:
+    for size in (0, 1, 15, 16, 17, 12003):
+        data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+        assert crc32(data) == zlib.crc32(data.tobytes())
 
 
 def assert_members(shards: ShardSet, res: int, ids: np.ndarray, read: EncodedBatch) -> None:
@@ -39,8 +39,7 @@ def assert_members(shards: ShardSet, res: int, ids: np.ndarray, read: EncodedBat
             assert read.images[place][: len(expected)].tobytes() == expected
 
 
-@pytest.mark.parametrize("padded", [True, False])
-@pytest.mark.parametrize("threads", [1, 3, 20])
+@pytest.mark.parametrize(("threads", "padded"), [(1, True), (20, False)])
 def test_samples_equal_the_members_of_the_tars(shard_set: ShardSet, threads: int, padded: bool) -> None:
     ids = np.random.default_rng(0).permutation(75)
     with closing(Reader(shard_set, threads=threads, padded=padded)) as reader:
@@ -148,7 +147,7 @@ class Failing:
         return self._pread(file, nbytes, offset)
 
 
-@pytest.mark.parametrize("number", [errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM])
+@pytest.mark.parametrize("number", [errno.EINTR, errno.ESTALE])
 def test_a_transient_io_error_is_retried_and_damages_no_sample(
     shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -160,13 +159,12 @@ def test_a_transient_io_error_is_retried_and_damages_no_sample(
         assert_members(shard_set, 32, ids, read)
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
 def test_a_persistent_io_error_is_unavailable_storage_and_damages_no_sample(
-    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, number: int
+    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failing = Failing(monkeypatch, number, 10**9)
+    failing = Failing(monkeypatch, errno.EACCES, 10**9)
     with closing(Reader(shard_set)) as reader:
-        reason = os.strerror(number)
+        reason = os.strerror(errno.EACCES)
         with pytest.raises(StorageError, match=rf"\.tar: .* got '{reason}'.*then run the same command again") as error:
             reader.submit("train", 32, np.arange(3)).result()
         assert not isinstance(error.value, DamagedSample)

@@ -24,7 +24,6 @@ from resolute.pipeline.plan.augment_params import (
     pack_ops,
     used_ops,
 )
-from resolute.pipeline.plan.crops import random_crops
 from resolute.pipeline.plan.permutation import stream_key
 from resolute.pipeline.plan.rng import uniforms
 from resolute.pipeline.plan.stage import Augment
@@ -95,7 +94,7 @@ def distinct(weighted: list[tuple[tuple[int, list[float]], float]]) -> tuple[Row
     return rows, parts
 
 
-@pytest.mark.parametrize(("magnitude", "ops", "res"), [(9, 2, 224), (0, 1, 32), (30, 3, 128), (17, 4, 160)])
+@pytest.mark.parametrize(("magnitude", "ops", "res"), [(0, 1, 32), (17, 4, 160)])
 def test_randaugment_draws_torchvisions_operations_with_equal_probability(magnitude: int, ops: int, res: int) -> None:
     drawn = numbers(Augment(policy="randaugment", num_ops=ops, magnitude=magnitude), res=res)
     assert drawn["policy_kinds"].shape == (N, ops)
@@ -215,7 +214,7 @@ def test_erased_area_ratio_and_position_follow_torchvision() -> None:
             assert tuple(box) == expected
 
 
-@pytest.mark.parametrize(("alpha", "other"), [(0.2, 1.0), (1.0, 0.2), (0.8, 0.8), (4.0, 0.1)])
+@pytest.mark.parametrize(("alpha", "other"), [(0.2, 1.0), (4.0, 0.1)])
 def test_mixing_per_sample_draws_beta_weights_and_timms_boxes(alpha: float, other: float) -> None:
     augment = Augment(mixup_alpha=alpha, cutmix_alpha=other, mixup_prob=0.7, mixup_switch_prob=0.4, mixup_mode="elem")
     modes, lam, boxes = mix_params(augment, seed=1, epoch=0, batch=0, ids=IDS, res=1000)
@@ -248,13 +247,6 @@ def test_with_one_kind_of_mixing_the_other_is_never_drawn() -> None:
         modes, _, _ = mix_params(augment, seed=1, epoch=0, batch=0, ids=IDS[:500], res=224)
         assert set(np.unique(modes)) <= {UNMIXED, kind}
         assert (modes == kind).mean() > 0.6
-
-
-def test_crop_areas_are_uniform_and_ratios_log_uniform() -> None:
-    augment = Augment(scale=(0.1, 0.5))
-    windows = random_crops(np.full((N, 2), 4000), uniforms(5, IDS, 22), augment).astype(float)
-    assert_follows(windows[:, 2] * windows[:, 3] / 16e6, uniform(0.1, 0.5))
-    assert_follows(np.log(windows[:, 2] / windows[:, 3]), uniform(math.log(3 / 4), math.log(4 / 3)))
 
 
 def test_the_parameters_of_a_sample_depend_on_seed_epoch_and_sample_only() -> None:

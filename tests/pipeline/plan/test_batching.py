@@ -17,9 +17,6 @@ from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.pipeline.plan.stage import Augment, BatchShape, Stage
 
 RAMP = (32, 40, 48, 56, 64)
-SCHEDULES = ("epoch", "step", "random")
-
-
 def _stage(**changes: Any) -> Stage:
     return Stage(**{"res": RAMP, "epochs": 7, "batch_size": 8, "res_schedule": "step", **changes})
 
@@ -28,9 +25,10 @@ def _specs(plan: Plan) -> list[BatchSpec]:
     return [spec for spec in map(plan.batch, range(plan.total_batches)) if spec.split == "train"]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("sizes", [8, (40, 26, 18, 13, 10), (3, 9, 1, 30, 5)])
-@pytest.mark.parametrize("samples", [61, 200, 1003])
+@pytest.mark.parametrize(("schedule", "sizes", "samples"), [
+    ("epoch", 8, 61), ("step", (40, 26, 18, 13, 10), 200), ("step", (3, 9, 1, 30, 5), 61),
+    ("random", (3, 9, 1, 30, 5), 1003), ("random", 8, 200),
+])  # fmt: skip
 def test_every_sample_is_in_one_batch_and_no_batch_is_tiny_or_too_large(
     schedule: Any, sizes: Any, samples: int
 ) -> None:
@@ -52,14 +50,14 @@ def test_every_sample_is_in_one_batch_and_no_batch_is_tiny_or_too_large(
         assert at == samples
 
 
-@pytest.mark.parametrize("left", [1, 5, 12])
-def test_the_last_two_batches_share_the_rest_in_proportion_to_their_sizes(left: int) -> None:
-    run = BatchSequence(shapes=(BatchShape(32, 20), BatchShape(64, 5)), samples=100 + 20 + left, rotation=1)
-    *_, before, last = [run.at(k) for k in range(run.batches)]
-    assert {before[0].res, last[0].res} == {32, 64}
-    shares = [(end - start) / shape.batch_size for shape, start, end in (before, last)]
-    assert abs(shares[0] - shares[1]) <= 1 / 5
-    assert min(shares) >= 0.2
+def test_the_last_two_batches_share_the_rest_in_proportion_to_their_sizes() -> None:
+    for left in (1, 5, 12):
+        run = BatchSequence(shapes=(BatchShape(32, 20), BatchShape(64, 5)), samples=100 + 20 + left, rotation=1)
+        *_, before, last = [run.at(k) for k in range(run.batches)]
+        assert {before[0].res, last[0].res} == {32, 64}
+        shares = [(end - start) / shape.batch_size for shape, start, end in (before, last)]
+        assert abs(shares[0] - shares[1]) <= 1 / 5
+        assert min(shares) >= 0.2
 
 
 def test_a_ramp_by_epoch_gives_each_resolution_an_equal_number_of_epochs_in_order() -> None:
@@ -72,9 +70,8 @@ def test_a_ramp_by_epoch_gives_each_resolution_an_equal_number_of_epochs_in_orde
     assert max(counts.values()) - min(counts.values()) <= 1
 
 
-@pytest.mark.parametrize("sizes", [8, (41, 26, 18, 13, 10)])
-def test_a_ramp_by_step_gives_each_resolution_an_equal_number_of_samples_in_order(sizes: Any) -> None:
-    stage = _stage(batch_size=sizes, epochs=3)
+def test_a_ramp_by_step_gives_each_resolution_an_equal_number_of_samples_in_order() -> None:
+    stage = _stage(batch_size=(41, 26, 18, 13, 10), epochs=3)
     runs = [run for _, _, runs in each_epoch([stage], samples=1000) for run in runs]
     batches = [run.at(k) for run in runs for k in range(run.batches)]
     assert [shape.res for shape, _, _ in batches] == sorted(shape.res for shape, _, _ in batches)
@@ -105,8 +102,7 @@ def test_the_number_of_steps_does_not_depend_on_the_seed_but_drawn_resolutions_d
         assert first.batch(index).res == again.batch(index).res
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize(("schedule", "world"), [("epoch", 1), ("step", 2), ("random", 3)])
 def test_ranks_have_the_same_resolution_and_together_the_global_batch(
     shard_set: ShardSet, schedule: Any, world: int
 ) -> None:
@@ -158,16 +154,10 @@ def test_constant_pixels_keeps_the_pixels_of_a_step() -> None:
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"res": []}, "stages.res: got [], expected a number, or at least two different ones"),
-    ({"res": [64]}, "stages.res: got [64], expected a number, or at least two"),
-    ({"res": [64, 64]}, "stages.res: got [64, 64], expected a number, or at least two different"),
-    ({"res": [64, 0]}, "stages.res: got [64, 0], expected integer or list of numbers, 1 to"),
     ({"res_step": 7, "res": [32, 64]}, "stages.res_step: got 7, expected a divisor of 32, the difference of the two in "
      "res, such as 4"),
-    ({"res_step": 8}, "stages.res_step: got 8 with res = (32, 40, 48, 56, 64), expected res = [first, last]"),
-    ({"res": 64}, "stages.res_schedule: got step with a single res, expected several"),
     ({"res_schedule": None, "epochs": 4}, "stages.epochs: got 4, expected at least 5, one for each resolution, or"),
     ({"batch_size": [8, 8]}, "stages.batch_size: got [8, 8], expected a number, or 5, one for each resolution"),
-    ({"batch_size": [8, 8, 8, 8, 0]}, "stages.batch_size: got [8, 8, 8, 8, 0]"),
     ({"base_batch_size": 8}, "stages.base_batch_size: got 8, expected none, since it has an effect only with"),
     ({"batch_size": "constant_pixels", "res": 64, "res_schedule": None}, "stages.batch_size: got 'constant_pixels' "
      "with 1 resolution"),
