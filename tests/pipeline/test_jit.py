@@ -6,8 +6,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -41,33 +39,6 @@ def test_baseline_cpus_compute_the_same_numbers_without_a_compile_cache_folder()
     assert done.stdout.strip() == digest()
 
 
-@compiled
-def _busy(rounds: int) -> int:
-    total = 0
-    for i in range(rounds):
-        total = (total * 1103515245 + i) % 4294967296
-    return total
-
-
-@pytest.mark.timing
-def test_compiled_loops_release_the_gil() -> None:
-    _busy(1)
-    began = time.perf_counter()
-    _busy(30_000_000)
-    alone_s = time.perf_counter() - began
-    slept = []
-    for _ in range(20):  # on a busy machine this thread may get no core while the other runs
-        thread = threading.Thread(target=_busy, args=(30_000_000,))
-        thread.start()
-        slept.append(0)
-        while thread.is_alive():
-            time.sleep(alone_s / 100)
-            slept[-1] += 1
-        if slept[-1] > 5:
-            return
-    pytest.fail(f"the main thread ran {slept} times in as many loops, at most once each: the GIL is held")
-
-
 def _twice(value: int) -> int:
     return 2 * value
 
@@ -76,6 +47,7 @@ def test_a_change_in_any_source_file_recompiles(monkeypatch: pytest.MonkeyPatch)
     """numba alone would keep code that was compiled with an older version of an inlined function."""
     compiled(_twice)(1)
     kept = compiled(_twice)
+    assert kept.targetoptions["nogil"]  # threads of the loader run meanwhile
     assert kept(1) == 2
     assert sum(kept.stats.cache_hits.values()) == 1
     files = {name for name, _, _ in compiled_module._STAMP}

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from resolute.errors import ResoluteError, differences
 from resolute.pipeline.dataset import shard_set as shard_set_module
-from resolute.pipeline.dataset.format import FORMAT, VERSION, manifest_bytes, read_manifest
+from resolute.pipeline.dataset.format import manifest_bytes
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.storage.base import open_files
 from tests.conftest import make_photos
 from tests.support.cli import prep
 
@@ -118,46 +115,18 @@ def test_a_changed_index_is_refused(copy: Path) -> None:
         ShardSet.open(copy)
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [(b"no array", "got '.*', expected a .npy file"), (np.zeros(3, "<u4"), r"got \(3,\) records of uint32, expected")],
-)  # fmt: skip
 def test_a_large_index_that_is_not_hashed_is_still_an_array_of_its_records(
-    copy: Path, monkeypatch: pytest.MonkeyPatch, data: Any, words: str
+    copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shard_set_module, "_HASHED_BYTES", 0)
     assert len(ShardSet.open(copy).splits["train"].samples) == 75
     index = copy / "index" / "train-32.npy"
-    if isinstance(data, bytes):
-        index.write_bytes(data)
-    else:
-        np.save(index, data)
+    np.save(index, np.zeros(3, "<u4"))
     manifest = json.loads((copy / "manifest.json").read_bytes())
     manifest["files"]["index/train-32.npy"]["bytes"] = index.stat().st_size
     (copy / "manifest.json").write_bytes(manifest_bytes(manifest))
-    with pytest.raises(ResoluteError, match=rf"train-32\.npy: damaged, {words}"):
+    with pytest.raises(ResoluteError, match=r"train-32\.npy: damaged, got \(3,\) records of uint32, expected"):
         ShardSet.open(copy)
-
-
-def test_index_arrays_are_read_only_maps_of_their_files(shard_set: ShardSet) -> None:
-    train = shard_set.splits["train"]
-    for array in (train.samples, *train.stored.values()):
-        assert type(array) is np.ndarray
-        assert isinstance(array.base, np.memmap)
-        with pytest.raises(ValueError, match="read-only"):
-            array[0] = array[1]
-
-
-def test_a_manifest_of_60_000_files_is_checked_in_milliseconds(tmp_path: Path) -> None:
-    """60 000 files, as in a set of 100 million samples."""
-    entry = {"bytes": 123456789, "sha256": "0" * 64}
-    files = {f"{res}/train-{n:06d}.{kind}": entry
-             for res in (1, 2, 3) for n in range(10_000) for kind in ("tar", "idx")}  # fmt: skip
-    (tmp_path / "manifest.json").write_bytes(manifest_bytes({"format": FORMAT, "version": VERSION, "files": files}))
-    began = time.process_time()
-    manifest, _ = read_manifest(open_files(tmp_path))
-    assert time.process_time() - began < 1.5  # 0.15 s on a quiet machine
-    assert manifest["files"] == files
 
 
 @pytest.mark.slow
@@ -186,14 +155,3 @@ def test_a_sets_identity_survives_an_added_resolution_and_no_other_change(tmp_pa
     message = "; ".join(differences(ShardSet.open(tmp_path / "quality").contents([32]), before.contents([32])))
     assert "train images at 32 px got " in message
     assert "classes" not in message
-
-
-def test_differences_name_each_changed_value() -> None:
-    planned = {"seed": 1, "stages": [{"res": 32, "order": None}, {"res": 48}], "gone": 1}
-    changed = {"seed": 1, "stages": [{"res": 32, "order": "full"}, {"res": 64}], "new": "x"}
-    assert differences(planned, planned) == []
-    assert differences(planned, changed) == [
-        "stages[0].order got None, expected 'full'", "stages[1].res got 48, expected 64", "gone got 1, expected None",
-        "new got None, expected 'x'",
-    ]  # fmt: skip
-    assert differences({"stages": [1, 2]}, {"stages": [1]}) == ["stages got [1, 2], expected [1]"]

@@ -18,7 +18,6 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from resolute import cuda
 from resolute.pipeline.graph import gpu_finish
 from resolute.pipeline.graph.gpu_finish import GpuFinish, Held
 from resolute.pipeline.plan.augment_params import AugmentOps, erase_noise, used_ops
@@ -214,19 +213,8 @@ def dropped(self: Held, owner: Any) -> Any:
     return contextmanager(lambda: iter([None]))()
 
 
-@contextmanager
-def without_interrupts(self: Held, owner: Any) -> Iterator[None]:
-    """Holds an image only once its kernels have been launched."""
-    self._release()
-    yield
-    self._owners.append([owner, None, cuda.record_event(GPU, timing=False)])
-
-
-@pytest.mark.parametrize(("mistake", "interrupt"), [(dropped, False), (without_interrupts, True)])
-def test_memory_that_is_let_go_too_early_is_detected(
-    monkeypatch: pytest.MonkeyPatch, mistake: Any, interrupt: bool
-) -> None:
+def test_memory_that_is_let_go_too_early_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Held, "reading", mistake)
-        models = [run(pytest.MonkeyPatch(), pace, POLICY, interrupt=interrupt) for pace in (never, at_random(1))]
-    assert any("was read after DALI had reused its memory" in fault for model in models for fault in model.faults)
+        patch.setattr(Held, "reading", dropped)
+        model = run(pytest.MonkeyPatch(), never, POLICY)
+    assert any("was read after DALI had reused its memory" in fault for fault in model.faults)

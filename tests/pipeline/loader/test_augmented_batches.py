@@ -13,7 +13,6 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.graph.kernels import augment as kernels
 from resolute.pipeline.loader.loader import Loader
-from resolute.pipeline.plan import autoaugment as p
 from resolute.pipeline.plan.augment_params import pack_ops, used_ops
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
@@ -87,18 +86,6 @@ def test_the_order_is_crop_operations_erasing_mixing(shard_set: ShardSet) -> Non
                 assert error.max() <= 1 if upright else np.median(error) <= 4
 
 
-def test_a_vertical_flip_equals_pillows(shard_set: ShardSet) -> None:
-    plan = Plan(shard_set, [stage(dataclasses.replace(PLAIN, vflip_prob=0.5))], eval_batch_size=None)
-    turned = 0
-    with Loader(plan) as loader:
-        for batch in loader:
-            for i in range(len(batch.spec)):
-                error = np.abs(levels(batch.images[i].numpy()) - reference.view(shard_set, batch.spec, i).astype(float))
-                assert error.mean() < 0.6
-                turned += batch.spec.augment_params["vflips"][i]
-    assert 20 < turned < 55
-
-
 def test_stages_without_augmentation_and_validation_equal_the_plain_stream(shard_set: ShardSet) -> None:
     mixing = dataclasses.replace(ALL, mixup_alpha=0.8, mixup_mode="elem")
     run = Plan(shard_set, [stage(mixing), stage(PLAIN, res=48), stage(ALL)], eval_batch_size=7)
@@ -114,22 +101,6 @@ def test_stages_without_augmentation_and_validation_equal_the_plain_stream(shard
     assert changed == 10
 
 
-@pytest.mark.parametrize("policy", ["trivialaugment", "3-augment"])
-def test_each_policy_can_be_set_per_stage(shard_set: ShardSet, policy: str) -> None:
-    off = {"res": 32, "epochs": 1, "batch_size": 16, "augment": {"policy": "none"}}
-    table = {"augment": {"policy": policy}, "stages": [off, {**off, "augment": {}}]}
-    recipe = Recipe.parse(table, name="x")
-    assert [s.augment.policy for s in recipe.stages] == ["none", policy]
-    plan = Plan(shard_set, recipe.stages, eval_batch_size=None)
-    bare = Plan(shard_set, [stage(Augment())] * 2, eval_batch_size=None)
-    got, plain = seen(plan), seen(bare)
-    same = [np.array_equal(got[key], plain[key]) for key in sorted(got)]
-    assert all(same[:75])
-    assert sum(same[75:]) < 30
-    kinds = np.concatenate([plan.batch(i).augment_params["policy_kinds"] for i in range(5, 10)])
-    assert len(set(np.unique(kinds)) - {p.NONE}) >= 3
-
-
 STAGE = {"res": 32, "epochs": 1, "batch_size": 8}
 
 
@@ -142,14 +113,16 @@ STAGE = {"res": 32, "epochs": 1, "batch_size": 8}
      "augment.random_erasing_ratio: got [3.0, 1.0], expected low <= high"),
     ({"jitter": [0.4, 0.4, 0.4, 0.6]}, "augment.jitter: got [0.4, 0.4, 0.4, 0.6], expected [brightness"),
     ({"greyscale": 0.2}, "augment.greyscale: no such setting"),
+    ({"crop_mode": "simple", "scale": [0.3, 1.0]}, "augment.scale: without effect, crop_mode is simple; remove it"),
+    ({"flip_mode": "alternate", "flip_prob": 0.3}, "augment.flip_prob: without effect, flip_mode is alternate"),
     ({"num_ops": 3}, "augment.num_ops: without effect, policy is not randaugment; remove it"),
     ({"mixup_alpha": 0.2, "mixup_switch_prob": 0.2}, "augment.mixup_switch_prob: without effect"),
 ])  # fmt: skip
 def test_settings_that_are_wrong_or_without_effect_are_refused(table: dict[str, Any], message: str) -> None:
-    for whole in ({"augment": table, "stages": [STAGE]}, {"stages": [{**STAGE, "augment": table}]}):
+    for recipe in ({"augment": table, "stages": [STAGE]}, {"stages": [{**STAGE, "augment": table}]}):
         with pytest.raises(ResoluteError) as caught:
-            Recipe.parse(whole, name="x")
-        assert message in str(caught.value).replace("stages.augment.", "augment.") or message in str(caught.value)
+            Recipe.parse(recipe, name="x")
+        assert message in str(caught.value)
 
 
 def test_a_base_setting_that_only_one_stage_uses_is_accepted() -> None:

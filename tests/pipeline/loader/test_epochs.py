@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from resolute import Loader, Plan, ShardSet, Stage
@@ -71,12 +70,3 @@ def test_an_epoch_without_validation_has_no_validation_batches(shard_set: ShardS
     with Loader(plan) as loader:
         lengths = [(len(list(epoch.train)), len(list(epoch.val))) for epoch in loader.epochs()]
     assert lengths == [(3, 0), (3, 1), (3, 1)]
-
-
-def test_the_keys_of_a_batch_are_those_of_its_samples(plan: Plan, shard_set: ShardSet) -> None:
-    with Loader(plan) as loader:
-        for batch in loader:
-            samples = shard_set.splits[batch.spec.split].samples[batch.spec.ids]
-            assert batch.keys.dtype == np.int64
-            assert batch.keys.tolist() == samples["key"].tolist()
-            assert batch.labels.tolist() == samples["label"].tolist()

@@ -5,17 +5,12 @@ With Triton's kernels in its interpreter: `interpreted_kernels.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.graph.gpu_finish import GpuFinish
-from resolute.pipeline.graph.graph import Graph
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
@@ -63,34 +58,3 @@ def test_whole_images_that_are_decoded_and_then_cropped_give_the_same_bits(
     with GpuLoader(monkeypatch, plan, decode="cpu") as regions, GpuLoader(monkeypatch, plan, decode="gpu") as wholes:
         for region, whole in zip(regions, wholes, strict=True):
             assert torch.equal(region.images, whole.images)
-
-
-def other_partners(pack: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda finish, spec: pack(finish, replace(spec, partners=np.roll(spec.partners, 1)))
-
-
-def one_late(take: Callable[..., Any]) -> Callable[..., Any]:
-    held: list[torch.Tensor] = []
-
-    def late(*args: Any) -> torch.Tensor:
-        held.append(take(*args))
-        same = len(held) > 1 and held[-2].shape == held[-1].shape
-        return held[-2] if same else held[-1]
-
-    return late
-
-
-@pytest.mark.parametrize(
-    ("where", "name", "instead"), [(GpuFinish, "pack", other_partners), (Graph, "take", one_late)]
-)
-def test_an_image_other_than_the_planned_one_is_detected(
-    monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet, where: Any, name: str, instead: Callable[..., Any]
-) -> None:
-    plan = plan_of(shard_set, mixup_alpha=0.8, cutmix_alpha=1.0)
-    with Loader(plan) as on_cpu:
-        expected = [*on_cpu]
-    monkeypatch.setattr(where, name, instead(getattr(where, name)))
-    with GpuLoader(monkeypatch, plan) as on_gpu:
-        faults = differences(expected, on_gpu)  # type: ignore[arg-type]
-    assert len(faults) > 5
-    assert {line.partition(":")[0] for line in faults} == {"pixels"}

@@ -5,21 +5,18 @@ from __future__ import annotations
 import dataclasses
 import gc
 import shutil
-from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from resolute.cuda import resolve_device
 from resolute.errors import DamagedSample, ResoluteError, StorageError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Batch, Loader
-from resolute.pipeline.loader.reader import Reader
 from resolute.pipeline.plan.augment_params import CUTMIX, MIXUP
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
@@ -60,7 +57,10 @@ def test_a_run_delivers_all_batches_of_the_plan_in_order(plan: Plan, batches: li
         assert tuple(batch.images.shape) == (len(spec), 3, spec.res, spec.res)
         assert batch.images.is_contiguous(memory_format=torch.channels_last)
         assert batch.images.dtype == torch.float32
-        labels = plan.shards.splits[spec.split].samples["label"]
+        samples = plan.shards.splits[spec.split].samples
+        labels = samples["label"]
+        assert batch.keys.dtype == np.int64
+        np.testing.assert_array_equal(batch.keys, samples["key"][spec.ids])
         np.testing.assert_array_equal(batch.labels, labels[spec.ids])
         np.testing.assert_array_equal(batch.partner_labels, labels[spec.ids[spec.partners]])
         np.testing.assert_array_equal(batch.lam, spec.lam)
@@ -72,24 +72,37 @@ def test_a_run_delivers_all_batches_of_the_plan_in_order(plan: Plan, batches: li
             assert (batch.lam == 1).all()
 
 
-def assert_equals_pillow(shards: ShardSet, batch: Batch) -> None:
-    """Decode, crop, antialiased bilinear resize, flip and normalise against PIL on the same bytes.
+@pytest.mark.parametrize("crop_pct", [None, 0.7])
+def test_pixels_equal_pillow_within_rounding_at_stored_and_other_resolutions(
+    shard_set: ShardSet, crop_pct: float | None
+) -> None:
+    """Decode, crop, antialiased bilinear resize, flips and normalise against PIL on the same bytes.
 
     The JPEG decoders differ by rounding (crop-region decode upsamples chroma from the region alone, so up to a few
     levels at its border): mean within 0.6 levels, 99 % within 3.
     """
-    expected = np.stack([reference.view(shards, batch.spec, i) for i in range(len(batch.spec))])
-    error = np.abs(pixels(batch) - expected)
-    assert error.mean() < 0.6, batch.spec
-    assert np.quantile(error, 0.99) < 3.0, batch.spec
-
-
-@pytest.mark.slow
-def test_pixels_equal_pillow_within_rounding(shard_set: ShardSet) -> None:
-    plain = [dataclasses.replace(stage, augment=Augment(scale=(0.3, 1.0))) for stage in STAGES]
-    with Loader(Plan(shard_set, plain, seed=1, eval_batch_size=7)) as loader:
+    augment = Augment(scale=(0.3, 1.0), vflip_prob=0.5)
+    stages = [
+        Stage(res=48, epochs=1, batch_size=32, eval_res=40, augment=augment),
+        Stage(res=(24, 40, 56), epochs=1, batch_size="constant_pixels", base_batch_size=5, res_schedule="random",
+              eval_res=64, augment=augment),
+    ]  # fmt: skip
+    shapes = set()
+    with Loader(Plan(shard_set, stages, eval_batch_size=15, eval_crop_pct=crop_pct)) as loader:
         for batch in loader:
-            assert_equals_pillow(shard_set, batch)
+            spec = batch.spec
+            assert tuple(batch.images.shape) == (len(spec), 3, spec.res, spec.res)
+            expected = np.stack([reference.view(shard_set, spec, i) for i in range(len(spec))])
+            error = np.abs(pixels(batch) - expected)
+            assert error.mean() < 0.6, spec
+            assert np.quantile(error, 0.99) < 3.0, spec
+            shapes.add((spec.split, spec.res, spec.stored_res))
+            if spec.split == "val":
+                stored = shard_set.splits["val"].stored[spec.stored_res][spec.ids]
+                short = np.minimum(stored["width"], stored["height"])
+                np.testing.assert_allclose(spec.crops[:, 2] / short, crop_pct or 0.875, atol=0.6 / short.min())
+    assert shapes == {("train", 48, 48), ("train", 24, 32), ("train", 40, 48), ("train", 56, 64), ("val", 40, 48),
+                      ("val", 64, 64)}  # fmt: skip
 
 
 def test_mixed_batches_equal_the_numpy_oracle_within_rounding(shard_set: ShardSet, batches: list[Batch]) -> None:
@@ -109,74 +122,11 @@ def test_mixed_batches_equal_the_numpy_oracle_within_rounding(shard_set: ShardSe
     assert {MIXUP, CUTMIX} <= seen
 
 
-@pytest.mark.parametrize(("eval_res", "stored_res", "frac"), [(40, 48, None), (64, 64, 0.7)])
-def test_validation_at_another_resolution_reads_shards_with_enough_detail(
-    shard_set: ShardSet, eval_res: int, stored_res: int, frac: float | None
-) -> None:
-    stage = Stage(res=32, epochs=1, batch_size=16, eval_res=eval_res, augment=Augment(scale=(0.3, 1.0)))
-    seen = 0
-    with Loader(Plan(shard_set, [stage], eval_batch_size=7, eval_crop_pct=frac)) as loader:
-        for batch in loader:
-            spec = batch.spec
-            assert (spec.res, spec.stored_res) == ((eval_res, stored_res) if spec.split == "val" else (32, 32))
-            assert tuple(batch.images.shape[1:]) == (3, spec.res, spec.res)
-            assert_equals_pillow(shard_set, batch)
-            if spec.split == "val":
-                seen += len(spec)
-                stored = shard_set.splits["val"].stored[stored_res][spec.ids]
-                short = np.minimum(stored["width"], stored["height"])
-                np.testing.assert_allclose(spec.crops[:, 2] / short, frac or 0.875, atol=0.6 / short.min())
-    assert seen == len(shard_set.splits["val"])
-
-
-def test_training_between_the_stored_resolutions_shows_the_planned_part_of_the_image(shard_set: ShardSet) -> None:
-    stage = Stage(res=(24, 40, 56), epochs=1, batch_size="constant_pixels", base_batch_size=5, res_schedule="random",
-                  augment=Augment(scale=(0.3, 1.0)))  # fmt: skip
-    shapes = set()
-    with Loader(Plan(shard_set, [stage], eval_batch_size=None)) as loader:
-        for batch in loader:
-            spec = batch.spec
-            assert tuple(batch.images.shape) == (len(spec), 3, spec.res, spec.res)
-            assert_equals_pillow(shard_set, batch)
-            shapes.add((spec.res, spec.stored_res, len(spec)))
-    assert {(24, 32, 27), (40, 48, 10), (56, 64, 5)} <= shapes
-
-
 def test_batches_do_not_depend_on_threads_and_prefetching(plan: Plan, batches: list[Batch]) -> None:
     for threads, prefetched in ((1, 1), (3, 5)):
         with Loader(plan, num_threads=threads, prefetch_batches=prefetched) as loader:
             for got, expected in zip(loader, batches, strict=True):
                 assert torch.equal(got.images, expected.images)
-
-
-def test_the_state_of_another_plan_is_refused_with_the_differences(shard_root: Path, shard_set: ShardSet) -> None:
-    def planned(shards: ShardSet = shard_set, *, batch_size: int = 16, **options: Any) -> Plan:
-        return Plan(shards, [Stage(res=32, epochs=1, batch_size=batch_size)], **{"eval_batch_size": 7} | options)
-
-    others = {
-        r"seed got 1, expected 0": planned(seed=1),
-        r"order got 'block', expected 'full'; stages\[0\]\.order got 'block'": planned(order="block"),
-        r"stages\[0\]\.batch_size got 8, expected 16": planned(batch_size=8),
-        r"eval_batch_size got 4, expected 7": planned(eval_batch_size=4),
-        r"shards\.train images at 32 px got 'other', expected '[0-9a-f]{12}'": planned(
-            dataclasses.replace(shard_set, digests={**shard_set.digests, "train images at 32 px": "other"})
-        ),
-    }
-    with Loader(planned()) as loader:
-        for words, other in others.items():
-            with Loader(other) as stranger:
-                state = stranger.state_dict()
-            with pytest.raises(ResoluteError, match=f"the state of another plan: {words}.*; build the plan that"):
-                loader.load_state_dict(state)
-        same = dataclasses.replace(shard_set, digests={**shard_set.digests, "train images at 48 px": "other"})
-        with Loader(planned(ShardSet.open(shard_root, resolutions=(32,)))) as part, Loader(planned(same)) as wider:
-            next(part)
-            loader.load_state_dict(part.state_dict())
-            assert next(loader).spec.index == 1
-            loader.load_state_dict(wider.state_dict())
-        for index in (-1, len(loader) + 1):
-            with pytest.raises(ResoluteError, match=f"got {index}, expected 0 to "):
-                loader.load_state_dict({"next_batch": index})
 
 
 def test_batches_stay_valid_after_later_batches_and_after_close(plan: Plan, batches: list[Batch]) -> None:
@@ -242,37 +192,6 @@ def test_unavailable_storage_is_not_damage_and_the_run_continues_with_the_same_b
         assert not loader.skipped
 
 
-class GraphRequested(Exception):
-    """Raised instead of building a graph; holds the arguments of the graph."""
-
-    def __init__(self, **options: Any) -> None:
-        self.options = options
-
-
-def requested_graph(monkeypatch: pytest.MonkeyPatch, plan: Plan, **options: Any) -> dict[str, Any]:
-    """The arguments with which `Loader(plan, **options)` would build its graph; none is built."""
-
-    def graph(**arguments: Any) -> None:
-        raise GraphRequested(**arguments)
-
-    monkeypatch.setattr("resolute.pipeline.loader.loader.Graph", graph)
-    with pytest.raises(GraphRequested) as request:
-        Loader(plan, **options)
-    return request.value.options
-
-
-def test_the_graph_is_built_for_the_largest_batch_of_the_rank(
-    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stages = [Stage(res=32, epochs=1, batch_size=37), Stage(res=64, epochs=2, batch_size=19)]
-    plan = Plan(shard_set, stages, eval_batch_size=15)
-    for rank in range(3):
-        made = requested_graph(monkeypatch, plan, rank=rank, world_size=3)
-        specs = [plan.batch(i, rank=rank, world_size=3) for i in range(plan.total_batches)]
-        assert made["batch_size"] == max(map(len, specs))
-        assert made["largest_pixels"] == max(spec.res**2 * len(spec) for spec in specs)
-
-
 @pytest.mark.parametrize(("options", "words"), [
     ({"num_threads": 0}, "Loader.num_threads: got 0, expected integer, at least 1; correct it"),
     ({"rank": 2, "world_size": 2}, "Loader.rank: got 2, expected 0 to 1; correct it"),
@@ -281,37 +200,14 @@ def test_the_graph_is_built_for_the_largest_batch_of_the_rank(
     ({"prefetch_batch": 3}, "Loader.prefetch_batch: no such argument; did you mean prefetch_batches?"),
     ({"mean": [0.5, 0.5]}, r"Loader.mean: got \[0.5, 0.5\], expected 3 numbers"),
     ({"on_bad_sample": "ignore"}, "Loader.on_bad_sample: got 'ignore', expected \"error\", \"skip\""),
+    ({"decode": "gpu"}, "decode: got gpu with device cpu"),
+    ({"hw_decoder_load": 0.9}, "hw_decoder_load: without effect with decode cpu"),
     ({"device": "meta"}, "device: got meta, expected cpu or cuda"),
 ])  # fmt: skip
 def test_options_out_of_range_are_refused_in_one_line(plan: Plan, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ResoluteError, match=words) as error:
         Loader(plan, **options)
     assert "\n" not in str(error.value)
-
-
-def test_cuda_without_an_index_is_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = SimpleNamespace(is_available=lambda: True, device_count=lambda: 2, current_device=lambda: 1)
-    monkeypatch.setattr("resolute.cuda.driver", driver)
-    assert resolve_device("cuda") == torch.device("cuda", 1)
-    assert resolve_device("cuda:0") == torch.device("cuda", 0)
-    assert resolve_device("cpu") == torch.device("cpu")
-    with pytest.raises(ResoluteError, match="device cuda:2: got 2 CUDA devices, expected more"):
-        resolve_device("cuda:2")
-
-
-@pytest.mark.parametrize(("device", "index"), [("cuda", 1), ("cuda:0", 0)])
-def test_the_graph_runs_on_the_device_of_the_batches(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch, device: str, index: int
-) -> None:
-    FakeCuda(devices=2, current=1).install(monkeypatch)
-    made = requested_graph(monkeypatch, plan, device=device)
-    assert (made["device_id"], made["decode"]) == (index, "cpu")  # GPU decoders may crash: only on request
-    made = requested_graph(monkeypatch, plan, device=device, decode="gpu")
-    assert (made["device_id"], made["decode"], made["hw_decoder_load"]) == (index, "gpu", 1.0)
-    made = requested_graph(monkeypatch, plan, device=device, decode="gpu", hw_decoder_load=0.9)
-    assert made["hw_decoder_load"] == 0.9
-    with pytest.raises(ResoluteError, match=r"Loader\.hw_decoder_load: got 1\.5, expected number, 0 to 1"):
-        Loader(plan, device=device, decode="gpu", hw_decoder_load=1.5)
 
 
 @pytest.mark.parametrize(("mode", "smoothing"), [("batch", 0.1), ("elem", 0.0)])
@@ -345,29 +241,57 @@ def test_the_loss_of_soft_targets_is_the_weighted_sum_of_the_losses_of_both_labe
     assert len(weights) > 5
 
 
-def test_missing_resolutions_and_devices_are_reported(shard_root: Path, plan: Plan) -> None:
-    part = ShardSet.open(shard_root, resolutions=(32,))
-    with pytest.raises(ResoluteError, match=r"48 px is not open, got \[32\]"):
-        Loader(Plan(part, [Stage(res=48, epochs=1, batch_size=8)], eval_batch_size=None))
-    with pytest.raises(ResoluteError, match="decode: got gpu with device cpu"):
-        Loader(plan, decode="gpu")
-    with pytest.raises(ResoluteError, match="hw_decoder_load: without effect with decode cpu"):
-        Loader(plan, hw_decoder_load=0.9)
-    if not torch.cuda.is_available():
-        with pytest.raises(ResoluteError, match="no CUDA device found"):
-            Loader(plan, device="cuda")
+def test_the_graph_has_the_device_of_the_batches_the_largest_batch_of_its_rank_and_decoders_on_request(
+    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = [Stage(res=32, epochs=1, batch_size=37), Stage(res=64, epochs=2, batch_size=19)]
+    plan = Plan(shard_set, stages, eval_batch_size=15)
+    FakeCuda(devices=2, current=1).install(monkeypatch)
+    monkeypatch.setattr("resolute.pipeline.loader.loader.Graph", graph := Mock(side_effect=InterruptedError))
+
+    def requested(**options: Any) -> dict[str, Any]:
+        with pytest.raises(InterruptedError):
+            Loader(plan, **options)
+        return graph.call_args.kwargs
+
+    for rank in range(3):
+        specs = [plan.batch(i, rank=rank, world_size=3) for i in range(plan.total_batches)]
+        made = requested(rank=rank, world_size=3)
+        assert made["batch_size"] == max(map(len, specs))
+        assert made["largest_pixels"] == max(spec.res**2 * len(spec) for spec in specs)
+    for device, index in (("cuda", 1), ("cuda:0", 0)):
+        made = requested(device=device)
+        assert (made["device_id"], made["decode"]) == (index, "cpu")  # GPU decoders may crash: only on request
+        made = requested(device=device, decode="gpu")
+        assert (made["device_id"], made["decode"], made["hw_decoder_load"]) == (index, "gpu", 1.0)
+    with pytest.raises(ResoluteError, match="device cuda:2: got 2 CUDA devices, expected more"):
+        Loader(plan, device="cuda:2")
 
 
-def test_a_batch_other_than_the_planned_one_is_detected(plan: Plan) -> None:
-    """Batch numbers and addresses pass through the graph as 64-bit integers."""
-    spec = plan.batch(0)
-    with Loader(plan) as loader, closing(Reader(plan.shards)) as reader:
-        graph = loader._graph
-        graph.drain()
-        for number in (0, 2**24 + 1, 2**53 + 1):
-            read = reader.submit(spec.split, spec.stored_res, spec.ids).result()
-            graph.start(dataclasses.replace(spec, index=number), read.images, read.nbytes)
-            graph.take(dataclasses.replace(spec, index=number), None)
-            graph.start(dataclasses.replace(spec, index=number), read.images, read.nbytes)
-            with pytest.raises(RuntimeError, match="DALI returned another one"):
-                graph.take(dataclasses.replace(spec, index=number + 2**24), None)
+def test_the_state_of_another_plan_is_refused_with_the_differences(shard_root: Path, shard_set: ShardSet) -> None:
+    def planned(shards: ShardSet = shard_set, *, batch_size: int = 16, **options: Any) -> Plan:
+        return Plan(shards, [Stage(res=32, epochs=1, batch_size=batch_size)], **{"eval_batch_size": 7} | options)
+
+    def state(plan: Plan) -> dict[str, Any]:
+        with Loader(plan) as loader:
+            next(loader)
+            return loader.state_dict()
+
+    def changed(what: str) -> ShardSet:
+        return dataclasses.replace(shard_set, digests={**shard_set.digests, what: "other"})
+
+    others = {
+        r"seed got 1, expected 0": planned(seed=1),
+        r"stages\[0\]\.batch_size got 8, expected 16": planned(batch_size=8),
+        r"shards\.train images at 32 px got 'other', expected '\w{12}'": planned(changed("train images at 32 px")),
+    }
+    with Loader(planned()) as loader:
+        for words, other in others.items():
+            with pytest.raises(ResoluteError, match=f"the state of another plan: {words}.*; build the plan that"):
+                loader.load_state_dict(state(other))
+        for same in (ShardSet.open(shard_root, resolutions=(32,)), changed("train images at 48 px")):
+            loader.load_state_dict(state(planned(same)))
+            assert next(loader).spec.index == 1
+        for index in (-1, 10**6):
+            with pytest.raises(ResoluteError, match=f"got {index}, expected 0 to "):
+                loader.load_state_dict({"next_batch": index})

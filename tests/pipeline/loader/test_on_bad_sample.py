@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +23,12 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 MIXED = Augment(scale=(0.3, 1.0), policy="randaugment", mixup_alpha=0.8, cutmix_alpha=1.0, mixup_prob=0.8)
 
 
+@pytest.fixture
+def root(shard_root: Path, tmp_path: Path) -> Path:
+    """A copy of the shard set, to be damaged."""
+    return Path(shutil.copytree(shard_root, tmp_path / "copy"))
+
+
 def _damage(root: Path, split: str, res: int, samples: list[int]) -> None:
     shards = ShardSet.open(root)
     for sample in samples:
@@ -31,16 +36,15 @@ def _damage(root: Path, split: str, res: int, samples: list[int]) -> None:
 
 
 def test_a_skipped_sample_is_replaced_by_the_next_intact_sample(
-    shard_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    shard_set: ShardSet, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In training and validation, at its resolution only; other batches and those of a resumed run do not change."""
-    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
     _damage(root, "train", 32, [10, 11, 74])
     _damage(root, "val", 32, [14])
     shards = ShardSet.open(root)
     stages = [Stage(res=res, epochs=2, batch_size=16, augment=MIXED) for res in (32, 48)]
     plan = Plan(shards, stages, seed=5, eval_batch_size=7)
-    sound = Plan(ShardSet.open(shard_root), stages, seed=5, eval_batch_size=7)
+    sound = Plan(shard_set, stages, seed=5, eval_batch_size=7)
     places = {("train", 32): {10: 12, 11: 12, 74: 0}, ("val", 32): {14: 0}}
     seen = set()
     for rank in range(2):
@@ -114,8 +118,7 @@ def test_pixels_and_labels_of_a_batch_use_the_same_replacements(
     assert {second} <= replaced[1]
 
 
-def test_a_replacement_that_is_damaged_later_is_replaced_too(shard_root: Path, tmp_path: Path) -> None:
-    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
+def test_a_replacement_that_is_damaged_later_is_replaced_too(root: Path) -> None:
     _damage(root, "train", 32, [10])
     plan = Plan(ShardSet.open(root), [Stage(res=32, epochs=12, batch_size=25)], eval_batch_size=None)
     with Loader(plan, on_bad_sample="skip") as loader:
@@ -129,9 +132,8 @@ def test_a_replacement_that_is_damaged_later_is_replaced_too(shard_root: Path, t
 
 
 def test_unavailable_storage_ends_the_search_for_a_replacement_which_can_be_repeated(
-    shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
     _damage(root, "train", 32, [10])
     plan = Plan(ShardSet.open(root), [Stage(res=32, epochs=2, batch_size=25)], eval_batch_size=None)
     submit, tried = Reader.submit, []
@@ -159,8 +161,7 @@ def test_unavailable_storage_ends_the_search_for_a_replacement_which_can_be_repe
     assert rest == [[11 if i == 10 else i for i in plan.ids(k).tolist()] for k in range(due, plan.total_batches)]
 
 
-def test_a_split_without_an_intact_sample_is_an_error(shard_root: Path, tmp_path: Path) -> None:
-    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
+def test_a_split_without_an_intact_sample_is_an_error(root: Path) -> None:
     plan = Plan(ShardSet.open(root), [Stage(res=32, epochs=2, batch_size=16)], eval_batch_size=None)
     with Loader(plan, on_bad_sample="skip") as loader:
         next(loader)
@@ -170,20 +171,8 @@ def test_a_split_without_an_intact_sample_is_an_error(shard_root: Path, tmp_path
             list(loader)
 
 
-def test_many_damaged_samples_do_not_prevent_the_start(shard_root: Path, tmp_path: Path) -> None:
-    """Of the first batch, all but two."""
-    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
-    plan = Plan(ShardSet.open(root), [Stage(res=64, epochs=1, batch_size=32)], eval_batch_size=None)
-    bad = plan.batch(0).ids[1:31].tolist()
-    _damage(root, "train", 64, bad)
-    with Loader(plan, on_bad_sample="skip") as loader:
-        assert not set(next(loader).spec.ids.tolist()) & set(bad)
-    assert {sample for _, _, sample in loader.skipped} >= set(bad)
-
-
-def test_a_stage_whose_photos_are_all_damaged_is_an_error_when_it_begins(shard_root: Path, tmp_path: Path) -> None:
+def test_a_stage_whose_photos_are_all_damaged_is_an_error_when_it_begins(root: Path) -> None:
     """The graph is prepared for its batches, the largest of the run, without reading them."""
-    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
     for tar in (root / "64").glob("train-*.tar"):
         tar.write_bytes(bytes(tar.stat().st_size))
     stages = [Stage(res=res, epochs=1, batch_size=16) for res in (32, 64)]
@@ -193,27 +182,3 @@ def test_a_stage_whose_photos_are_all_damaged_is_an_error_when_it_begins(shard_r
             next(loader)
         with pytest.raises(DamagedSample):
             next(loader)
-
-
-def test_a_damaged_sample_that_an_epoch_uses_several_times_is_replaced_each_time(
-    shard_root: Path, tmp_path: Path
-) -> None:
-    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
-    labels = ShardSet.open(root).splits["train"].samples["label"]
-    kept = (labels != 0) | (np.cumsum(labels == 0) <= 3)  # three samples of class 0
-    damaged_number = int(np.flatnonzero(labels == 0)[1])
-    _damage(root, "train", 32, [damaged_number])
-    whole = ShardSet.open(root)
-    shards = dataclasses.replace(whole, splits={"train": whole.splits["train"].subset("train", kept)})
-    damaged = int(np.flatnonzero(kept).tolist().index(damaged_number))
-    plan = Plan(shards, [Stage(res=32, epochs=2, batch_size=16, augment=MIXED)], sampling="balanced",
-                eval_batch_size=None)  # fmt: skip
-    times = sum(plan.ids(i).tolist().count(damaged) for i in range(plan.total_batches))
-    assert times > 8
-    for start in (0, 3):
-        with Loader(plan, on_bad_sample="skip", start=start) as loader:
-            for batch in loader:
-                planned = plan.ids(batch.spec.index).tolist()
-                assert batch.spec.ids.tolist() == [damaged + 1 if i == damaged else i for i in planned]
-                np.testing.assert_array_equal(batch.labels, shards.splits["train"].samples[batch.spec.ids]["label"])
-            assert [sample for _, _, sample in loader.skipped] == [damaged]

@@ -124,27 +124,3 @@ def test_prefetched_files_are_cached_when_they_are_read(url: str, proxy: FaultyP
                 assert ahead._next <= 8
     assert set(proxy.requests.values()) == {1}
     shards.close()
-
-
-def test_refused_prefetches_are_repeated_and_a_jump_restarts_prefetching(url: str, tmp_path: Path) -> None:
-    shards, files = opened(url, tmp_path, ahead_bytes=1, requests=2)  # one file at a time
-    plan = planned(shards)
-    ahead = Prefetcher(plan, samples=50)
-    ahead.advance(0)
-    assert len(files._prefetching) == 1
-    for _ in range(200):
-        ahead.advance(0)
-        waited(files)
-        if ahead._next == 6 and not ahead._pending:
-            break
-    with closing(Reader(shards)) as reader:
-        before = files.counts()["requests"]
-        for index in range(1, 6):
-            batch_bytes(reader, plan, index)
-        assert files.counts()["requests"] == before
-    ahead.advance(plan.total_batches - 3)  # a run that continues elsewhere
-    assert ahead._next > plan.total_batches - 3
-    ahead.advance(plan.total_batches - 1)
-    ahead.advance(0)
-    assert ahead._next <= 6
-    shards.close()

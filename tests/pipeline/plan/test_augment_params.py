@@ -192,17 +192,7 @@ def test_greyscale_blur_and_vertical_flip_have_their_probabilities() -> None:
     assert abs(drawn["vflips"].mean() - 0.1) < 4 * math.sqrt(0.09 / N)
 
 
-def test_erased_area_ratio_and_position_follow_torchvision() -> None:
-    res, narrow = 512, Augment(random_erasing_prob=1.0, random_erasing_scale=(0.05, 0.2),
-                               random_erasing_ratio=(0.5, 2.0), random_erasing_fill="noise")  # fmt: skip
-    drawn = numbers(narrow, res=res)
-    x, y, w, h = drawn["erase_boxes"].astype(float).T
-    assert_follows(w * h / res**2 + np.random.default_rng(0).normal(0, 1e-4, N), uniform(0.05, 0.2))
-    assert np.abs(np.median(np.log(h / w))) < 0.02
-    for place, side in ((x, w), (y, h)):
-        assert_follows((place + np.random.default_rng(1).random(N)) / (res - side + 1), uniform(0, 1))
-    assert drawn["erase_from"].min() == 0
-    assert drawn["erase_from"].max() == 255
+def test_erased_boxes_follow_torchvision() -> None:
     plain = Augment(random_erasing_prob=0.4)
     for wide in (plain, replace(plain, random_erasing_scale=(0.3, 0.9), random_erasing_ratio=(0.1, 1.0))):
         scale, ratio = wide.random_erasing_scale, wide.random_erasing_ratio
@@ -212,6 +202,8 @@ def test_erased_area_ratio_and_position_follow_torchvision() -> None:
         for box, u in zip(got["erase_boxes"], uniforms(key, ids, 25), strict=True):
             expected = reference_ops.erased_box(u, 64, scale, ratio) if u[0] < 0.4 else (0,) * 4
             assert tuple(box) == expected
+    origins = numbers(replace(plain, random_erasing_fill="noise"))["erase_from"]
+    assert (origins.min(), origins.max()) == (0, 255)
 
 
 @pytest.mark.parametrize(("alpha", "other"), [(0.2, 1.0), (4.0, 0.1)])

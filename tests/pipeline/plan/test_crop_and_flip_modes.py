@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from resolute.pipeline.plan.permutation import stream_key
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.rng import uniforms
 from resolute.pipeline.plan.stage import Augment, Stage
-from resolute.train.recipe.schema import Recipe
 
 IDS = np.arange(40_000) * 977
 
@@ -64,13 +62,10 @@ def test_a_shift_equals_padding_and_cropping() -> None:
         expected = functional.crop_image(padded, reach - dy, reach - dx, side, side)
         np.testing.assert_array_equal(ours, expected.permute(1, 2, 0).numpy())
     assert {max(map(abs, place)) for place in seen} == set(range(reach + 1))
-
-
-def test_every_shift_is_as_likely() -> None:
-    drawn = augment_params(Augment(shift_px=2), seed=1, epoch=2, ids=IDS, res=32)
-    counts = Counter(map(tuple, drawn["shift_values"][:, 0, (2, 5)].tolist()))
-    assert len(counts) == 25
-    assert max(abs(count - 1600) for count in counts.values()) < 4.5 * math.sqrt(1600)
+    many = augment_params(Augment(shift_px=2), seed=1, epoch=2, ids=IDS, res=32)["shift_values"][:, 0, (2, 5)]
+    places, counts = np.unique(many, axis=0, return_counts=True)
+    assert len(places) == 25
+    assert np.abs(counts - 1600).max() < 4.5 * math.sqrt(1600)  # each is as likely
 
 
 def test_the_shift_has_the_first_slot_of_a_run() -> None:
@@ -156,14 +151,3 @@ def test_settings_that_are_off_do_not_change_the_identity_of_a_plan(shard_set: S
     for name, value in young.items():
         changed = Stage(res=32, epochs=1, batch_size=8, augment=Augment(policy="randaugment", **{name: value}))
         assert Plan(shard_set, [changed]).config["stages"][0]["augment"][name] == value
-
-
-@pytest.mark.parametrize(("table", "message"), [
-    ({"crop_mode": "simple", "scale": [0.3, 1.0]}, "augment.scale: without effect, crop_mode is simple; remove it"),
-    ({"flip_mode": "alternate", "flip_prob": 0.3}, "augment.flip_prob: without effect, flip_mode is alternate"),
-    ({"magnitude_std": 1.5}, "augment.magnitude_std: without effect, policy is not randaugment; remove it"),
-])  # fmt: skip
-def test_settings_without_effect_are_refused(table: dict[str, Any], message: str) -> None:
-    with pytest.raises(ResoluteError) as error:
-        Recipe.parse({"augment": table, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}, name="x")
-    assert message in str(error.value)

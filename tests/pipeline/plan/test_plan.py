@@ -90,13 +90,15 @@ def test_the_local_batches_of_any_number_of_ranks_are_the_global_batch(
     shard_set: ShardSet, world: int, order: Order
 ) -> None:
     augment = dataclasses.replace(MIXED, mixup_mode="elem", random_erasing_prob=0.5)
-    stages = [Stage(res=32, epochs=2, batch_size=32, augment=MIXED),
-              Stage(res=48, epochs=2, batch_size=40, augment=augment)]  # fmt: skip
+    stages = [
+        Stage(res=32, epochs=2, batch_size=32, augment=MIXED), Stage(res=48, epochs=2, batch_size=40, augment=augment),
+        Stage(res=(32, 48, 64), epochs=1, batch_size=(32, 24, 16), res_schedule="random", augment=MIXED),
+    ]  # fmt: skip
     plan = _plan(shard_set, stages=stages, order=order, eval_batch_size=8)
     for index in range(plan.total_batches):
         whole = plan.batch(index)
-        if whole.split == "val" and world == 8:
-            continue
+        if len(whole) < 2 * world:
+            continue  # such a plan is refused for so many ranks
         parts = [plan.batch(index, rank=rank, world_size=world) for rank in range(world)]
         assert min(map(len, parts)) > 0
         for name in ("ids", "crops", "flips", "modes", "lam", "boxes"):
@@ -104,31 +106,12 @@ def test_the_local_batches_of_any_number_of_ranks_are_the_global_batch(
         for name in whole.augment_params:
             joined = np.concatenate([part.augment_params[name] for part in parts])
             np.testing.assert_array_equal(joined, whole.augment_params[name])
-        assert {part.global_size for part in parts} == {len(whole)}
+        assert {(part.global_size, part.res) for part in parts} == {(len(whole), whole.res)}
+        shapes = [plan.phase_at(index).local_shapes(rank=rank, world_size=world) for rank in range(world)]
+        assert [shape[whole.res, len(whole)] for shape in shapes] == [len(part) for part in parts]
         if whole.split == "train":
             partners = np.concatenate([part.ids[part.partners] for part in parts])
             np.testing.assert_array_equal(partners, whole.ids[whole.partners])
-
-
-@pytest.mark.parametrize("eval_batch_size", [4, 7, 16])
-def test_validation_counts_every_sample_once_on_up_to_four_ranks(shard_set: ShardSet, eval_batch_size: int) -> None:
-    """Exact top-1 of random predictions: the counts of the ranks add up to that of all samples."""
-    plan = _plan(shard_set, eval_batch_size=eval_batch_size, stages=[Stage(res=32, epochs=2, batch_size=16)])
-    labels = shard_set.splits["val"].samples["label"]
-    predicted = np.random.default_rng(1).integers(0, 3, len(labels))
-    batches = [index for index in range(plan.total_batches) if plan.phase_at(index).split == "val"]
-    for world in (1, 2, 3, 4) if eval_batch_size > 4 else (1, 2):
-        plan.check_ranks(world)
-        right, seen = 0, []
-        for rank in range(world):
-            specs = [plan.batch(index, rank=rank, world_size=world) for index in batches]
-            assert len(specs) == len(batches)
-            assert min(map(len, specs)) >= 1
-            ids = np.concatenate([spec.ids for spec in specs])
-            right += int((predicted[ids] == labels[ids]).sum())
-            seen += ids.tolist()
-        assert sorted(seen) == list(range(15))
-        assert right == int((predicted == labels).sum())
 
 
 @pytest.mark.parametrize("pairs", [True, False])

@@ -160,15 +160,3 @@ def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(
                  lambda: path_kind(f"{s3_server}/x")):  # fmt: skip
         with pytest.raises(StorageError, match=r"s3://bucket/x.*: cannot be listed, got HTTP error: error sending"):
             read()
-
-
-@pytest.mark.timing
-def test_many_small_reads_are_under_way_at_once(s3_server: str, proxy: FaultyProxy) -> None:  # noqa: F811
-    store = open_store(f"{s3_server}/x")
-    for number in range(40):
-        store.write(f"{number}", bytes(1000))
-    proxy.slow_bytes_per_s = 2000  # 0.5 s each
-    began = time.perf_counter()
-    assert fetch_many([ByteRange(f"{s3_server}/x/{number}") for number in range(40)]) == [bytes(1000)] * 40
-    assert time.perf_counter() - began < 15
-    assert proxy.max_concurrent > 10

@@ -6,6 +6,7 @@ import errno
 import importlib
 import os
 import pickle
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -18,6 +19,7 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.storage.base import open_files
 from resolute.pipeline.storage.local import retry_local
 from resolute.pipeline.storage.read_at import read_at
+from tests import ROOT
 from tests.conftest import make_photos
 from tests.pipeline.storage.test_remote import TAR, read_everywhere, settings
 from tests.support.cli import prep
@@ -108,3 +110,20 @@ def test_short_reads_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert prep(["--src", photos, "--out", tmp_path / "out", "--res", "32", "--workers", "1"]) == 0
     samples = ShardSet.open(tmp_path / "out").splits["train"].samples
     assert len(samples[0 : len(samples)]) == len(samples) > 0
+
+
+def test_submitted_tasks_never_keep_a_process_from_ending() -> None:
+    code = """
+import threading, time
+from resolute.pipeline.storage.base import open_files
+from resolute.pipeline.storage.threads import DaemonPool
+pool = DaemonPool(2, name="pool", files=open_files("."))
+begun = threading.Event()
+for _ in range(100):
+    pool.submit(lambda: (begun.set(), time.sleep(600)))
+begun.wait()
+print("end", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                          timeout=60, check=True)  # fmt: skip
+    assert done.stdout == "end\n"

@@ -14,18 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import pytest
 
 from resolute.errors import FileEndsEarly, Interrupted, Missing, ResoluteError, StorageError
-from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.loader.reader import Reader
 from resolute.pipeline.storage.base import Files, open_files
 from resolute.pipeline.storage.cache import CacheSettings
 from resolute.pipeline.storage.object_store import _BACKOFF
@@ -173,16 +169,16 @@ def test_a_deleted_file_is_downloaded_again_and_open_files_are_bounded(
 
 
 @pytest.mark.timing
-def test_a_slow_store_does_not_count_as_stalled(tmp_path: Path, url: str, proxy: FaultyProxy) -> None:  # noqa: F811
-    proxy.slow_bytes_per_s = 256 << 10  # the file takes 1.3 s, in pieces
+def test_a_slow_store_does_not_count_as_stalled_but_a_trickling_one_does(
+    tmp_path: Path, url: str, proxy: FaultyProxy  # noqa: F811
+) -> None:
     with opened(url, tmp_path, stall_s=0.5, tries=2) as files:
+        files.local("manifest.json")
+        proxy.requests.clear()
+        proxy.slow_bytes_per_s = 256 << 10  # the file takes 1.3 s, in pieces
         assert files.read("32/a.tar", 0, len(TAR)) == TAR
         assert set(proxy.requests.values()) == {1}
-
-
-@pytest.mark.timing
-def test_a_trickling_store_counts_as_stalled(tmp_path: Path, url: str, proxy: FaultyProxy) -> None:  # noqa: F811
-    with opened(url, tmp_path, stall_s=0.3, tries=2) as files:
+    with opened(url, tmp_path / "other", stall_s=0.3, tries=2) as files:
         files.local("manifest.json")
         proxy.slow_bytes_per_s = 4 << 10  # the file would take 80 s, never silent for long
         began = time.monotonic()
@@ -305,34 +301,6 @@ def test_ctrl_c_ends_a_hanging_read_at_once(tmp_path: Path, url: str, proxy: Fau
         with pytest.raises(KeyboardInterrupt):
             files.read("32/a.tar", 0, 1)
         assert time.monotonic() - began < 1.5
-
-
-@pytest.mark.timing
-def test_closing_a_reader_of_a_hanging_store_takes_less_than_two_seconds(
-    tmp_path: Path, shard_root: Path, s3_server: str, proxy: FaultyProxy  # noqa: F811
-) -> None:
-    fs = fsspec.filesystem("s3")
-    for path in shard_root.rglob("*"):
-        if path.is_file() and path.suffix in (".tar", ".npy", ".json"):
-            fs.pipe(f"{s3_server}/whole/{path.relative_to(shard_root)}", path.read_bytes())
-    with opened(f"{s3_server}/whole", tmp_path, stall_s=60.0, requests=3) as files:
-        shards = ShardSet.open(f"{s3_server}/whole", resolutions=(32,), files=files)
-        reader = Reader(shards, threads=3)
-        proxy.always = "hang"
-        before = sum(proxy.requests.values())
-        for name in ("32/train-000000.tar", "32/train-000001.tar"):
-            files.prefetch(name)
-        for _ in range(5):
-            reader.submit("train", 32, np.arange(75))
-        while sum(proxy.requests.values()) < before + 2:
-            time.sleep(0.01)
-        began = time.monotonic()
-        reader.close()
-        assert time.monotonic() - began < 2
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("resolute-read")]
-        proxy.always = None
-        with closing(Reader(shards)) as again:
-            assert not again.submit("train", 32, np.arange(75)).result().errors
 
 
 ENDS_EARLY = """
