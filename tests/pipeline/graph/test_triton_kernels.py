@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from resolute.pipeline.plan.augment_params import AugmentOps, used_ops
+from resolute.pipeline.plan.augment_params import used_ops
 from resolute.pipeline.plan.stage import Augment
 from tests import ROOT
 from tests.support.kernel_resources import CAPABILITIES, compiled, launches, over_budget, specialization, variants
@@ -80,7 +80,3 @@ def test_the_programs_of_a_launch_cover_each_image_once() -> None:
             assert programs == n * arguments["parts"]
             assert (arguments["parts"] - 1) * part < res * res <= arguments["parts"] * part
             assert 3 * arguments["parts"] * part < 2**31  # offsets within an image are 32-bit, those of images 64-bit
-
-
-def test_a_run_without_slots_takes_one_launch() -> None:
-    assert [launch.kernel.__name__ for launch in launches(AugmentOps(), torch.float16)] == ["finish"]

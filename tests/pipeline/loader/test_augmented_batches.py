@@ -123,13 +123,3 @@ def test_settings_that_are_wrong_or_without_effect_are_refused(table: dict[str, 
         with pytest.raises(ResoluteError) as caught:
             Recipe.parse(recipe, name="x")
         assert message in str(caught.value)
-
-
-def test_a_base_setting_that_only_one_stage_uses_is_accepted() -> None:
-    base = {"policy": "randaugment", "num_ops": 3, "random_erasing_prob": 0.2, "random_erasing_fill": "noise",
-            "mixup_alpha": 0.1, "mixup_mode": "elem"}  # fmt: skip
-    off = {"policy": "none", "random_erasing_prob": 0.0, "mixup_prob": 0.0}
-    recipe = Recipe.parse({"augment": base, "stages": [{**STAGE, "augment": off}, STAGE]}, name="x")
-    assert recipe.stages[0].augment.policy == "none"
-    assert recipe.stages[1].augment.num_ops == 3
-    assert Recipe.parse({"augment": {"policy": "3-augment", "jitter_prob": 0.5}, "stages": [STAGE]}, name="x")

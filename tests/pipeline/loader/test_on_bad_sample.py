@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from resolute.errors import DamagedSample, ResoluteError, StorageError
+from resolute.errors import DamagedSample, ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.loader.reader import EncodedBatch, Reader
@@ -129,36 +129,6 @@ def test_a_replacement_that_is_damaged_later_is_replaced_too(root: Path) -> None
     for batch in rest[-9:]:  # the last three epochs
         assert not {10, 11, 12} & set(batch.spec.ids.tolist())
     assert sum(batch.spec.ids.tolist().count(13) for batch in rest[-9:]) == 3 * 4
-
-
-def test_unavailable_storage_ends_the_search_for_a_replacement_which_can_be_repeated(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _damage(root, "train", 32, [10])
-    plan = Plan(ShardSet.open(root), [Stage(res=32, epochs=2, batch_size=25)], eval_batch_size=None)
-    submit, tried = Reader.submit, []
-
-    def away() -> NoReturn:
-        raise StorageError("the disk is away")
-
-    def submitting(reader: Reader, split: str, res: int, ids: np.ndarray) -> Any:
-        pending = submit(reader, split, res, ids)
-        if len(ids) == 1:
-            tried.append(int(ids[0]))
-            monkeypatch.setattr(pending, "result", away)
-        return pending
-
-    with Loader(plan, on_bad_sample="skip") as loader:
-        with monkeypatch.context() as patch:
-            patch.setattr(Reader, "submit", submitting)
-            with pytest.raises(StorageError, match="the disk is away"):
-                list(loader)
-        assert tried == [11]
-        assert not loader.skipped
-        due = next(i for i in range(plan.total_batches) if 10 in plan.ids(i))
-        assert loader.state_dict()["next_batch"] == due
-        rest = [batch.spec.ids.tolist() for batch in loader]
-    assert rest == [[11 if i == 10 else i for i in plan.ids(k).tolist()] for k in range(due, plan.total_batches)]
 
 
 def test_a_split_without_an_intact_sample_is_an_error(root: Path) -> None:

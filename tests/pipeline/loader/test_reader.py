@@ -1,4 +1,4 @@
-"""The reader: exact bytes of the tars, damage reported per sample, and concurrent requests to slow storage."""
+"""The reader: exact bytes of the tars, damage reported per sample, and unavailable storage, which is no damage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import threading
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -152,52 +151,6 @@ def test_a_huge_image_does_not_pad_the_whole_batch(shard_set: ShardSet, monkeypa
         nbytes = shard_set.splits["train"].stored[32][ids]["nbytes"]
         assert [len(piece) for piece in read.images] == (nbytes + TAG_BYTES).tolist()
         assert_members(shard_set, 32, ids, read)
-
-
-class Slow:
-    """Files of a set on a storage that takes `delay_s` per request; counts concurrent requests."""
-
-    remote = True
-
-    def __init__(self, files: Any, delay_s: float) -> None:
-        self._files, self._delay_s, self._lock = files, delay_s, threading.Lock()
-        self.pending = self.max_pending = self.reads = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._files, name)
-
-    def open(self, *args: Any) -> None:
-        return None  # so that all reads come here
-
-    def read(self, *args: Any, **options: Any) -> bytes:
-        with self._lock:
-            self.pending, self.reads = self.pending + 1, self.reads + 1
-            self.max_pending = max(self.max_pending, self.pending)
-        time.sleep(self._delay_s)
-        with self._lock:
-            self.pending -= 1
-        data: bytes = self._files.read(*args, **options)
-        return data
-
-
-@pytest.mark.timing
-def test_slow_storage_gets_concurrent_requests(shard_root: Path, shard_set: ShardSet) -> None:
-    slow = ShardSet.open(shard_root, files=(files := Slow(shard_set.files, 0.01)))  # type: ignore[arg-type]
-    with closing(Reader(slow, threads=16)) as reader:
-        for pending in [reader.submit("train", 32, np.arange(64)) for _ in range(4)]:
-            pending.result()
-    assert 12 <= files.max_pending <= 16
-
-
-@pytest.mark.timing
-def test_closing_during_reads_ends_every_thread(shard_root: Path, shard_set: ShardSet) -> None:
-    slow = ShardSet.open(shard_root, files=(files := Slow(shard_set.files, 0.005)))  # type: ignore[arg-type]
-    reader = Reader(slow, threads=4)
-    for _ in range(10):
-        reader.submit("train", 32, np.arange(75))
-    reader.close()
-    assert files.reads <= 4 * 32  # why: a thread finishes its task; those of the 750 that were not begun are dropped
-    assert not [t for t in threading.enumerate() if t.name.startswith("resolute-read")]
 
 
 def test_files_closed_by_the_open_file_limit_are_reopened(shard_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

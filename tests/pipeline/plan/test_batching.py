@@ -12,9 +12,9 @@ import pytest
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.plan.batching import BatchSequence, each_epoch, epoch_batches
+from resolute.pipeline.plan.batching import each_epoch, epoch_batches
 from resolute.pipeline.plan.plan import Plan
-from resolute.pipeline.plan.stage import BatchShape, Stage
+from resolute.pipeline.plan.stage import Stage
 
 RAMP = (32, 40, 48, 56, 64)
 def _stage(**changes: Any) -> Stage:
@@ -44,16 +44,6 @@ def test_every_sample_is_in_one_batch_and_no_batch_is_tiny_or_too_large(
                 at = end
             first += run.batches
         assert at == samples
-
-
-def test_the_last_two_batches_share_the_rest_in_proportion_to_their_sizes() -> None:
-    for left in (1, 5, 12):
-        run = BatchSequence(shapes=(BatchShape(32, 20), BatchShape(64, 5)), samples=100 + 20 + left, rotation=1)
-        *_, before, last = [run.at(k) for k in range(run.batches)]
-        assert {before[0].res, last[0].res} == {32, 64}
-        shares = [(end - start) / shape.batch_size for shape, start, end in (before, last)]
-        assert abs(shares[0] - shares[1]) <= 1 / 5
-        assert min(shares) >= 0.2
 
 
 def test_a_ramp_by_epoch_gives_each_resolution_an_equal_number_of_epochs_in_order() -> None:
@@ -140,18 +130,3 @@ def test_settings_of_several_resolutions_without_effect_or_sense_are_refused(
     with pytest.raises(ResoluteError) as error:
         _stage(**changes)
     assert str(error.value).startswith(message)
-
-
-def test_the_fingerprint_depends_on_resolutions_schedule_and_sizes_but_not_on_how_they_are_written(
-    shard_set: ShardSet,
-) -> None:
-    def fingerprint(**changes: Any) -> str:
-        return Plan(shard_set, [_stage(**changes)], eval_batch_size=None).fingerprint
-
-    base = fingerprint()
-    assert fingerprint(res=(32, 64), res_step=8) == base == fingerprint(batch_size=(8,) * 5)
-    others = [fingerprint(**changes) for changes in (
-        {"res_schedule": "epoch"}, {"res_schedule": "random"}, {"res": (32, 64), "res_step": 16},
-        {"batch_size": (9, 8, 8, 8, 8)},
-    )]  # fmt: skip
-    assert len({base, *others}) == 5

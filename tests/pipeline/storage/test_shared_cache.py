@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import fsspec
 import pytest
 
-from resolute.errors import FileEndsEarly, ResoluteError, StorageError
-from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.errors import FileEndsEarly, ResoluteError
 from tests.pipeline.storage.test_remote import INDEX, TAR, manifest, opened, s3_server, url  # noqa: F401
 from tests.support.s3 import FaultyProxy, proxy  # noqa: F401
 
@@ -57,27 +55,6 @@ def test_other_bytes_are_not_kept_as_those_that_the_manifest_lists(tmp_path: Pat
     with opened(url, tmp_path) as files:
         files.local("manifest.json")
         assert files.read("32/a.tar", 0, 9) == TAR[:9]
-
-
-def test_the_files_of_an_open_set_stay_its_own_when_another_set_is_found(
-    tmp_path: Path, shard_root: Path, s3_server: str  # noqa: F811
-) -> None:
-    fs, where = fsspec.filesystem("s3"), f"{s3_server}/replaced"
-    for path in shard_root.rglob("*"):
-        if path.is_file() and path.suffix in (".tar", ".npy", ".json"):
-            fs.pipe(f"{where}/{path.relative_to(shard_root)}", path.read_bytes())
-    with opened(where, tmp_path) as files:
-        shards = ShardSet.open(where, resolutions=(32,), files=files)
-        data = files.read("32/train-000000.tar", 0, 512)
-        text = json.loads(fs.cat(f"{where}/manifest.json"))
-        for name, listed in text["files"].items():
-            listed["sha256"] = listed["sha256"][::-1]
-            assert name
-        fs.pipe(f"{where}/manifest.json", json.dumps(text).encode())
-        with pytest.raises(StorageError, match="was replaced while it was read"):
-            shards.check_unchanged()
-        assert files.read("32/train-000000.tar", 0, 512) == data
-        assert not [key for key in files._listed if files._listed[key] == text["files"][key]]
 
 
 def test_damaged_cached_files_are_downloaded_again(tmp_path: Path, url: str, proxy: FaultyProxy) -> None:  # noqa: F811
