@@ -200,6 +200,8 @@ def test_unavailable_storage_is_not_damage_and_the_run_continues_with_the_same_b
     ({"prefetch_batch": 3}, "Loader.prefetch_batch: no such argument; did you mean prefetch_batches?"),
     ({"mean": [0.5, 0.5]}, r"Loader.mean: got \[0.5, 0.5\], expected 3 numbers"),
     ({"on_bad_sample": "ignore"}, "Loader.on_bad_sample: got 'ignore', expected \"error\", \"skip\""),
+    ({"dtype": torch.float64}, "dtype: got torch.float64, expected torch.float32, torch.float16, torch.bfloat16 or"),
+    ({"transform": 3}, "^transform: got 3, expected a function"),
     ({"decode": "gpu"}, "decode: got gpu with device cpu"),
     ({"hw_decoder_load": 0.9}, "hw_decoder_load: without effect with decode cpu"),
     ({"device": "meta"}, "device: got meta, expected cpu or cuda"),

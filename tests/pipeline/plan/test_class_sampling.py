@@ -138,22 +138,6 @@ def test_the_block_order_reads_the_set_in_blocks(shard_set: ShardSet) -> None:
         assert sum(int(np.ptp(part)) for part in opened) < 17 * 2 * size
 
 
-def test_ranks_share_a_batch_and_cuts_do_not_change_it(unbalanced: ShardSet) -> None:
-    stages = [Stage(res=32, epochs=2, batch_size=40, fraction=0.4, augment=RICH),
-              Stage(res=48, epochs=2, batch_size=64, augment=RICH)]  # fmt: skip
-    plan = plan_of(unbalanced, "sqrt", *stages, order="block")
-    for index in np.random.default_rng(0).permutation(plan.total_batches).tolist()[:25]:
-        fresh = plan_of(unbalanced, "sqrt", *stages, order="block")  # as after a restart at this batch
-        whole = plan.batch(index)
-        parts = [fresh.batch(index, rank=rank, world_size=3) for rank in range(3)]
-        for name in ("ids", "crops", "flips", "modes", "lam", "boxes"):
-            joined = np.concatenate([getattr(part, name) for part in parts])
-            np.testing.assert_array_equal(joined, getattr(whole, name))
-        for name in whole.augment_params:
-            joined = np.concatenate([part.augment_params[name] for part in parts])
-            np.testing.assert_array_equal(joined, whole.augment_params[name])
-
-
 def test_draws_and_augmentation_equal_the_golden_value(unbalanced: ShardSet) -> None:
     """Changing this value changes the batches of every run in progress."""
     digest = hashlib.sha256()

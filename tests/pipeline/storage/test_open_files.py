@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import fsspec
 import pytest
@@ -64,29 +65,17 @@ def test_the_package_of_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatc
             open_files(f"{scheme}://b/set", cache=settings(tmp_path))
 
 
-def test_only_transient_errors_of_a_disk_are_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_transient_errors_of_a_disk_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resolute.pipeline.storage.local._FIRST_WAIT_S", 0.001)
-    errors: list[OSError] = []
-
-    def read() -> bytes:
-        if errors:
-            raise errors.pop(0)
-        return b"x"
-
-    for number in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
-        errors[:] = [OSError(number, os.strerror(number))] * 3
-        assert retry_local(read, "a") == b"x"
-    for number in (errno.EACCES, errno.EPERM, errno.EINVAL):
-        errors[:] = [OSError(number, os.strerror(number))] * 3
-        with pytest.raises(StorageError, match="a: access is refused"):
-            retry_local(read, "a")
-        assert len(errors) == 2
-    errors[:] = [OSError(errno.EIO, "broken")] * 99
+    broken, refused = OSError(errno.EIO, "broken"), PermissionError(errno.EACCES, "denied")
+    assert retry_local(Mock(side_effect=[broken, broken, b"x"]), "a") == b"x"
+    with pytest.raises(StorageError, match="a: access is refused"):
+        retry_local(Mock(side_effect=[refused, b"x"]), "a")
     with pytest.raises(StorageError, match="a: cannot be read, got 'broken' at the last of 10 tries"):
-        retry_local(read, "a")
+        retry_local(Mock(side_effect=broken), "a")
     (stop := threading.Event()).set()
     with pytest.raises(Interrupted):
-        retry_local(read, "a", stop=stop)
+        retry_local(Mock(side_effect=broken), "a", stop=stop)
 
 
 def test_any_driver_of_fsspec_is_read(tmp_path: Path) -> None:
