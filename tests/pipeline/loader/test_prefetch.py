@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 
 import fsspec
-import numpy as np
 import pytest
 
 from resolute.pipeline.dataset.shard_set import ShardSet

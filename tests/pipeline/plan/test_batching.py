@@ -115,14 +115,11 @@ def test_constant_pixels_keeps_the_pixels_of_a_step() -> None:
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"res": []}, "stages.res: got [], expected a number, or at least two different ones"),
     ({"res_step": 7, "res": [32, 64]}, "stages.res_step: got 7, expected a divisor of 32, the difference of the two in "
      "res, such as 4"),
     ({"res_schedule": None, "epochs": 4}, "stages.epochs: got 4, expected at least 5, one for each resolution, or"),
     ({"batch_size": [8, 8]}, "stages.batch_size: got [8, 8], expected a number, or 5, one for each resolution"),
     ({"base_batch_size": 8}, "stages.base_batch_size: got 8, expected none, since it has an effect only with"),
-    ({"batch_size": "constant_pixels", "res": 64, "res_schedule": None}, "stages.batch_size: got 'constant_pixels' "
-     "with 1 resolution"),
 ])  # fmt: skip
 def test_settings_of_several_resolutions_without_effect_or_sense_are_refused(
     changes: dict[str, Any], message: str

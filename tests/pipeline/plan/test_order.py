@@ -90,18 +90,6 @@ def test_a_slot_mixes_one_group_of_each_open_block_and_opens_the_next(block: int
         assert abs(same - (block // groups - 1) / (block - 1)) < 0.05
 
 
-def test_samples_of_incomplete_blocks_are_spread_over_the_epoch() -> None:
-    total, samples, offset, block = 10_000, 6000, 7011, 256
-    ids = epoch_ids("block", total=total, samples=samples, offset=offset, block=block)
-    counts = np.bincount(ids // block, minlength=40)
-    broken = np.isin(ids // block, np.flatnonzero(counts < block))
-    spread = broken.sum()
-    assert 256 <= spread < 4 * 256  # the two ends of the part, and the last 16 of the set
-    gaps = np.diff(np.flatnonzero(broken))
-    assert gaps.max() - gaps.min() <= 1
-    assert abs(gaps.mean() - samples / spread) < 0.1
-
-
 def test_block_order_equals_the_golden_value() -> None:
     """Changing this value changes the batches of every run in progress."""
     digest = hashlib.sha256()
