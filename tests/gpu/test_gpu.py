@@ -46,17 +46,9 @@ def test_batches_on_the_gpu_equal_those_of_the_cpu(shard_set: ShardSet, decode: 
             assert torch.equal(got.lam.cpu(), expected.lam)
 
 
-def test_delivered_batches_are_not_overwritten(shard_set: ShardSet) -> None:
-    plan = Plan(shard_set, STAGES, seed=1, eval_batch_size=7)
-    with Loader(plan, device="cuda") as loader:
-        kept = [(batch.images, batch.images.double().sum()) for batch in loader]
-    for images, total in kept:
-        assert torch.equal(images.double().sum(), total)
-
-
 @pytest.mark.parametrize("sleep_cycles", [0, 100_000_000])
 def test_batches_of_a_device_that_lags_behind_the_host_are_their_own(shard_set: ShardSet, sleep_cycles: int) -> None:
-    """DALI's memory is read by kernels that begin late; DALI must not write the next batch there before."""
+    """DALI's memory is read by kernels that begin late; neither it nor a delivered batch may be overwritten before."""
     plan = Plan(shard_set, STAGES, seed=1, eval_batch_size=7)
     with Loader(plan) as loader:
         expected = [batch.images for batch in loader]
