@@ -302,6 +302,7 @@ def test_an_unusable_cache_folder_is_reported(tmp_path: Path, monkeypatch: pytes
             use()
 
 
+@pytest.mark.slow
 def test_failed_downloads_and_killed_processes_leave_nothing(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 3 * FULL)
     with pytest.raises(ResoluteError, match="no network"):

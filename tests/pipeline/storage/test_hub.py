@@ -69,6 +69,7 @@ def test_a_revision_is_read_and_a_changed_file_is_seen(tmp_path: Path, hub: Hub)
         assert files.file_version("32/a.tar") is None
 
 
+@pytest.mark.slow
 def test_a_hub_that_fails_for_a_while_is_asked_again(tmp_path: Path, hub: Hub) -> None:
     hub.handler.status = 503  # also its API, whose requests its client does not repeat
     threading.Timer(1.0, setattr, [hub.handler, "status", 0]).start()

@@ -82,6 +82,7 @@ def test_only_one_of_many_creates_an_object(s3_server: str) -> None:  # noqa: F8
         fs.pipe_file(path, b"other", mode="create")
 
 
+@pytest.mark.slow
 def test_a_large_upload_is_complete_or_leaves_no_object(s3_server: str, proxy: FaultyProxy) -> None:  # noqa: F811
     """One that was refused leaves no parts either; of one that was cancelled, parts on their way may stay."""
     store, data = open_store(f"{s3_server}/x"), os.urandom(20 << 20)

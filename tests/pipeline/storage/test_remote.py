@@ -119,6 +119,7 @@ def test_every_byte_of_a_remote_set_equals_the_local_one(tmp_path: Path, remote_
         read_everywhere(copy)
 
 
+@pytest.mark.slow
 @pytest.mark.timing
 @pytest.mark.parametrize("etags", [True, False])
 def test_requests_to_a_failing_store_are_retried(
@@ -168,6 +169,7 @@ def test_a_deleted_file_is_downloaded_again_and_open_files_are_bounded(
             assert len(files._opened) <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.timing
 def test_a_slow_store_does_not_count_as_stalled_but_a_trickling_one_does(
     tmp_path: Path, url: str, proxy: FaultyProxy  # noqa: F811
