@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections import Counter
@@ -229,3 +230,16 @@ def test_slots_cover_the_operations_of_all_stages_and_are_neutral_elsewhere() ->
     np.testing.assert_array_equal(values[:, 2:4], numbers(jitter, ids=IDS[:9])["jitter_values"])
     assert used_ops([Augment(mixup_alpha=0.2, mixup_prob=0.0)]) == AugmentOps()
     assert used_ops([Augment(jitter=(0.4, 0.0, 0.0, 0.1), jitter_prob=0.0)]) == AugmentOps()
+
+
+def test_parameters_equal_the_golden_value() -> None:
+    """Changing this value changes the batches of every run in progress."""
+    digest, mixing = hashlib.sha256(), Augment(mixup_alpha=0.3, cutmix_alpha=1.0, mixup_prob=0.7)
+    augments = [ALL, replace(ALL, policy="trivialaugment", shift_px=4), replace(ALL, policy="autoaugment"),
+                Augment(policy="3-augment"), Augment(policy="randaugment", num_ops=4, magnitude_std=1.5)]  # fmt: skip
+    drawn = [values for augment in augments for _, values in sorted(numbers(augment, ids=IDS[:2000]).items())]
+    for mode in ("batch", "elem"):
+        drawn += mix_params(replace(mixing, mixup_mode=mode), seed=1, epoch=0, batch=0, ids=IDS[:2000], res=96)
+    for values in drawn:
+        digest.update(np.rint(1000 * values.astype(np.float64)).astype(np.int64).tobytes())
+    assert digest.hexdigest()[:16] == "882dd766816f4eae"
