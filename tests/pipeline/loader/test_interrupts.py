@@ -227,12 +227,12 @@ def hidden_interrupt() -> SystemError:
 
 
 @pytest.mark.parametrize(("owner", "name", "error", "seen", "words"), [
-    (crops, "_random_crops", hidden_interrupt(), KeyboardInterrupt, ""),
+    (crops, "_random_crops", hidden_interrupt(), KeyboardInterrupt, None),
     (Pipeline, "share_outputs", StopIteration(), RuntimeError, "batch 1: it was not delivered"),
 ])  # fmt: skip
 def test_a_hidden_interrupt_stays_one_and_a_stray_stop_iteration_does_not_end_the_loop(
     plan: Plan, batches: list[Batch], monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: BaseException,
-    seen: type[BaseException], words: str,
+    seen: type[BaseException], words: str | None,
 ) -> None:  # fmt: skip
     with Loader(plan) as loader:
         next(loader)

@@ -113,36 +113,6 @@ def test_trivialaugment_draws_every_operation_and_magnitude_with_equal_probabili
     assert_frequencies(Counter(which[:, 0]), dict(enumerate(parts)), N)
 
 
-def test_autoaugment_draws_the_25_pairs_with_their_probabilities() -> None:
-    drawn = numbers(Augment(policy="autoaugment"))
-    pairs = v2.AutoAugment()._policies
-
-    def outcomes(name: str, probability: float, magnitude: int | None) -> list[tuple[tuple[int, list[float]], float]]:
-        table = magnitudes(v2.AutoAugment, name, 10, 224)
-        k = magnitude or 0
-        chosen = table if len(table) == 1 else table[2 * k : 2 * k + 2] if len(table) == 20 else [table[k]]
-        off = [((p.NONE, [0.0] * 6), 1 - probability)]
-        return off + [(reference_ops.row(name, m, 224), probability / len(chosen)) for m in chosen]
-
-    rows, _ = distinct([o for pair in pairs for op in pair for o in outcomes(*op) if o[0][0] != p.NONE])
-    # values of an operation that is not applied stay with it: only its kind says so
-    kinds = drawn["policy_kinds"]
-    values = np.where(kinds[..., None] == p.NONE, 0, drawn["policy_values"])
-    rows.append((p.NONE, [0.0] * 6))
-    which = classify(kinds, values, rows)
-
-    def index(row: tuple[int, list[float]]) -> int:
-        return next(i for i, (kind, there) in enumerate(rows)
-                    if kind == row[0] and np.abs(np.array(there) - row[1]).max() < 4e-3)  # fmt: skip
-
-    expected: Counter = Counter()
-    for first, second in pairs:
-        for (a, pa), (b, pb) in itertools.product(outcomes(*first), outcomes(*second)):
-            if pa * pb:
-                expected[index(a), index(b)] += pa * pb / 25
-    assert_frequencies(Counter(map(tuple, which.tolist())), dict(expected), N)
-
-
 def test_erased_boxes_follow_torchvision() -> None:
     plain = Augment(random_erasing_prob=0.4)
     for wide in (plain, replace(plain, random_erasing_scale=(0.3, 0.9), random_erasing_ratio=(0.1, 1.0))):
