@@ -9,7 +9,6 @@ import pytest
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import AUTO, Augment, Stage
 from resolute.train.recipe.stages import Regularization
@@ -75,16 +74,3 @@ def test_numpy_numbers_and_lists_are_the_same_as_python_s(shard_set: ShardSet) -
     plans = [Plan(shard_set, [each], seed=seed, eval_batch_size=np.int64(7), eval_crop_pct=1) for each, seed in (
         (written, 3), (stage, np.int64(3)))]  # fmt: skip
     assert plans[0].fingerprint == plans[1].fingerprint
-
-
-def test_every_object_is_shown_in_one_short_line(shard_set: ShardSet) -> None:
-    plan = Plan(shard_set, [Stage(**STAGE), Stage(res=64, epochs=2, batch_size=5)], eval_batch_size=15)
-    assert repr(shard_set) == "ShardSet shards: 75 train, 15 val, 3 classes, 32/48/64 px"
-    assert repr(plan.stages) == "(Stage(res=32, epochs=1, batch_size=8), Stage(res=64, epochs=2, batch_size=5))"
-    assert repr(plan) == "Plan: epochs 1 at 32 px, 2 at 64 px; batches 40 train, 3 val"
-    with Loader(plan, start=2) as loader:
-        assert repr(loader) == "Loader: batch 2 of 43, cpu, rank 0 of 1"
-        batch = next(loader)
-    assert repr(batch) == "Batch 2: 8 of 8 samples at 32 px, train, stage 0, epoch 0, cpu"
-    assert repr(batch.spec) == "BatchSpec 2: 8 of 8 samples at 32 px, train, stage 0, epoch 0"
-    assert repr(loader) == "Loader: closed, cpu, rank 0 of 1"

@@ -13,16 +13,12 @@ import pytest
 from numpy.typing import NDArray
 from torchvision.transforms import v2
 
-from resolute.pipeline.plan import autoaugment as p
 from resolute.pipeline.plan.augment_params import (
     CUTMIX,
     MIXUP,
     UNMIXED,
-    AugmentOps,
     augment_params,
     mix_params,
-    pack_ops,
-    used_ops,
 )
 from resolute.pipeline.plan.permutation import stream_key
 from resolute.pipeline.plan.rng import uniforms
@@ -184,22 +180,6 @@ def test_switching_an_operation_off_does_not_change_the_others() -> None:
         for name, values in drawn.items():
             np.testing.assert_array_equal(values, whole[name])
     assert numbers(Augment()) == {}
-
-
-def test_slots_cover_the_operations_of_all_stages_and_are_neutral_elsewhere() -> None:
-    assert used_ops([Augment(), Augment(flip_prob=0.0, vflip_prob=0.5)]) == AugmentOps()
-    jitter = Augment(jitter=(0.4, 0.0, 0.0, 0.1))
-    run = used_ops([Augment(policy="autoaugment"), jitter, Augment(grey_prob=0.1), Augment(mixup_alpha=0.2)])
-    assert [part for part, _ in run.slots] == ["policy", "policy", "jitter", "jitter", "grey"]
-    assert [kinds for part, kinds in run.slots if part == "jitter"] == [{p.BRIGHTNESS, p.HUE}] * 2
-    assert run.mixing
-    assert not run.fills
-    kinds, values = pack_ops(numbers(jitter, ids=IDS[:9]), run.slots, 9)
-    assert (kinds[:, [0, 1, 4]] == p.NONE).all()
-    np.testing.assert_array_equal(kinds[:, 2:4], numbers(jitter, ids=IDS[:9])["jitter_kinds"])
-    np.testing.assert_array_equal(values[:, 2:4], numbers(jitter, ids=IDS[:9])["jitter_values"])
-    assert used_ops([Augment(mixup_alpha=0.2, mixup_prob=0.0)]) == AugmentOps()
-    assert used_ops([Augment(jitter=(0.4, 0.0, 0.0, 0.1), jitter_prob=0.0)]) == AugmentOps()
 
 
 def test_parameters_equal_the_golden_value() -> None:

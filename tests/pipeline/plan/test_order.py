@@ -62,18 +62,6 @@ def test_epochs_and_seeds_give_independent_orders(order: Order) -> None:
     np.testing.assert_array_equal(first, epoch_ids(order, total=n))
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_sample_is_equally_likely_at_any_position(order: Order) -> None:
-    """Chi-square over 16 sixteenths of 600 epochs, for samples in complete and incomplete blocks."""
-    total, epochs = 1061, 600
-    places = np.zeros((epochs, total), np.int64)
-    for epoch in range(epochs):
-        places[epoch, epoch_ids(order, total=total, epoch=epoch)] = np.arange(total)
-    for sample in (0, 500, 1023, 1024, 1060):
-        counts = np.bincount(places[:, sample] * 16 // total, minlength=16)
-        assert ((counts - epochs / 16) ** 2 / (epochs / 16)).sum() < 44.3  # 15 degrees of freedom, 1e-4
-
-
 @pytest.mark.parametrize(("block", "window", "blocks"), [(64, 16, 40), (64, 64, 70), (8, 4, 3), (16, 1, 9)])
 def test_a_slot_mixes_one_group_of_each_open_block_and_opens_the_next(block: int, window: int, blocks: int) -> None:
     slots = epoch_ids("block", total=block * blocks, block=block, window=window).reshape(blocks, block)
