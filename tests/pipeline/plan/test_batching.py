@@ -17,6 +17,8 @@ from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
 
 RAMP = (32, 40, 48, 56, 64)
+
+
 def _stage(**changes: Any) -> Stage:
     return Stage(**{"res": RAMP, "epochs": 7, "batch_size": 8, "res_schedule": "step", **changes})
 

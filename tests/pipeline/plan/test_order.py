@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from resolute.pipeline.plan.order import Order, sample_ids
 
 ORDERS: tuple[Order, ...] = ("full", "block")
+
+
 def epoch_ids(order: Order, *, total: int, samples: int | None = None, offset: int = 0, epoch: int = 0, seed: int = 3,
               **sizes: Any) -> NDArray[np.int64]:  # fmt: skip
     samples = total if samples is None else samples
