@@ -126,8 +126,6 @@ def test_a_run_on_the_gpu_completes_with_finite_losses(shard_root: Path, tmp_pat
     ],
     ids=lambda keys: "-".join(keys),
 )  # fmt: skip
-
-
 def test_every_operation_gives_the_same_images_as_the_cpu(shard_set: ShardSet, keys: dict[str, Any]) -> None:
     """Decoders and resizes differ by about a level, which operations like equalize amplify: most images stay close."""
     stages = [Stage(res=64, epochs=1, batch_size=16, augment=Augment(scale=(0.3, 1.0), **keys)),

@@ -20,6 +20,8 @@ EVERYTHING = used_ops([
     Augment(policy="randaugment", num_ops=4, jitter=(0.4, 0.4, 0.4, 0.1), grey_prob=0.1, blur_prob=0.1,
             random_erasing_prob=0.1, mixup_alpha=0.2)
 ])  # fmt: skip
+
+
 def interpreted(*selected: str) -> str:
     """Run `interpreted_kernels.py` in a process of its own, in Triton's interpreter; returns what pytest printed."""
     done = subprocess.run(

@@ -79,8 +79,6 @@ print(json.dumps({"indices": [batch.spec.index for batch in batches], "wrong": w
     ("kind", "count"),
     [("fast", 20), *(pytest.param(kind, 200, marks=pytest.mark.slow) for kind in ("fast", "slow"))],
 )
-
-
 def test_a_loop_interrupted_at_random_moments_gets_every_batch_once_and_in_order(
     shard_root: Path, tmp_path: Path, kind: str, count: int
 ) -> None:
@@ -198,8 +196,6 @@ def assert_rest(loader: Loader, batches: list[Batch]) -> None:
     [(Pipeline, "feed_input", 1), (Pipeline, "feed_input", 2), (Pipeline, "schedule_run", 1),
      (Pipeline, "share_outputs", 1), (Pipeline, "release_outputs", 1), (Loader, "_targets_on_device", 1)],
 )  # fmt: skip
-
-
 def test_an_interrupt_before_or_after_any_call_in_next_loses_and_mixes_no_batch(
     plan: Plan, batches: list[Batch], monkeypatch: pytest.MonkeyPatch, owner: type, name: str, call: int, after: bool
 ) -> None:

@@ -18,8 +18,6 @@ from tests.support import reference_rng
         ([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], 0x299F31D0A4093822, "d16cfe09 94fdcceb 5001e420 24126ea1"),
     ],
 )
-
-
 def test_philox_equals_its_published_test_vectors(counter: list[int], key: int, expected: str) -> None:
     got = philox(*np.asarray([*counter, key], np.uint64))
     assert " ".join(f"{int(word):08x}" for word in got) == expected
