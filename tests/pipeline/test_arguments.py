@@ -9,7 +9,6 @@ import pytest
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import AUTO, Augment, Stage
 from resolute.train.recipe.stages import Regularization
@@ -19,23 +18,13 @@ STAGE: dict[str, Any] = {"res": 32, "epochs": 1, "batch_size": 8}
 
 @pytest.mark.parametrize(("cls", "values", "message"), [
     (Augment, {"mixup_mode": "sample"}, 'augment.mixup_mode: got \'sample\', expected "batch", "elem"; correct it'),
-    (Augment, {"crop_mode": "random"}, 'augment.crop_mode: got \'random\', expected "resized", "simple"; correct it'),
-    (Augment, {"flip_mode": "alternating"}, "augment.flip_mode: got 'alternating', expected \"random\", \"alternate\""),
-    (Augment, {"policy": "rand"}, "augment.policy: got 'rand', expected \"none\", \"randaugment\", \"trivialaugment\""),
     (Augment, {"jitter": (0.4, 0.4, 0.4)}, "augment.jitter: got [0.4, 0.4, 0.4], expected 4 numbers, 0 to 1"),
-    (Augment, {"jitter": 0.4}, "augment.jitter: got 0.4, expected 4 numbers, 0 to 1"),
-    (Augment, {"flip_prob": 2}, "augment.flip_prob: got 2, expected number, 0 to 1"),
-    (Augment, {"num_ops": 2.0}, "augment.num_ops: got 2.0, expected integer, 1 to 4"),
     (Augment, {"scale": (0.9, 0.1)}, "augment.scale: got [0.9, 0.1], expected low <= high; correct it"),
     (Augment, {"mixup": 0.2}, "augment.mixup: no such setting; did you mean mixup_prob?"),
     (Augment, {"crop_area": (0.2, 1)}, "augment.crop_area: no such setting, expected augment.scale, its current name"),
     (Regularization, {"drop_rate": (0.1, 0.2, 0.3)}, "regularization.drop_rate: got [0.1, 0.2, 0.3], expected number"),
     (Stage, {**STAGE, "batch_size": 64.0}, "stages.batch_size: got 64.0, expected integer or list of numbers, 1 to"),
-    (Stage, {**STAGE, "batch_size": "largest"}, "stages.batch_size: got 'largest', expected integer or list"),
-    (Stage, {**STAGE, "batch_size": False}, "stages.batch_size: got False, expected integer or list"),
-    (Stage, {**STAGE, "batch_size": -1}, "stages.batch_size: got -1, expected integer or list"),
     (Stage, {**STAGE, "fraction": 1.5}, "stages.fraction: got 1.5, expected number, above 0, at most 1"),
-    (Stage, {**STAGE, "order": "shuffled"}, 'stages.order: got \'shuffled\', expected "full", "block"'),
     (Stage, {**STAGE, "augment": {"flip_prob": 3}}, "stages.augment.flip_prob: got 3, expected number, 0 to 1"),
     (Stage, {"res": 32, "epochs": 1, "batch": 32}, "stages.batch: no such setting; did you mean batch_size?"),
     (Stage, {"res": 32, "epochs": 1}, "stages.batch_size: missing, expected integer or list of numbers, 1 to 1048576"),
@@ -52,29 +41,18 @@ def test_a_wrong_setting_is_refused_as_in_a_recipe(cls: Any, values: dict[str, A
     ({"order": "auto"}, 'Plan.order: got \'auto\', expected "full", "block"; correct it'),
     ({"sampling": "rare"}, 'Plan.sampling: got \'rare\', expected "uniform", "balanced", "sqrt"; correct it'),
     ({"eval_every_epochs": 0}, "Plan.eval_every_epochs: got 0, expected integer, at least 1; correct it"),
-    ({"eval_batch_size": 0}, "Plan.eval_batch_size: got 0, expected integer, 1 to 1048576; correct it"),
-    ({"eval_batch_size": 8.0}, "Plan.eval_batch_size: got 8.0, expected integer, 1 to 1048576; correct it"),
     ({"eval_crop_pct": 1.5}, "Plan.eval_crop_pct: got 1.5, expected number, above 0, at most 1; correct it"),
     ({"seed": 0.5}, "Plan.seed: got 0.5, expected integer, 0 to 9223372036854775807; correct it"),
-    ({"seed": -1}, "Plan.seed: got -1, expected integer, 0 to 9223372036854775807; correct it"),
     ({"eval_batchsize": 8}, "Plan.eval_batchsize: no such argument; did you mean eval_batch_size?"),
     ({"stages": []}, "Plan.stages: got [], expected a list of at least one Stage; correct it"),
-    ({"stages": Stage(**STAGE)}, "Plan.stages: got Stage(res=32, epochs=1, batch_size=8), expected a list of"),
-    ({"stages": [STAGE]}, "Plan.stages: got [{'res': 32, "),
     ({"stages": [Stage(**{**STAGE, "batch_size": AUTO})]}, "stages.batch_size: got auto, expected a number"),
     ({"stages": [Stage(**STAGE), Stage(**{**STAGE, "batch_size": 9999})]},
      "stages[1].batch_size: got 9999, expected at most 75, the training samples of an epoch; lower it"),
-    ({"stages": [Stage(**{**STAGE, "batch_size": 75})]}, None),
     ({"stages": [Stage(**{**STAGE, "batch_size": 75, "fraction": 0.5})]}, "stages[0].batch_size: got 75, expected at "
      "most 38, the training samples of an epoch; lower it, or raise its fraction"),
 ])  # fmt: skip
-def test_a_wrong_argument_of_a_plan_is_one_line(
-    shard_set: ShardSet, options: dict[str, Any], message: str | None
-) -> None:
+def test_a_wrong_argument_of_a_plan_is_one_line(shard_set: ShardSet, options: dict[str, Any], message: str) -> None:
     arguments = {"stages": [Stage(**STAGE)], **options}
-    if message is None:
-        Plan(shard_set, arguments.pop("stages"), **arguments)
-        return
     with pytest.raises(ResoluteError) as error:
         Plan(shard_set, arguments.pop("stages"), **arguments)
     assert str(error.value).startswith(message)
@@ -96,16 +74,3 @@ def test_numpy_numbers_and_lists_are_the_same_as_python_s(shard_set: ShardSet) -
     plans = [Plan(shard_set, [each], seed=seed, eval_batch_size=np.int64(7), eval_crop_pct=1) for each, seed in (
         (written, 3), (stage, np.int64(3)))]  # fmt: skip
     assert plans[0].fingerprint == plans[1].fingerprint
-
-
-def test_every_object_is_shown_in_one_short_line(shard_set: ShardSet) -> None:
-    plan = Plan(shard_set, [Stage(**STAGE), Stage(res=64, epochs=2, batch_size=5)], eval_batch_size=15)
-    assert repr(shard_set) == "ShardSet shards: 75 train, 15 val, 3 classes, 32/48/64 px"
-    assert repr(plan.stages) == "(Stage(res=32, epochs=1, batch_size=8), Stage(res=64, epochs=2, batch_size=5))"
-    assert repr(plan) == "Plan: epochs 1 at 32 px, 2 at 64 px; batches 40 train, 3 val"
-    with Loader(plan, start=2) as loader:
-        assert repr(loader) == "Loader: batch 2 of 43, cpu, rank 0 of 1"
-        batch = next(loader)
-    assert repr(batch) == "Batch 2: 8 of 8 samples at 32 px, train, stage 0, epoch 0, cpu"
-    assert repr(batch.spec) == "BatchSpec 2: 8 of 8 samples at 32 px, train, stage 0, epoch 0"
-    assert repr(loader) == "Loader: closed, cpu, rank 0 of 1"

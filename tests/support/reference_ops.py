@@ -8,9 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tv1
-from torchvision.transforms.v2 import RandAugment
 from torchvision.transforms.v2 import functional as tv
 
 from resolute.pipeline.plan import autoaugment as p
@@ -50,15 +48,6 @@ def operation(image: Pixels, kind: int, values: NDArray[np.float32]) -> Pixels:
         assert kind == p.NONE
         return image
     return np.asarray(got)
-
-
-def named(image: Pixels, name: str, magnitude: float) -> Pixels:
-    """An operation of the policies by torchvision's own dispatcher, bilinear and black outside."""
-    policy = RandAugment(interpolation=InterpolationMode.BILINEAR)
-    photo = policy._apply_image_or_video_transform(
-        Image.fromarray(image), name, magnitude, interpolation=InterpolationMode.BILINEAR, fill={Image.Image: None}
-    )
-    return np.asarray(photo)
 
 
 def row(name: str, magnitude: float, res: int) -> tuple[int, list[float]]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from resolute.errors import ResoluteError, StorageError
+from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet, fold_numbers
 from tests.support.trees import tree
 
 
-@pytest.mark.parametrize("folds", [2, 3, 5, 255, 1000])
-@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize(("folds", "seed"), [(2, 0), (5, 4), (1000, 0)])
 def test_fold_sizes_differ_by_at_most_one_in_each_class_and_in_total(folds: int, seed: int) -> None:
     sizes = [1 + i * 37 % 230 for i in range(120)] + [0, 1, 2000]
     labels = np.random.default_rng(1).permutation(np.repeat(np.arange(len(sizes)), sizes)).astype(np.uint32)
@@ -30,20 +28,17 @@ def test_folds_are_the_same_in_every_process_and_version() -> None:
     labels = np.array([0, 1, 2, 1, 0, 0, 2, 70_000, 1, 1, 0, 2], np.uint32)
     expected = [0, 2, 0, 1, 1, 0, 1, 2, 0, 1, 2, 2]
     assert fold_numbers(labels, 3).tolist() == expected
-    assert fold_numbers(labels.astype(np.int64), 3).tolist() == expected
+    assert fold_numbers(labels, 3, seed=1).tolist() != expected
 
 
-def test_folds_do_not_follow_the_order_of_the_set_and_change_with_the_seed() -> None:
-    labels = np.zeros(10_000, np.uint32)
-    numbers = fold_numbers(labels, 5)
+def test_folds_do_not_follow_the_order_of_the_set() -> None:
+    numbers = fold_numbers(np.zeros(10_000, np.uint32), 5)
     # 2000 of a fold; neighbours share one as often as by chance, 20 % with a standard deviation of 0.4 %
     assert 0.18 < (numbers[1:] == numbers[:-1]).mean() < 0.22
-    assert 0.18 < (numbers == fold_numbers(labels, 5, seed=1)).mean() < 0.22
 
 
-@pytest.mark.parametrize("folds", [2, 7])
-def test_folds_of_a_set_are_disjoint_and_complete_and_leave_val_out(shard_set: ShardSet, folds: int) -> None:
-    whole, files = shard_set.splits["train"], tree(Path(shard_set.root))
+def test_folds_of_a_set_are_disjoint_and_complete_and_leave_val_out(shard_set: ShardSet) -> None:
+    whole, files, folds = shard_set.splits["train"], tree(Path(shard_set.root)), 7
     seen = []
     for fold in range(folds):
         folded = shard_set.with_fold(fold, folds)
@@ -65,32 +60,12 @@ def test_another_fold_or_number_of_folds_is_other_data(shard_set: ShardSet) -> N
     assert shard_set.with_fold(1, 3).fingerprint() == sets[2].fingerprint()
 
 
-def test_a_set_with_a_fold_notices_that_it_was_replaced_and_nothing_else(shard_root: Path, tmp_path: Path) -> None:
-    manifest = Path(shutil.copytree(shard_root, tmp_path / "s")) / "manifest.json"
-    shards = ShardSet.open(tmp_path / "s").with_fold(0, 3)
-    shards.check_unchanged()
-    data = manifest.read_bytes()
-    manifest.unlink()
-    manifest.write_bytes(data)
-    shards.check_unchanged()
-    manifest.write_bytes(b"{}")
-    with pytest.raises(StorageError, match="replaced"):
-        shards.check_unchanged()
-
-
-@pytest.mark.parametrize(
-    ("fold", "folds", "message"),
-    [(3, 3, "got fold 3 of 3, expected 0 to 2"), (-1, 3, "got fold -1 of 3"), (0, 1, "got 1 folds, expected 2 to 75"),
-     (0, 76, "got 76 folds, expected 2 to 75, the number of training samples")],
-)  # fmt: skip
-def test_a_fold_that_cannot_be_is_refused(shard_set: ShardSet, fold: int, folds: int, message: str) -> None:
-    with pytest.raises(ResoluteError, match=message):
-        shard_set.with_fold(fold, folds)
+def test_a_fold_that_cannot_be_is_refused(shard_set: ShardSet) -> None:
+    for fold, folds, message in ((3, 3, "got fold 3 of 3, expected 0 to 2"), (0, 1, "got 1 folds, expected 2 to 75"),
+                                 (0, 76, "got 76 folds, expected 2 to 75, the number of training")):  # fmt: skip
+        with pytest.raises(ResoluteError, match=message):
+            shard_set.with_fold(fold, folds)
     with pytest.raises(ResoluteError, match="expected a set without a fold"):
         shard_set.with_fold(0, 3).with_fold(0, 3)
-
-
-@pytest.mark.parametrize("only", [{"fold": 0}, {"folds": 3}])
-def test_a_fold_without_the_number_of_folds_is_refused(shard_set: ShardSet, only: dict[str, int]) -> None:
     with pytest.raises(ResoluteError, match=r"got fold=.*, expected both or none; "):
-        ShardSet.open(shard_set.root, **only)  # type: ignore[arg-type]
+        ShardSet.open(shard_set.root, fold=0)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from resolute.errors import ResoluteError, differences
 from resolute.pipeline.dataset import shard_set as shard_set_module
-from resolute.pipeline.dataset.format import FORMAT, VERSION, manifest_bytes, read_manifest
+from resolute.pipeline.dataset.format import manifest_bytes
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.storage.base import open_files
 from tests.conftest import make_photos
 from tests.support.cli import prep
 
@@ -35,25 +32,23 @@ def test_open_gives_classes_splits_and_records(shard_set: ShardSet) -> None:
     assert np.bincount(train.samples["label"]).tolist() == [25, 25, 25]
 
 
-def test_a_folder_without_manifest_is_refused(tmp_path: Path) -> None:
+def test_an_unfinished_set_is_refused(copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
     with pytest.raises(ResoluteError, match=r"manifest\.json: not found.*`resolute shards --src="):
-        ShardSet.open(tmp_path)
+        ShardSet.open(tmp_path / "empty")
+    (copy / "manifest.json").unlink()  # not taken for tars of others
+    with pytest.raises(ResoluteError, match=r"manifest\.json: not found, expected a finished shard set; "):
+        ShardSet.open(copy)
 
 
-@pytest.mark.parametrize("name", ["", "/32", "/32/train-000000.tar", "/32/train-{000000..000002}.tar", "/32/*.tar"])
+@pytest.mark.parametrize("name", ["", "/32/train-000000.tar", "/32/train-{000000..000002}.tar"])
 def test_tars_of_others_are_told_from_a_shard_set(shard_root: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(shard_root / "32", tmp_path / "wds" / "32")
     with pytest.raises(ResoluteError, match=r"wds.*: got WebDataset tars, expected .*`resolute shards --src .*wds"):
         ShardSet.open(f"{tmp_path}/wds{name}")
 
 
-def test_an_unfinished_set_is_not_taken_for_tars_of_others(copy: Path) -> None:
-    (copy / "manifest.json").unlink()
-    with pytest.raises(ResoluteError, match=r"manifest\.json: not found, expected a finished shard set; "):
-        ShardSet.open(copy)
-
-
-@pytest.mark.parametrize("name", ["set[1]", "what?", "a*b", "{x,y}", "left{", "shards.tar"])
+@pytest.mark.parametrize("name", ["set[1]", "a*b?{x,y}", "shards.tar"])
 def test_a_shard_set_is_opened_whatever_characters_its_path_contains(
     shard_root: Path, tmp_path: Path, name: str
 ) -> None:
@@ -72,8 +67,7 @@ def test_other_versions_and_damaged_manifests_are_refused(copy: Path) -> None:
     with pytest.raises(ResoluteError, match="version 99, expected resolute-shards version 6"):
         ShardSet.open(copy)
     flipped = json.dumps({**manifest, "classes": manifest["classes"][::-1]}, indent=1) + "\n"
-    longer, cut = manifest_bytes(manifest) + b"\n", manifest_bytes(manifest)[:-1]
-    for data in (flipped.encode(), longer, cut, b" " + manifest_bytes(manifest)):
+    for data in (flipped.encode(), manifest_bytes(manifest) + b"\n", manifest_bytes(manifest)[:-1]):
         (copy / "manifest.json").write_bytes(data)
         with pytest.raises(ResoluteError, match="damaged, got bytes that do not match its own hash"):
             ShardSet.open(copy)
@@ -121,48 +115,21 @@ def test_a_changed_index_is_refused(copy: Path) -> None:
         ShardSet.open(copy)
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [(b"no array", "got '.*', expected a .npy file"), (np.zeros(3, "<u4"), r"got \(3,\) records of uint32, expected")],
-)  # fmt: skip
 def test_a_large_index_that_is_not_hashed_is_still_an_array_of_its_records(
-    copy: Path, monkeypatch: pytest.MonkeyPatch, data: Any, words: str
+    copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shard_set_module, "_HASHED_BYTES", 0)
     assert len(ShardSet.open(copy).splits["train"].samples) == 75
     index = copy / "index" / "train-32.npy"
-    if isinstance(data, bytes):
-        index.write_bytes(data)
-    else:
-        np.save(index, data)
+    np.save(index, np.zeros(3, "<u4"))
     manifest = json.loads((copy / "manifest.json").read_bytes())
     manifest["files"]["index/train-32.npy"]["bytes"] = index.stat().st_size
     (copy / "manifest.json").write_bytes(manifest_bytes(manifest))
-    with pytest.raises(ResoluteError, match=rf"train-32\.npy: damaged, {words}"):
+    with pytest.raises(ResoluteError, match=r"train-32\.npy: damaged, got \(3,\) records of uint32, expected"):
         ShardSet.open(copy)
 
 
-def test_index_arrays_are_read_only_maps_of_their_files(shard_set: ShardSet) -> None:
-    train = shard_set.splits["train"]
-    for array in (train.samples, *train.stored.values()):
-        assert type(array) is np.ndarray
-        assert isinstance(array.base, np.memmap)
-        with pytest.raises(ValueError, match="read-only"):
-            array[0] = array[1]
-
-
-def test_a_manifest_of_60_000_files_is_checked_in_milliseconds(tmp_path: Path) -> None:
-    """60 000 files, as in a set of 100 million samples."""
-    entry = {"bytes": 123456789, "sha256": "0" * 64}
-    files = {f"{res}/train-{n:06d}.{kind}": entry
-             for res in (1, 2, 3) for n in range(10_000) for kind in ("tar", "idx")}  # fmt: skip
-    (tmp_path / "manifest.json").write_bytes(manifest_bytes({"format": FORMAT, "version": VERSION, "files": files}))
-    began = time.process_time()
-    manifest, _ = read_manifest(open_files(tmp_path))
-    assert time.process_time() - began < 1.5  # 0.15 s on a quiet machine
-    assert manifest["files"] == files
-
-
+@pytest.mark.slow
 def test_a_sets_identity_survives_an_added_resolution_and_no_other_change(tmp_path: Path) -> None:
     photos = make_photos(tmp_path / "photos", each=8)
 
@@ -179,7 +146,7 @@ def test_a_sets_identity_survives_an_added_resolution_and_no_other_change(tmp_pa
     assert after.hash != before.hash
     assert (after.fingerprint([32]), after.fingerprint([48]), after.fingerprint([32, 48])) == (at_32, at_48, both)
     assert ShardSet.open(tmp_path / "shards", resolutions=(32,)).fingerprint() == at_32
-    for change in (["--seed", "1"], ["--quality", "60"], ["--margin", "1.5"]):
+    for change in (["--seed", "1"], ["--quality", "60"]):
         changed = made(change[0].strip("-"), *change)
         assert changed.fingerprint([32]) != at_32
         assert differences(changed.contents([32]), before.contents([32]))
@@ -188,14 +155,3 @@ def test_a_sets_identity_survives_an_added_resolution_and_no_other_change(tmp_pa
     message = "; ".join(differences(ShardSet.open(tmp_path / "quality").contents([32]), before.contents([32])))
     assert "train images at 32 px got " in message
     assert "classes" not in message
-
-
-def test_differences_name_each_changed_value() -> None:
-    planned = {"seed": 1, "stages": [{"res": 32, "order": None}, {"res": 48}], "gone": 1}
-    changed = {"seed": 1, "stages": [{"res": 32, "order": "full"}, {"res": 64}], "new": "x"}
-    assert differences(planned, planned) == []
-    assert differences(planned, changed) == [
-        "stages[0].order got None, expected 'full'", "stages[1].res got 48, expected 64", "gone got 1, expected None",
-        "new got None, expected 'x'",
-    ]  # fmt: skip
-    assert differences({"stages": [1, 2]}, {"stages": [1]}) == ["stages got [1, 2], expected [1]"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ import pytest
 import torch
 
 from resolute import Loader, Plan, ResoluteError, ShardSet, Stage
+from resolute.pipeline.dataset.target import Target
 from resolute.pipeline.examples import plain, timm_loop
 from tests import ROOT
 from tests.support.commands import Ended
-from tests.train.test_targets import of_kind
+from tests.support.retarget import retarget
 
 WORDS = ["--res", "32,48", "--epochs", "1", "--batch-size", "25"]
 
@@ -22,6 +24,7 @@ def differ(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> l
     return [name for name in first if not torch.equal(first[name].cpu(), second[name].cpu())]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_plain_ends_with_the_same_weights(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -36,6 +39,7 @@ def test_a_resumed_run_of_plain_ends_with_the_same_weights(
     assert capsys.readouterr().out == output
 
 
+@pytest.mark.slow
 def test_the_timm_loop_sees_every_sample_once_in_passes_of_the_announced_length(
     shard_root: Path, shard_set: ShardSet, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,21 +80,9 @@ def test_the_training_loop_in_the_readme_runs(shard_root: Path, shard_set: Shard
     assert len(states) == 2
 
 
-@pytest.mark.parametrize("example", [plain, timm_loop])
-def test_an_example_runs_on_the_cpu_at_the_resolutions_of_the_set_by_default(
-    example: Any, shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # a machine with a GPU, which gives other bits
-    example.main([str(shard_root), *WORDS[2:], *(["--checkpoint", str(tmp_path / "x.pt")] if example is plain else [])])
-    output = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in output] == ["epoch 0 32 px", "epoch 1 48 px"]
-
-
 @pytest.mark.parametrize(("words", "message"), [
     (["--res", "96"], "no shards at 96 px, got 32,48,64"),
     (["--res", "32,x"], "--res: got 32,x, expected px such as 128,160"),
-    (["--device", "cuda:99"], "device"),
-    (["--nonsense"], "unrecognized arguments: --nonsense"),
 ])  # fmt: skip
 def test_bad_arguments_of_an_example_are_reported_in_one_line(
     shard_root: Path, tmp_path: Path, forked: Callable[..., Ended], words: list[str], message: str
@@ -101,7 +93,18 @@ def test_bad_arguments_of_an_example_are_reported_in_one_line(
     assert len(ended.err.splitlines()) == 1
 
 
+@pytest.mark.slow
+def test_an_example_runs_on_the_cpu_at_the_resolutions_of_the_set_by_default(
+    shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # a machine with a GPU, which gives other bits
+    plain.main([str(shard_root), *WORDS[2:], "--checkpoint", str(tmp_path / "x.pt")])
+    output = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in output] == ["epoch 0 32 px", "epoch 1 48 px"]
+
+
 def test_an_example_refuses_a_set_without_classes(shard_root: Path, tmp_path: Path) -> None:
-    labels = of_kind("labels", shard_root, tmp_path / "set")
+    root = Path(shutil.copytree(shard_root, tmp_path / "set"))
+    labels = retarget(root, Target(kind="labels", names=("a",)), {"train": [[0]] * 75, "val": [[0]] * 15})
     with pytest.raises(ResoluteError, match="got labels as targets, expected a class per sample"):
         plain.main([labels.root, "--checkpoint", str(tmp_path / "x.pt")])

@@ -1,9 +1,11 @@
-"""The Lightning and Transformers examples, with the real packages: a resumed run ends with the same weights."""
+"""The examples with Lightning, Transformers and Accelerate themselves: a resumed run ends with the same weights."""
 
 from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from resolute.pipeline.examples import accelerate_loop
 from tests import ROOT
 
 # why: the packages of others may warn of each other's ageing interfaces
@@ -42,7 +45,20 @@ def test_a_resumed_run_ends_with_the_same_weights(
     assert [name for name, value in whole.items() if not torch.equal(value, second[name])] == []
 
 
-def test_the_loops_have_fewer_than_80_lines() -> None:
-    for name in ("lightning_loop", "transformers_loop"):
-        text = (ROOT / "pipeline" / "examples" / f"{name}.py").read_text()
-        assert len(text.splitlines()) < 80, name
+def test_a_run_resumed_with_another_number_of_processes_gives_the_same_weights(
+    shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes up to the first checkpoint, then one: the weights of one process, up to the order of sums."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    words = [str(shard_root), *WORDS]
+    single = accelerate_loop.main([*words, str(tmp_path / "one")])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
+               accelerate_loop.__name__, *words, str(tmp_path / "two"), "--stop", "1"]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("epoch 0 32 px: top-1 ")
+    (tmp_path / "two" / "part").mkdir()  # what a run that is killed while it saves leaves
+    resumed = accelerate_loop.main([*words, str(tmp_path / "two")])
+    assert [path.name for path in (tmp_path / "two").iterdir()] == ["epoch-0001"]
+    for name, weights in single.items():
+        torch.testing.assert_close(resumed[name], weights, rtol=1e-3, atol=1e-4)

@@ -5,7 +5,6 @@ The compiled function uses Pillow's arithmetic but rounds where Pillow truncates
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,9 @@ from nvidia.dali import fn, pipeline_def, types
 from PIL import Image
 
 from resolute.pipeline.graph import cpu_nodes as cpu
-from resolute.pipeline.graph.graph import _graph
 from resolute.pipeline.graph.kernels import augment as pixels
 from resolute.pipeline.plan import autoaugment as p
 from resolute.pipeline.plan.augment_params import (
-    CUTMIX,
-    MIXUP,
-    UNMIXED,
     AugmentOps,
     augment_params,
     erase_noise,
@@ -29,9 +24,7 @@ from resolute.pipeline.plan.augment_params import (
 )
 from resolute.pipeline.plan.plan import BatchSpec
 from resolute.pipeline.plan.stage import Augment
-from tests import SHARED_DATA
-from tests.pipeline.graph.test_gpu_graph import PLAIN
-from tests.support import reference, reference_ops
+from tests.support import reference_ops
 from tests.support.batch_spec import batch_spec
 
 RES = 96
@@ -40,18 +33,15 @@ EVERY = frozenset(range(1, 11))
 
 
 def photos() -> NDArray[np.uint8]:
-    """Noise, a smooth image, flat colours with hard edges, a low-contrast image, and real photos if available."""
+    """Noise, a smooth image, flat colours with hard edges, and a low-contrast image."""
     rng = np.random.default_rng(0)
+    noise = rng.integers(0, 256, (RES, RES, 3), dtype=np.uint8)
     smooth = Image.fromarray(rng.integers(60, 190, (6, 6, 3), dtype=np.uint8))
     blocks = np.kron(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8), np.ones((12, 12, 1), np.uint8))
     blocks[:12, :12] = 128  # grey: no hue
     faint = rng.integers(90, 99, (RES, RES, 3), dtype=np.uint8)
     faint[..., 2] = 7  # an even channel
-    noise = rng.integers(0, 256, (RES, RES, 3), dtype=np.uint8)
-    made = [noise, np.asarray(smooth.resize((RES, RES), Image.Resampling.BICUBIC)), blocks, faint]
-    files = sorted(SHARED_DATA.glob("imagenette224/*/*"))[::700][:4]
-    made += [np.asarray(Image.open(file).convert("RGB").resize((RES, RES))) for file in files]
-    return np.stack(made)
+    return np.stack([noise, np.asarray(smooth.resize((RES, RES), Image.Resampling.BICUBIC)), blocks, faint])
 
 
 PHOTOS = photos()
@@ -82,16 +72,6 @@ def run(images: NDArray[np.uint8], spec_: BatchSpec, wanted: AugmentOps) -> Any:
     return np.rint(levels).astype(np.uint8)
 
 
-def run_kinds(kinds: list[int], values: list[Any]) -> Any:
-    """Every photo under every operation: (operations, photos, res, res, 3)."""
-    images = np.tile(PHOTOS, (len(kinds), 1, 1, 1))
-    each = {"policy_kinds": np.repeat(np.array(kinds, np.int32), len(PHOTOS))[:, None],
-            "policy_values": np.repeat(np.array(values, np.float32), len(PHOTOS), axis=0)[:, None]}  # fmt: skip
-    wanted = AugmentOps(slots=(("policy", EVERY),))
-    out = run(images, batch_spec(len(images), res=RES, augment_params=each), wanted)
-    return out.reshape(len(kinds), *PHOTOS.shape)
-
-
 def value(first: float) -> list[float]:
     return [first, 0, 0, 0, 0, 0]
 
@@ -109,50 +89,23 @@ CASES: dict[int, list[list[float]]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def errors() -> dict[int, NDArray[np.int64]]:
-    """|ours - oracle| of each kind: (operations, photos, res, res, 3)."""
+@pytest.mark.slow
+def test_every_operation_is_within_one_level_of_pillow_and_torchvision() -> None:
+    """Every photo under every operation; affine: bilinear and black outside."""
     listed = [(kind, v) for kind, all_ in CASES.items() for v in all_]
-    got = run_kinds([kind for kind, _ in listed], [v for _, v in listed])
-    differences_by_kind: dict[int, list[Any]] = {}
-    for (kind, v), images in zip(listed, got, strict=True):
+    images = np.tile(PHOTOS, (len(listed), 1, 1, 1))
+    kinds = np.repeat(np.array([kind for kind, _ in listed], np.int32), len(PHOTOS))[:, None]
+    values = np.repeat(np.array([v for _, v in listed], np.float32), len(PHOTOS), axis=0)[:, None]
+    drawn, wanted = {"policy_kinds": kinds, "policy_values": values}, AugmentOps(slots=(("policy", EVERY),))
+    got = run(images, batch_spec(len(images), res=RES, augment_params=drawn), wanted).reshape(-1, *PHOTOS.shape)
+    errors: dict[int, list[Any]] = {}
+    for (kind, v), ours in zip(listed, got, strict=True):
         expected = np.stack([reference_ops.operation(photo, kind, np.float32(v)) for photo in PHOTOS])
-        differences_by_kind.setdefault(kind, []).append(np.abs(images.astype(int) - expected))
-    return {kind: np.array(differences) for kind, differences in differences_by_kind.items()}
-
-
-@pytest.mark.parametrize("kind", [p.BRIGHTNESS, p.SATURATION, p.CONTRAST, p.POINT, p.AUTOCONTRAST, p.BLUR, p.HUE])
-def test_colour_operations_and_blur_are_within_one_level(errors: dict[int, NDArray[np.int64]], kind: int) -> None:
-    assert errors[kind].max() <= 1
-    assert errors[kind].mean() < 0.12
-
-
-def test_affine_is_bilinear_and_black_outside(errors: dict[int, NDArray[np.int64]]) -> None:
-    assert errors[p.AFFINE].max() <= 1
-
-
-@pytest.mark.parametrize("kind", [p.SHARPNESS, p.EQUALIZE])
-def test_sharpness_and_equalize_equal_pillow(errors: dict[int, NDArray[np.int64]], kind: int) -> None:
-    assert errors[kind].max() == 0
-
-
-@pytest.mark.parametrize("name", p.OPERATIONS)
-def test_every_magnitude_of_a_policy_equals_torchvision(name: str) -> None:
-    """Against torchvision's own dispatcher, all 31 magnitudes and both signs of TrivialAugment."""
-    kinds, table = p.operations("trivialaugment", RES)
-    row, photo = p.OPERATIONS.index(name), PHOTOS[-1]
-    strongest = {"S": 0.99, "T": 32.0, "R": 135.0}.get(name[0], 0.99)
-    for k in range(31):
-        for s, sign in enumerate((1, -1)):
-            magnitude = sign * k / 30 * strongest
-            if name == "Posterize":
-                magnitude = 8 - round(k / 30 * 6)
-            elif name == "Solarize":
-                magnitude = 1 - k / 30 - 1e-7  # a threshold equal to a level inverts that level
-            ours = photo.copy()
-            pixels.apply_ops(ours, kinds[row : row + 1], table[row, k, s : s + 1])
-            error = np.abs(ours.astype(int) - reference_ops.named(photo, name, magnitude))
-            assert (error > 1).mean() < 0.001, (k, sign)
+        errors.setdefault(kind, []).append(np.abs(ours.astype(int) - expected))
+    assert errors.keys() == EVERY
+    for kind, each in errors.items():
+        assert np.max(each) <= (0 if kind in (p.SHARPNESS, p.EQUALIZE) else 1), kind
+        assert kind == p.AFFINE or np.mean(each) < 0.12, kind
 
 
 def test_operations_are_applied_in_sequence_and_per_sample() -> None:
@@ -198,47 +151,3 @@ def test_erasing_fills_its_box_and_changes_nothing_else(fill: Any) -> None:
         np.testing.assert_allclose(filled.std(axis=0) / 255, STD, rtol=0.06)
         # the noise is one periodic field: the origins of two samples determine how they overlap
         np.testing.assert_array_equal(got[0][20 + 10 : 80, 10 + 2 : 60], got[1][:50, :48])
-
-
-def test_mixing_per_sample_uses_the_mode_and_weight_of_each_sample() -> None:
-    n = len(PHOTOS) // 2 * 2
-    modes = np.arange(n, dtype=np.int32) % 3
-    boxes = np.zeros((n, 4), np.int32)
-    boxes[modes == CUTMIX] = np.array([(5 * i, 3 * i, 20 + i, 30) for i in range((modes == CUTMIX).sum())])
-    lam = np.where(modes == MIXUP, np.linspace(0.2, 0.8, n), 1).astype(np.float32)
-    batch = batch_spec(n, res=RES, modes=modes, boxes=boxes, lam=lam)
-    assert {UNMIXED, MIXUP, CUTMIX} <= set(modes)
-    got = run(PHOTOS[:n], batch, AugmentOps(mixing=True))
-    assert np.abs(got.astype(int) - reference.mix(PHOTOS[:n], batch)).max() <= 1
-    unmixed = run(PHOTOS[:n], batch_spec(n, res=RES), AugmentOps(mixing=True))
-    np.testing.assert_array_equal(unmixed, PHOTOS[:n])
-
-
-def test_the_mean_colour_over_many_samples_equals_its_formula() -> None:
-    colour, n = np.array([120, 60, 90]), 20_000
-    augment = Augment(jitter=(0.5, 0.0, 0.0, 0.0), jitter_prob=0.6, grey_prob=0.3)
-    drawn = augment_params(augment, seed=0, epoch=0, ids=np.arange(n), res=4)
-    total = np.zeros(3)
-    names = ("jitter_kinds", "jitter_values", "grey_kinds", "grey_values")
-    for jitter, factors, grey, zeros in zip(*(drawn[name] for name in names), strict=True):
-        image = np.empty((1, 1, 3), np.uint8)
-        image[:] = colour
-        pixels.apply_ops(image, np.concatenate([jitter, grey]), np.concatenate([factors, zeros]))
-        total += image[0, 0]
-    luma = colour @ (0.299, 0.587, 0.114)
-    cut = 0.6 * 0.5  # brightness truncates to an integer: half a level on average
-    deviation = 120 * 0.5 / np.sqrt(3 * n)
-    np.testing.assert_allclose(total / n, 0.7 * colour + 0.3 * luma - cut, atol=4 * deviation + 0.15)
-
-
-def test_everything_that_changes_pixels_is_at_most_two_nodes_of_the_graph() -> None:
-    def operators(*augments: Augment) -> list[str]:
-        pipe = _graph(decode_device="cpu", **{**PLAIN, "on_cpu": True, "mixing": used_ops(augments).mixing})
-        pipe.build()
-        return [re.sub(r"\W|\d", "", operator.name) for operator in pipe._ops]
-
-    plain = operators(Augment())
-    many = Augment(policy="randaugment", num_ops=4, jitter=(0.4, 0.4, 0.4, 0.1), blur_prob=0.5, random_erasing_prob=0.1)
-    assert operators(many, Augment(policy="autoaugment", random_erasing_fill="noise")) == plain
-    mixing = operators(many, Augment(mixup_alpha=0.2))
-    assert len(mixing) == len(plain) + 1

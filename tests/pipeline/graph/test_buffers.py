@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from resolute.pipeline.graph.buffers import BufferPool
@@ -31,13 +30,3 @@ def test_a_pool_grows_to_the_largest_array_and_keeps_that() -> None:
     address = large.ctypes.data
     del large, small  # why in this order: the smaller one comes back last, and is not kept
     assert buffers.take((8,), np.uint8).ctypes.data == address
-
-
-@pytest.mark.parametrize("shape", [(2, 3), (4, 4), (5, 5), (0, 3)])
-def test_buffers_of_any_shape_can_be_taken(shape: tuple[int, ...]) -> None:
-    buffers = BufferPool(nbytes=64, count=2)
-    held = [buffers.take(shape) for _ in range(4)]  # more than are kept, and (5, 5) larger than they are
-    for i, array in enumerate(held):
-        array[:] = i
-    assert [array.shape for array in held] == [shape] * 4
-    assert all((array == i).all() and array.flags.c_contiguous for i, array in enumerate(held))

@@ -18,12 +18,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from resolute import cuda
 from resolute.pipeline.graph import gpu_finish
 from resolute.pipeline.graph.gpu_finish import GpuFinish, Held
 from resolute.pipeline.plan.augment_params import AugmentOps, erase_noise, used_ops
 from resolute.pipeline.plan.stage import Augment
-from tests.support.batch_spec import batch_spec
 from tests.support.fake_cuda import FakeCuda
 from tests.support.gpu_on_cpu import MEAN, STD
 
@@ -187,27 +185,21 @@ def at_random(seed: int) -> Callable[[int], int]:
     return lambda queued: int(rng.integers(0, 4)) if rng.random() < 0.5 else 0
 
 
-PACES = {"never": never, "at once": at_once} | {f"random {seed}": at_random(seed) for seed in range(8)}
+PACES = {"never": never, "at once": at_once} | {f"random {seed}": at_random(seed) for seed in range(3)}
 USED = {"plain": AugmentOps(), "policy": POLICY}
 
 
-@pytest.mark.parametrize("used", USED)
+@pytest.mark.parametrize(("used", "interrupt"), [("plain", False), ("policy", False), ("policy", True)])
 @pytest.mark.parametrize("pace", PACES)
 def test_every_image_is_read_before_dali_uses_its_memory_again(
-    monkeypatch: pytest.MonkeyPatch, pace: str, used: str
+    monkeypatch: pytest.MonkeyPatch, pace: str, used: str, interrupt: bool
 ) -> None:
-    model = run(monkeypatch, PACES[pace], USED[used])
+    """Also after an interrupt between two launches."""
+    model = run(monkeypatch, PACES[pace], USED[used], interrupt=interrupt)
     assert model.faults == []
     assert len(model.written) == 40  # and none is kept for ever
-    if pace == "at once":
+    if pace == "at once" and not interrupt:
         assert model.waits == 0
-
-
-@pytest.mark.parametrize("pace", PACES)
-def test_also_after_an_interrupt_between_two_launches(monkeypatch: pytest.MonkeyPatch, pace: str) -> None:
-    model = run(monkeypatch, PACES[pace], POLICY, interrupt=True)
-    assert model.faults == []
-    assert len(model.written) == 40
 
 
 def test_the_host_runs_ahead_of_the_device_by_no_more_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,61 +213,8 @@ def dropped(self: Held, owner: Any) -> Any:
     return contextmanager(lambda: iter([None]))()
 
 
-@contextmanager
-def recorded_first(self: Held, owner: Any) -> Iterator[None]:
-    """Records the event before the kernels."""
-    self._release()
-    self._owners.append([owner, None, cuda.record_event(GPU, timing=False)])
-    yield
-
-
-@contextmanager
-def by_number(self: Held, owner: Any) -> Iterator[None]:
-    """Lets go of the oldest without looking at its event."""
-    self._owners.append([owner, None, None])
-    if len(self._owners) > LIMIT:
-        self._owners.popleft()
-    yield
-
-
-@contextmanager
-def without_interrupts(self: Held, owner: Any) -> Iterator[None]:
-    """Holds an image only once its kernels have been launched."""
-    self._release()
-    yield
-    self._owners.append([owner, None, cuda.record_event(GPU, timing=False)])
-
-
-@pytest.mark.parametrize(
-    ("name", "mistake", "interrupt"),
-    [("reading", dropped, False), ("reading", recorded_first, False), ("reading", by_number, False),
-     ("reading", without_interrupts, True), ("close", lambda held: held._owners.clear(), False)],
-    ids=["not held", "event too early", "by number", "held after the launches", "closed without waiting"],
-)  # fmt: skip
-def test_memory_that_is_let_go_too_early_is_detected(
-    monkeypatch: pytest.MonkeyPatch, name: str, mistake: Any, interrupt: bool
-) -> None:
+def test_memory_that_is_let_go_too_early_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Held, name, mistake)
-        paces = [never, *(at_random(seed) for seed in range(8))]
-        models = [run(pytest.MonkeyPatch(), pace, POLICY, interrupt=interrupt) for pace in paces]
-        faults = [fault for model in models for fault in model.faults]
-    assert faults
-    assert all("was read after DALI had reused its memory" in fault for fault in faults)
-
-
-def test_a_tensor_on_the_wrong_device_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parameters left on the host."""
-    with modelled(monkeypatch, at_once) as model:
-        kernels = GpuFinish(POLICY, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), dtype=torch.float16, device=GPU)
-        monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **__: tensor)
-        with pytest.raises(AssertionError, match="a tensor is not on the GPU"):
-            kernels(model.image(0, 16, 4), torch.zeros((4, kernels._fields), dtype=torch.int32), [])
-
-
-def test_the_parameters_of_a_batch_have_the_fields_that_the_kernels_expect() -> None:
-    """As `run` makes them up."""
-    kernels = GpuFinish(POLICY, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), dtype=torch.float32,
-                        device=torch.device("cpu"))  # fmt: skip
-    packed, _ = kernels.pack(batch_spec(4, res=16))
-    assert (packed.dtype, tuple(packed.shape)) == (torch.int32, (4, kernels._fields))
+        patch.setattr(Held, "reading", dropped)
+        model = run(pytest.MonkeyPatch(), never, POLICY)
+    assert any("was read after DALI had reused its memory" in fault for fault in model.faults)

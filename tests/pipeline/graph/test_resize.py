@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from resolute.pipeline.graph.kernels.resize import resample_weights, resize
+from resolute.pipeline.graph.kernels.resize import resize
 
-SIZES = [(125, 150, 128), (60, 80, 128), (100, 128, 128), (256, 330, 224), (47, 33, 48), (500, 333, 37), (900, 70, 64),
-         (64, 64, 64), (1, 1, 5), (1, 7, 33), (7, 1, 33), (2, 2, 3), (3, 400, 7)]  # fmt: skip
+SIZES = [(125, 150, 128), (100, 128, 128), (47, 33, 48), (900, 70, 64), (64, 64, 64), (1, 7, 33), (3, 400, 7)]
 
 
 def photo(height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -70,17 +69,6 @@ def test_mirrored_and_normalised_values_equal_the_plain_ones(height: int, width:
     error = np.abs(run(image, res, mirrored=True)[:, ::-1].astype(int) - plain)
     assert error.max() <= 1
     assert (error > 0).mean() < 1e-3
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 31, 64, 100, 257])
-@pytest.mark.parametrize("out", [1, 2, 31, 64, 99])
-def test_resample_weights_lie_inside_the_image_and_sum_to_one(length: int, out: int) -> None:
-    starts, weights = resample_weights(length, out)
-    np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-6)
-    assert (starts >= 0).all()
-    assert (weights >= 0).all()
-    used = starts[:, None] + np.arange(weights.shape[1])
-    assert (used[weights > 0] < length).all()
 
 
 def test_bytes_beyond_the_image_do_not_affect_the_result() -> None:

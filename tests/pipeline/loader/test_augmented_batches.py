@@ -1,4 +1,4 @@
-"""Augmentation from recipe to batch: checked settings, per-stage switches, pixels that depend on the sample only."""
+"""Augmentation from recipe to batch: checked settings, switches of stages, pixels that depend on the sample only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.graph.kernels import augment as kernels
 from resolute.pipeline.loader.loader import Loader
-from resolute.pipeline.plan import autoaugment as p
 from resolute.pipeline.plan.augment_params import pack_ops, used_ops
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
@@ -87,18 +86,6 @@ def test_the_order_is_crop_operations_erasing_mixing(shard_set: ShardSet) -> Non
                 assert error.max() <= 1 if upright else np.median(error) <= 4
 
 
-def test_a_vertical_flip_equals_pillows(shard_set: ShardSet) -> None:
-    plan = Plan(shard_set, [stage(dataclasses.replace(PLAIN, vflip_prob=0.5))], eval_batch_size=None)
-    turned = 0
-    with Loader(plan) as loader:
-        for batch in loader:
-            for i in range(len(batch.spec)):
-                error = np.abs(levels(batch.images[i].numpy()) - reference.view(shard_set, batch.spec, i).astype(float))
-                assert error.mean() < 0.6
-                turned += batch.spec.augment_params["vflips"][i]
-    assert 20 < turned < 55
-
-
 def test_stages_without_augmentation_and_validation_equal_the_plain_stream(shard_set: ShardSet) -> None:
     mixing = dataclasses.replace(ALL, mixup_alpha=0.8, mixup_mode="elem")
     run = Plan(shard_set, [stage(mixing), stage(PLAIN, res=48), stage(ALL)], eval_batch_size=7)
@@ -114,65 +101,19 @@ def test_stages_without_augmentation_and_validation_equal_the_plain_stream(shard
     assert changed == 10
 
 
-@pytest.mark.parametrize("policy", ["randaugment", "trivialaugment", "autoaugment", "3-augment"])
-def test_each_policy_can_be_set_per_stage(shard_set: ShardSet, policy: str) -> None:
-    off = {"res": 32, "epochs": 1, "batch_size": 16, "augment": {"policy": "none"}}
-    table = {"augment": {"policy": policy}, "stages": [off, {**off, "augment": {}}]}
-    recipe = Recipe.parse(table, name="x")
-    assert [s.augment.policy for s in recipe.stages] == ["none", policy]
-    plan = Plan(shard_set, recipe.stages, eval_batch_size=None)
-    bare = Plan(shard_set, [stage(Augment())] * 2, eval_batch_size=None)
-    got, plain = seen(plan), seen(bare)
-    same = [np.array_equal(got[key], plain[key]) for key in sorted(got)]
-    assert all(same[:75])
-    assert sum(same[75:]) < (45 if policy == "autoaugment" else 30)
-    kinds = np.concatenate([plan.batch(i).augment_params["policy_kinds"] for i in range(5, 10)])
-    assert len(set(np.unique(kinds)) - {p.NONE}) >= 3
-
-
 STAGE = {"res": 32, "epochs": 1, "batch_size": 8}
 
 
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ({"policy": "randaug"}, "augment.policy: got 'randaug', expected \"none\", \"randaugment\""),
-        ({"policy": "randaugment", "magnitude": 31}, "augment.magnitude: got 31, expected integer, 0 to 30"),
-        ({"policy": "randaugment", "num_ops": 0}, "augment.num_ops: got 0, expected integer, 1 to 4"),
-        ({"jitter": [0.4, 0.4, 0.4]}, "augment.jitter: got [0.4, 0.4, 0.4], expected 4 numbers, 0 to 1"),
-        ({"jitter": [0.4, 0.4, 0.4, 0.6]}, "augment.jitter: got [0.4, 0.4, 0.4, 0.6], expected [brightness"),
-        ({"blur_prob": 0.5, "blur_sigma": [0.0, 1.0]}, "augment.blur_sigma: got 0.0, expected 2 numbers, above 0"),
-        ({"random_erasing_prob": 1.2}, "augment.random_erasing_prob: got 1.2, expected number, 0 to 1"),
-        ({"random_erasing_prob": 0.2, "random_erasing_scale": [0.2, 1.0]},
-         "augment.random_erasing_scale: got 1.0, expected 2 numbers, above 0, below 1"),
-        ({"random_erasing_prob": 0.2, "random_erasing_ratio": [3.0, 1.0]},
-         "augment.random_erasing_ratio: got [3.0, 1.0], expected low <= high"),
-        ({"random_erasing_prob": 0.2, "random_erasing_fill": "black"},
-         "augment.random_erasing_fill: got 'black', expected \"mean\", \"noise\""),
-        ({"greyscale": 0.2}, "augment.greyscale: no such setting"),
-        ({"num_ops": 3}, "augment.num_ops: without effect, policy is not randaugment; remove it"),
-        ({"policy": "autoaugment", "magnitude": 3}, "augment.magnitude: without effect"),
-        ({"jitter_prob": 0.3}, "augment.jitter_prob: without effect, jitter is off; remove it"),
-        ({"blur_sigma": [0.1, 1.0]}, "augment.blur_sigma: without effect, blur_prob is 0"),
-        ({"random_erasing_fill": "noise"},
-         "augment.random_erasing_fill: without effect, random_erasing_prob is 0, off"),
-        ({"random_erasing_scale": [0.1, 0.2]}, "augment.random_erasing_scale: without effect"),
-        ({"mixup_mode": "elem"}, "augment.mixup_mode: without effect, no mixing is on"),
-        ({"mixup_alpha": 0.2, "mixup_switch_prob": 0.2}, "augment.mixup_switch_prob: without effect"),
-    ],
-)
+@pytest.mark.parametrize(("table", "message"), [
+    ({"jitter": [0.4, 0.4, 0.4, 0.6]}, "augment.jitter: got [0.4, 0.4, 0.4, 0.6], expected [brightness"),
+    ({"greyscale": 0.2}, "augment.greyscale: no such setting"),
+    ({"crop_mode": "simple", "scale": [0.3, 1.0]}, "augment.scale: without effect, crop_mode is simple; remove it"),
+    ({"flip_mode": "alternate", "flip_prob": 0.3}, "augment.flip_prob: without effect, flip_mode is alternate"),
+    ({"num_ops": 3}, "augment.num_ops: without effect, policy is not randaugment; remove it"),
+    ({"mixup_alpha": 0.2, "mixup_switch_prob": 0.2}, "augment.mixup_switch_prob: without effect"),
+])  # fmt: skip
 def test_settings_that_are_wrong_or_without_effect_are_refused(table: dict[str, Any], message: str) -> None:
-    for whole in ({"augment": table, "stages": [STAGE]}, {"stages": [{**STAGE, "augment": table}]}):
+    for recipe in ({"augment": table, "stages": [STAGE]}, {"stages": [{**STAGE, "augment": table}]}):
         with pytest.raises(ResoluteError) as caught:
-            Recipe.parse(whole, name="x")
-        assert message in str(caught.value).replace("stages.augment.", "augment.") or message in str(caught.value)
-
-
-def test_a_base_setting_that_only_one_stage_uses_is_accepted() -> None:
-    base = {"policy": "randaugment", "num_ops": 3, "random_erasing_prob": 0.2, "random_erasing_fill": "noise",
-            "mixup_alpha": 0.1, "mixup_mode": "elem"}  # fmt: skip
-    off = {"policy": "none", "random_erasing_prob": 0.0, "mixup_prob": 0.0}
-    recipe = Recipe.parse({"augment": base, "stages": [{**STAGE, "augment": off}, STAGE]}, name="x")
-    assert recipe.stages[0].augment.policy == "none"
-    assert recipe.stages[1].augment.num_ops == 3
-    assert Recipe.parse({"augment": {"policy": "3-augment", "jitter_prob": 0.5}, "stages": [STAGE]}, name="x")
+            Recipe.parse(recipe, name="x")
+        assert message in str(caught.value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from resolute import Loader, Plan, ShardSet, Stage
@@ -69,16 +68,5 @@ def test_after_a_resume_within_an_epoch_the_first_one_has_what_is_left(plan: Pla
 def test_an_epoch_without_validation_has_no_validation_batches(shard_set: ShardSet) -> None:
     plan = Plan(shard_set, [Stage(res=32, epochs=3, batch_size=25)], eval_batch_size=15, eval_every_epochs=2)
     with Loader(plan) as loader:
-        assert [(len(list(epoch.train)), len(list(epoch.val))) for epoch in loader.epochs()] == [
-            (part, sum(p.batches for p in plan.phases if (p.split, p.epoch) == ("val", number)))
-            for number, part in enumerate([3, 3, 3])
-        ]
-
-
-def test_the_keys_of_a_batch_are_those_of_its_samples(plan: Plan, shard_set: ShardSet) -> None:
-    with Loader(plan) as loader:
-        for batch in loader:
-            samples = shard_set.splits[batch.spec.split].samples[batch.spec.ids]
-            assert batch.keys.dtype == np.int64
-            assert batch.keys.tolist() == samples["key"].tolist()
-            assert batch.labels.tolist() == samples["label"].tolist()
+        lengths = [(len(list(epoch.train)), len(list(epoch.val))) for epoch in loader.epochs()]
+    assert lengths == [(3, 0), (3, 1), (3, 1)]

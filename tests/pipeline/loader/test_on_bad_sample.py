@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import io
 import shutil
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from resolute.errors import DamagedSample, ResoluteError, StorageError
+from resolute.errors import DamagedSample, ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.loader.loader import Loader, grey_jpeg
+from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.loader.reader import EncodedBatch, Reader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
@@ -26,53 +23,45 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 MIXED = Augment(scale=(0.3, 1.0), policy="randaugment", mixup_alpha=0.8, cutmix_alpha=1.0, mixup_prob=0.8)
 
 
+@pytest.fixture
+def root(shard_root: Path, tmp_path: Path) -> Path:
+    """A copy of the shard set, to be damaged."""
+    return Path(shutil.copytree(shard_root, tmp_path / "copy"))
+
+
 def _damage(root: Path, split: str, res: int, samples: list[int]) -> None:
     shards = ShardSet.open(root)
     for sample in samples:
         damage_sample(shards, sample, split=split, res=res)
 
 
-@pytest.mark.parametrize("world", [1, 2])
 def test_a_skipped_sample_is_replaced_by_the_next_intact_sample(
-    shard_root: Path, tmp_path: Path, world: int, caplog: pytest.LogCaptureFixture
+    shard_set: ShardSet, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In training and validation, at its resolution only; other batches and those of a resumed run do not change."""
-    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
     _damage(root, "train", 32, [10, 11, 74])
     _damage(root, "val", 32, [14])
-    shards = ShardSet.open(root)
     stages = [Stage(res=res, epochs=2, batch_size=16, augment=MIXED) for res in (32, 48)]
-    plan = Plan(shards, stages, seed=5, eval_batch_size=7)
-    sound = Plan(ShardSet.open(shard_root), stages, seed=5, eval_batch_size=7)
+    plan, sound = (Plan(shards, stages, seed=5, eval_batch_size=7) for shards in (ShardSet.open(root), shard_set))
     places = {("train", 32): {10: 12, 11: 12, 74: 0}, ("val", 32): {14: 0}}
-    for rank in range(world):
-        with Loader(plan, on_bad_sample="skip", rank=rank, world_size=world) as loader:
-            batches = list(loader)
-            assert len(batches) == plan.total_batches
-            for batch in batches:
-                spec = batch.spec
-                replacements = places.get((spec.split, spec.res), {})
-                expected = sound.batch(spec.index, rank=rank, world_size=world)
-                ids = [replacements.get(i, i) for i in expected.ids.tolist()]
-                assert spec.ids.tolist() == ids
-                labels = shards.splits[spec.split].samples[spec.ids]["label"]
-                np.testing.assert_array_equal(batch.labels, labels)
-                if ids == expected.ids.tolist():
-                    np.testing.assert_array_equal(spec.crops, expected.crops)
-                else:
-                    twin = sound.batch(spec.index, rank=rank, world_size=world, replacements=replacements)
-                    np.testing.assert_array_equal(spec.crops, twin.crops)
-            seen = {(s, r, i) for s, r, i in loader.skipped}
-            if world == 1:
-                assert seen == {("train", 32, 10), ("train", 32, 11), ("train", 32, 74), ("val", 32, 14)}
-            for reason in loader.skipped.values():
-                assert "is damaged, got CRC-32" in reason
-            start = plan.phases[2].first + 1
-            loader.load_state_dict({"next_batch": start})
-            assert torch.equal(next(loader).images, batches[start].images)
-        with Loader(plan, on_bad_sample="skip", rank=rank, world_size=world, start=start) as again:
-            for expected_batch in batches[start : start + 8]:
-                assert torch.equal(next(again).images, expected_batch.images)
+    start = plan.phases[2].first + 1
+    with Loader(plan, on_bad_sample="skip") as loader:
+        batches = list(loader)
+        assert set(loader.skipped) == {(*place, i) for place, replaced in places.items() for i in replaced}
+        assert all("is damaged, got CRC-32" in reason for reason in loader.skipped.values())
+        loader.load_state_dict({"next_batch": start})
+        assert torch.equal(next(loader).images, batches[start].images)
+    assert len(batches) == plan.total_batches
+    for batch in batches:
+        spec, planned = batch.spec, sound.batch(batch.spec.index)
+        replacements = places.get((spec.split, spec.res), {})
+        assert spec.ids.tolist() == [replacements.get(i, i) for i in planned.ids.tolist()]
+        np.testing.assert_array_equal(batch.labels, shard_set.splits[spec.split].samples[spec.ids]["label"])
+        twin = sound.batch(spec.index, replacements=replacements)
+        np.testing.assert_array_equal(spec.crops, twin.crops)
+    with Loader(plan, on_bad_sample="skip", start=start) as again:
+        for expected in batches[start : start + 8]:
+            assert torch.equal(next(again).images, expected.images)
     assert sum("sample 12 in its place" in message for message in caplog.messages) >= 2
 
 
@@ -117,8 +106,7 @@ def test_pixels_and_labels_of_a_batch_use_the_same_replacements(
     assert {second} <= replaced[1]
 
 
-def test_a_replacement_that_is_damaged_later_is_replaced_too(shard_root: Path, tmp_path: Path) -> None:
-    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
+def test_a_replacement_that_is_damaged_later_is_replaced_too(root: Path) -> None:
     _damage(root, "train", 32, [10])
     plan = Plan(ShardSet.open(root), [Stage(res=32, epochs=12, batch_size=25)], eval_batch_size=None)
     with Loader(plan, on_bad_sample="skip") as loader:
@@ -131,39 +119,7 @@ def test_a_replacement_that_is_damaged_later_is_replaced_too(shard_root: Path, t
     assert sum(batch.spec.ids.tolist().count(13) for batch in rest[-9:]) == 3 * 4
 
 
-def test_unavailable_storage_ends_the_search_for_a_replacement_which_can_be_repeated(
-    shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
-    _damage(root, "train", 32, [10])
-    plan = Plan(ShardSet.open(root), [Stage(res=32, epochs=2, batch_size=25)], eval_batch_size=None)
-    submit, tried = Reader.submit, []
-
-    def away() -> NoReturn:
-        raise StorageError("the disk is away")
-
-    def submitting(reader: Reader, split: str, res: int, ids: np.ndarray) -> Any:
-        pending = submit(reader, split, res, ids)
-        if len(ids) == 1:
-            tried.append(int(ids[0]))
-            monkeypatch.setattr(pending, "result", away)
-        return pending
-
-    with Loader(plan, on_bad_sample="skip") as loader:
-        with monkeypatch.context() as patch:
-            patch.setattr(Reader, "submit", submitting)
-            with pytest.raises(StorageError, match="the disk is away"):
-                list(loader)
-        assert tried == [11]
-        assert not loader.skipped
-        due = next(i for i in range(plan.total_batches) if 10 in plan.ids(i))
-        assert loader.state_dict()["next_batch"] == due
-        rest = [batch.spec.ids.tolist() for batch in loader]
-    assert rest == [[11 if i == 10 else i for i in plan.ids(k).tolist()] for k in range(due, plan.total_batches)]
-
-
-def test_a_split_without_an_intact_sample_is_an_error(shard_root: Path, tmp_path: Path) -> None:
-    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
+def test_a_split_without_an_intact_sample_is_an_error(root: Path) -> None:
     plan = Plan(ShardSet.open(root), [Stage(res=32, epochs=2, batch_size=16)], eval_batch_size=None)
     with Loader(plan, on_bad_sample="skip") as loader:
         next(loader)
@@ -173,20 +129,8 @@ def test_a_split_without_an_intact_sample_is_an_error(shard_root: Path, tmp_path
             list(loader)
 
 
-def test_many_damaged_samples_do_not_prevent_the_start(shard_root: Path, tmp_path: Path) -> None:
-    """Of the first batch, all but two."""
-    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
-    plan = Plan(ShardSet.open(root), [Stage(res=64, epochs=1, batch_size=32)], eval_batch_size=None)
-    bad = plan.batch(0).ids[1:31].tolist()
-    _damage(root, "train", 64, bad)
-    with Loader(plan, on_bad_sample="skip") as loader:
-        assert not set(next(loader).spec.ids.tolist()) & set(bad)
-    assert {sample for _, _, sample in loader.skipped} >= set(bad)
-
-
-def test_a_stage_whose_photos_are_all_damaged_is_an_error_when_it_begins(shard_root: Path, tmp_path: Path) -> None:
+def test_a_stage_whose_photos_are_all_damaged_is_an_error_when_it_begins(root: Path) -> None:
     """The graph is prepared for its batches, the largest of the run, without reading them."""
-    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
     for tar in (root / "64").glob("train-*.tar"):
         tar.write_bytes(bytes(tar.stat().st_size))
     stages = [Stage(res=res, epochs=1, batch_size=16) for res in (32, 64)]
@@ -196,35 +140,3 @@ def test_a_stage_whose_photos_are_all_damaged_is_an_error_when_it_begins(shard_r
             next(loader)
         with pytest.raises(DamagedSample):
             next(loader)
-
-
-def test_grey_images_have_the_size_and_the_bytes_that_were_asked_for() -> None:
-    for width, height, nbytes in ((1, 1, 0), (40, 30, 5_000), (300, 200, 200_000), (17, 9, 65_533 + 700)):
-        jpeg = grey_jpeg(width, height, nbytes=nbytes)
-        image = Image.open(io.BytesIO(jpeg))
-        assert (image.size, image.convert("RGB").getextrema()) == ((width, height), ((128, 128),) * 3)
-        assert nbytes <= len(jpeg) <= nbytes + 1_000 + 16
-
-
-def test_a_damaged_sample_that_an_epoch_uses_several_times_is_replaced_each_time(
-    shard_root: Path, tmp_path: Path
-) -> None:
-    root = Path(shutil.copytree(shard_root, tmp_path / "copy"))
-    labels = ShardSet.open(root).splits["train"].samples["label"]
-    kept = (labels != 0) | (np.cumsum(labels == 0) <= 3)  # three samples of class 0
-    damaged_number = int(np.flatnonzero(labels == 0)[1])
-    _damage(root, "train", 32, [damaged_number])
-    whole = ShardSet.open(root)
-    shards = dataclasses.replace(whole, splits={"train": whole.splits["train"].subset("train", kept)})
-    damaged = int(np.flatnonzero(kept).tolist().index(damaged_number))
-    plan = Plan(shards, [Stage(res=32, epochs=2, batch_size=16, augment=MIXED)], sampling="balanced",
-                eval_batch_size=None)  # fmt: skip
-    times = sum(plan.ids(i).tolist().count(damaged) for i in range(plan.total_batches))
-    assert times > 8
-    for start in (0, 3):
-        with Loader(plan, on_bad_sample="skip", start=start) as loader:
-            for batch in loader:
-                planned = plan.ids(batch.spec.index).tolist()
-                assert batch.spec.ids.tolist() == [damaged + 1 if i == damaged else i for i in planned]
-                np.testing.assert_array_equal(batch.labels, shards.splits["train"].samples[batch.spec.ids]["label"])
-            assert [sample for _, _, sample in loader.skipped] == [damaged]

@@ -1,4 +1,4 @@
-"""The reader: exact bytes of the tars, damage reported per sample, and concurrent requests to slow storage."""
+"""The reader: exact bytes of the tars, damage reported per sample, and unavailable storage, which is no damage."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import threading
-import time
-import zlib
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,16 +17,10 @@ import pytest
 from resolute.errors import DamagedSample, StorageError
 from resolute.pipeline.dataset.format import manifest_bytes
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.graph.kernels.pread import TAG_BYTES, crc32, fetch
+from resolute.pipeline.graph.kernels.pread import TAG_BYTES, fetch
 from resolute.pipeline.loader.reader import EncodedBatch, Reader
 from tests.support.damage import damage_sample
 from tests.support.reference import stored_jpeg
-
-
-@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 31, 32, 1000, 12003])
-def test_the_checksum_equals_zlibs(size: int) -> None:
-    data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
-    assert crc32(data) == zlib.crc32(data.tobytes())
 
 
 def assert_members(shards: ShardSet, res: int, ids: np.ndarray, read: EncodedBatch) -> None:
@@ -39,8 +31,7 @@ def assert_members(shards: ShardSet, res: int, ids: np.ndarray, read: EncodedBat
             assert read.images[place][: len(expected)].tobytes() == expected
 
 
-@pytest.mark.parametrize("padded", [True, False])
-@pytest.mark.parametrize("threads", [1, 3, 20])
+@pytest.mark.parametrize(("threads", "padded"), [(1, True), (20, False)])
 def test_samples_equal_the_members_of_the_tars(shard_set: ShardSet, threads: int, padded: bool) -> None:
     ids = np.random.default_rng(0).permutation(75)
     with closing(Reader(shard_set, threads=threads, padded=padded)) as reader:
@@ -50,32 +41,23 @@ def test_samples_equal_the_members_of_the_tars(shard_set: ShardSet, threads: int
             assert pending.done()
 
 
-def damaged(root: Path, to: Path) -> tuple[ShardSet, dict[int, str]]:
-    """A copy of a set with a changed and a truncated sample; the expected message for each."""
-    shards = ShardSet.open(shutil.copytree(root, to))
+def test_a_damaged_sample_is_reported_and_the_rest_of_its_batch_is_read(shard_root: Path, tmp_path: Path) -> None:
+    """One with other bytes and one that is cut off, the last of its tar."""
+    shards = ShardSet.open(shutil.copytree(shard_root, tmp_path / "copy"))
     part = shards.splits["train"]
-    last = len(part) - 1
+    last, end = len(part) - 1, part.stored[32][-1]
     damage_sample(shards, 10)
-    end = part.stored[32][last]
-    assert end["shard"] == 2
     tar = shards.path(32, part.shards[2])
     tar.write_bytes(tar.read_bytes()[: int(end["offset"]) + 7])
-    return shards, {10: "got CRC-32", last: "got 7 bytes, expected"}
-
-
-def test_a_damaged_sample_is_reported_and_the_rest_of_its_batch_is_read(shard_root: Path, tmp_path: Path) -> None:
-    shards, messages = damaged(shard_root, tmp_path / "copy")
-    part = shards.splits["train"]
-    ids = np.array([0, *messages, 20])
+    ids = np.array([0, 10, last, 20])
     with closing(Reader(shards)) as reader:
         read = reader.submit("train", 32, ids).result()
     assert_members(shards, 32, ids, read)
     assert sorted(read.errors) == [1, 2]
-    for place, (i, what) in enumerate(messages.items(), start=1):
-        record = part.stored[32][i]
+    for place, what in ((1, "got CRC-32"), (2, "got 7 bytes, expected")):
         assert isinstance(read.errors[place], DamagedSample)
-        key = f"{int(part.samples[i]['key']):09d}"
-        for word in (what, key, f"offset {record['offset']}", ".tar", "resolute verify"):
+        key, offset = part.samples[ids[place]]["key"], part.stored[32][ids[place]]["offset"]
+        for word in (what, f"{int(key):09d}", f"offset {offset}", ".tar", "resolute verify"):
             assert word in str(read.errors[place])
     with closing(Reader(shards, check_crc=False)) as reader:
         assert not reader.submit("train", 32, np.array([10])).result().errors
@@ -83,10 +65,8 @@ def test_a_damaged_sample_is_reported_and_the_rest_of_its_batch_is_read(shard_ro
 
 @pytest.mark.parametrize(("change", "words"), [
     ("a tar is gone", r"train-000001\.tar: not found, expected a file of the set; put it back"),
-    ("the set is gone", "the shard set is gone, expected it as it was opened; put it back or mount its volume"),
+    ("being rebuilt", "the shard set is gone, expected it as it was opened; put it back or mount its volume"),
     ("another set", r"the shard set was replaced while it was read: classes got .*put the old one back"),
-    ("being rebuilt", "the shard set is gone"),
-    ("a damaged manifest", "the shard set was replaced while it was read, got a manifest that cannot be used"),
 ])  # fmt: skip
 def test_a_missing_or_replaced_set_is_unavailable_and_not_damaged(
     shard_root: Path, tmp_path: Path, change: str, words: str
@@ -96,20 +76,15 @@ def test_a_missing_or_replaced_set_is_unavailable_and_not_damaged(
     gone = next(i for i in range(75) if shards.splits["train"].stored[32][i]["shard"] == 1)
     with closing(Reader(shards)) as reader:
         reader.submit("train", 32, np.arange(gone)).result()
-        manifest = json.loads((root / "manifest.json").read_text())
         if change == "a tar is gone":
             shards.path(32, "train-000001").unlink()
-        elif change == "the set is gone":
-            shutil.rmtree(root)
         elif change == "another set":
+            manifest = json.loads((root / "manifest.json").read_text())
             (root / "manifest.json").write_bytes(manifest_bytes({**manifest, "classes": ["x", "y", "z"]}))
             damage_sample(shards, gone)
-        elif change == "being rebuilt":
+        else:
             (root / "manifest.json").unlink()
             shards.path(32, "train-000001").write_bytes(b"")
-        else:
-            (root / "manifest.json").write_text("{")
-            damage_sample(shards, gone)
         with pytest.raises(StorageError, match=words) as error:
             reader.submit("train", 32, np.array([gone])).result()
         assert "damaged" not in str(error.value)
@@ -148,31 +123,23 @@ class Failing:
         return self._pread(file, nbytes, offset)
 
 
-@pytest.mark.parametrize("number", [errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM])
-def test_a_transient_io_error_is_retried_and_damages_no_sample(
+@pytest.mark.parametrize("number", [errno.EINTR, errno.ESTALE])
+def test_a_transient_io_error_is_retried_and_a_persistent_one_is_unavailable_storage_and_no_damage(
     shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    ids = np.arange(6)
-    Failing(monkeypatch, number, 3)
+    ids, failing = np.arange(6), Failing(monkeypatch, number, 3)
     with closing(Reader(shard_set)) as reader:
         read = reader.submit("train", 32, ids).result()
         assert not read.errors
         assert_members(shard_set, 32, ids, read)
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
-def test_a_persistent_io_error_is_unavailable_storage_and_damages_no_sample(
-    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    failing = Failing(monkeypatch, number, 10**9)
-    with closing(Reader(shard_set)) as reader:
+        failing.left = 10**9
         reason = os.strerror(number)
         with pytest.raises(StorageError, match=rf"\.tar: .* got '{reason}'.*then run the same command again") as error:
-            reader.submit("train", 32, np.arange(3)).result()
+            reader.submit("train", 32, ids).result()
         assert not isinstance(error.value, DamagedSample)
         assert "\n" not in str(error.value)
         failing.left = 0
-        assert not reader.submit("train", 32, np.arange(3)).result().errors
+        assert not reader.submit("train", 32, ids).result().errors
 
 
 def test_a_huge_image_does_not_pad_the_whole_batch(shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,52 +151,6 @@ def test_a_huge_image_does_not_pad_the_whole_batch(shard_set: ShardSet, monkeypa
         nbytes = shard_set.splits["train"].stored[32][ids]["nbytes"]
         assert [len(piece) for piece in read.images] == (nbytes + TAG_BYTES).tolist()
         assert_members(shard_set, 32, ids, read)
-
-
-class Slow:
-    """Files of a set on a storage that takes `delay_s` per request; counts concurrent requests."""
-
-    remote = True
-
-    def __init__(self, files: Any, delay_s: float) -> None:
-        self._files, self._delay_s, self._lock = files, delay_s, threading.Lock()
-        self.pending = self.max_pending = self.reads = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._files, name)
-
-    def open(self, *args: Any) -> None:
-        return None  # so that all reads come here
-
-    def read(self, *args: Any, **options: Any) -> bytes:
-        with self._lock:
-            self.pending, self.reads = self.pending + 1, self.reads + 1
-            self.max_pending = max(self.max_pending, self.pending)
-        time.sleep(self._delay_s)
-        with self._lock:
-            self.pending -= 1
-        data: bytes = self._files.read(*args, **options)
-        return data
-
-
-@pytest.mark.timing
-def test_slow_storage_gets_concurrent_requests(shard_root: Path, shard_set: ShardSet) -> None:
-    slow = ShardSet.open(shard_root, files=(files := Slow(shard_set.files, 0.01)))  # type: ignore[arg-type]
-    with closing(Reader(slow, threads=16)) as reader:
-        for pending in [reader.submit("train", 32, np.arange(64)) for _ in range(4)]:
-            pending.result()
-    assert 12 <= files.max_pending <= 16
-
-
-@pytest.mark.timing
-def test_closing_during_reads_ends_every_thread(shard_root: Path, shard_set: ShardSet) -> None:
-    slow = ShardSet.open(shard_root, files=(files := Slow(shard_set.files, 0.005)))  # type: ignore[arg-type]
-    reader = Reader(slow, threads=4)
-    for _ in range(10):
-        reader.submit("train", 32, np.arange(75))
-    reader.close()
-    assert files.reads <= 4 * 32  # why: a thread finishes its task; those of the 750 that were not begun are dropped
-    assert not [t for t in threading.enumerate() if t.name.startswith("resolute-read")]
 
 
 def test_files_closed_by_the_open_file_limit_are_reopened(shard_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,17 +75,6 @@ def union(parts: list[Batch], whole: Batch) -> None:
     assert sum(len(part.labels) for part in parts) == whole.spec.global_size
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 3, 4, 8])
-def test_the_local_batches_of_all_ranks_are_the_global_batch(plan: Plan, batches: list[Batch], world: int) -> None:
-    """In training and in validation, whose counts summed over the ranks are therefore those of one process."""
-    with ExitStack() as stack:
-        loaders = (Loader(plan, rank=r, world_size=world, num_threads=1) for r in range(world))
-        ranks = [stack.enter_context(loader) for loader in loaders]
-        for whole in batches:
-            union([next(rank) for rank in ranks], whole)
-
-
 def test_a_run_on_four_ranks_is_resumed_on_two_and_then_one(plan: Plan, batches: list[Batch]) -> None:
     at = 0
     for world, steps in ((4, 7), (2, 9), (1, plan.total_batches)):

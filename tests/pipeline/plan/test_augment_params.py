@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,18 +13,13 @@ import pytest
 from numpy.typing import NDArray
 from torchvision.transforms import v2
 
-from resolute.pipeline.plan import autoaugment as p
 from resolute.pipeline.plan.augment_params import (
     CUTMIX,
     MIXUP,
     UNMIXED,
-    AugmentOps,
     augment_params,
     mix_params,
-    pack_ops,
-    used_ops,
 )
-from resolute.pipeline.plan.crops import random_crops
 from resolute.pipeline.plan.permutation import stream_key
 from resolute.pipeline.plan.rng import uniforms
 from resolute.pipeline.plan.stage import Augment
@@ -40,23 +35,12 @@ def numbers(augment: Augment, *, ids: NDArray[np.int64] = IDS, res: int = 224, e
     return augment_params(augment, seed=1, epoch=epoch, ids=ids, res=res)
 
 
-def assert_follows(values: NDArray[np.float64], cdf: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> None:
-    """Kolmogorov-Smirnov test at the 0.001 level."""
-    expected, n = cdf(np.sort(values)), len(values)
-    distance = max(np.abs(expected - np.arange(n) / n).max(), np.abs(expected - np.arange(1, n + 1) / n).max())
-    assert distance < 1.95 / math.sqrt(n)
-
-
 def assert_frequencies(counts: Counter, expected: dict, n: int) -> None:
     """Chi-square within four standard deviations of its mean; no other value may occur."""
     assert set(counts) <= set(expected)
     total = sum((counts[key] - n * part) ** 2 / (n * part) for key, part in expected.items())
     assert sum(expected.values()) == pytest.approx(1)
     assert total < len(expected) + 4 * math.sqrt(2 * len(expected))
-
-
-def uniform(low: float, high: float) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
-    return lambda x: np.clip((x - low) / (high - low), 0, 1)
 
 
 Rows = list[tuple[int, list[float]]]
@@ -95,7 +79,7 @@ def distinct(weighted: list[tuple[tuple[int, list[float]], float]]) -> tuple[Row
     return rows, parts
 
 
-@pytest.mark.parametrize(("magnitude", "ops", "res"), [(9, 2, 224), (0, 1, 32), (30, 3, 128), (17, 4, 160)])
+@pytest.mark.parametrize(("magnitude", "ops", "res"), [(0, 1, 32), (17, 4, 160)])
 def test_randaugment_draws_torchvisions_operations_with_equal_probability(magnitude: int, ops: int, res: int) -> None:
     drawn = numbers(Augment(policy="randaugment", num_ops=ops, magnitude=magnitude), res=res)
     assert drawn["policy_kinds"].shape == (N, ops)
@@ -125,85 +109,7 @@ def test_trivialaugment_draws_every_operation_and_magnitude_with_equal_probabili
     assert_frequencies(Counter(which[:, 0]), dict(enumerate(parts)), N)
 
 
-def test_autoaugment_draws_the_25_pairs_with_their_probabilities() -> None:
-    drawn = numbers(Augment(policy="autoaugment"))
-    pairs = v2.AutoAugment()._policies
-
-    def outcomes(name: str, probability: float, magnitude: int | None) -> list[tuple[tuple[int, list[float]], float]]:
-        table = magnitudes(v2.AutoAugment, name, 10, 224)
-        k = magnitude or 0
-        chosen = table if len(table) == 1 else table[2 * k : 2 * k + 2] if len(table) == 20 else [table[k]]
-        off = [((p.NONE, [0.0] * 6), 1 - probability)]
-        return off + [(reference_ops.row(name, m, 224), probability / len(chosen)) for m in chosen]
-
-    rows, _ = distinct([o for pair in pairs for op in pair for o in outcomes(*op) if o[0][0] != p.NONE])
-    # values of an operation that is not applied stay with it: only its kind says so
-    kinds = drawn["policy_kinds"]
-    values = np.where(kinds[..., None] == p.NONE, 0, drawn["policy_values"])
-    rows.append((p.NONE, [0.0] * 6))
-    which = classify(kinds, values, rows)
-
-    def index(row: tuple[int, list[float]]) -> int:
-        return next(i for i, (kind, there) in enumerate(rows)
-                    if kind == row[0] and np.abs(np.array(there) - row[1]).max() < 4e-3)  # fmt: skip
-
-    expected: Counter = Counter()
-    for first, second in pairs:
-        for (a, pa), (b, pb) in itertools.product(outcomes(*first), outcomes(*second)):
-            if pa * pb:
-                expected[index(a), index(b)] += pa * pb / 25
-    assert_frequencies(Counter(map(tuple, which.tolist())), dict(expected), N)
-
-
-def test_three_augment_draws_one_of_three_operations_and_then_jitter() -> None:
-    drawn = numbers(Augment(policy="3-augment"))
-    kinds, values = drawn["policy_kinds"][:, 0], drawn["policy_values"][:, 0]
-    assert_frequencies(Counter(kinds.tolist()), dict.fromkeys((p.SATURATION, p.POINT, p.BLUR), 1 / 3), N)
-    assert (values[kinds == p.SATURATION] == 0).all()
-    assert (values[kinds == p.POINT, :2] == (128, 255)).all()
-    assert_follows(values[kinds == p.BLUR, 0], uniform(0.1, 2.0))
-    assert drawn["jitter_kinds"].shape == (N, 3)
-    assert_follows(drawn["jitter_values"][..., 0].reshape(-1), uniform(0.7, 1.3))
-    stronger = numbers(Augment(policy="3-augment", jitter=(0.0, 0.6, 0.0, 0.0)))
-    assert_follows(stronger["jitter_values"][:, 0, 0], uniform(0.4, 1.6))
-
-
-def test_jitter_draws_every_order_and_uniform_factors() -> None:
-    drawn = numbers(ALL)
-    kinds, factors = drawn["jitter_kinds"], drawn["jitter_values"][..., 0]
-    on = (kinds != p.NONE).all(axis=1)
-    assert ((kinds == p.NONE).all(axis=1) == ~on).all()
-    assert abs(on.mean() - 0.8) < 4 * math.sqrt(0.16 / N)
-    orders = dict.fromkeys(itertools.permutations((p.BRIGHTNESS, p.CONTRAST, p.SATURATION, p.HUE)), 1 / 24)
-    assert_frequencies(Counter(map(tuple, kinds[on].tolist())), orders, on.sum())
-    for kind, low, high in ((p.BRIGHTNESS, 0.6, 1.4), (p.CONTRAST, 0.7, 1.3), (p.SATURATION, 0.8, 1.2),
-                            (p.HUE, -0.6, 0.6)):  # fmt: skip
-        assert_follows(factors[kinds == kind], uniform(low, high))
-    two = numbers(Augment(jitter=(0.0, 0.2, 0.0, 0.1)))["jitter_kinds"]
-    assert_frequencies(Counter(map(tuple, two.tolist())), {(p.CONTRAST, p.HUE): 0.5, (p.HUE, p.CONTRAST): 0.5}, N)
-
-
-def test_greyscale_blur_and_vertical_flip_have_their_probabilities() -> None:
-    drawn = numbers(ALL)
-    for part, kind, prob in (("grey", p.SATURATION, 0.2), ("blur", p.BLUR, 0.3)):
-        assert set(np.unique(drawn[f"{part}_kinds"])) == {p.NONE, kind}
-        assert abs((drawn[f"{part}_kinds"] == kind).mean() - prob) < 4 * math.sqrt(prob * (1 - prob) / N)
-    assert_follows(drawn["blur_values"][drawn["blur_kinds"] == p.BLUR][:, 0], uniform(0.1, 2.0))
-    assert (drawn["grey_values"] == 0).all()
-    assert abs(drawn["vflips"].mean() - 0.1) < 4 * math.sqrt(0.09 / N)
-
-
-def test_erased_area_ratio_and_position_follow_torchvision() -> None:
-    res, narrow = 512, Augment(random_erasing_prob=1.0, random_erasing_scale=(0.05, 0.2),
-                               random_erasing_ratio=(0.5, 2.0), random_erasing_fill="noise")  # fmt: skip
-    drawn = numbers(narrow, res=res)
-    x, y, w, h = drawn["erase_boxes"].astype(float).T
-    assert_follows(w * h / res**2 + np.random.default_rng(0).normal(0, 1e-4, N), uniform(0.05, 0.2))
-    assert np.abs(np.median(np.log(h / w))) < 0.02
-    for place, side in ((x, w), (y, h)):
-        assert_follows((place + np.random.default_rng(1).random(N)) / (res - side + 1), uniform(0, 1))
-    assert drawn["erase_from"].min() == 0
-    assert drawn["erase_from"].max() == 255
+def test_erased_boxes_follow_torchvision() -> None:
     plain = Augment(random_erasing_prob=0.4)
     for wide in (plain, replace(plain, random_erasing_scale=(0.3, 0.9), random_erasing_ratio=(0.1, 1.0))):
         scale, ratio = wide.random_erasing_scale, wide.random_erasing_ratio
@@ -213,9 +119,11 @@ def test_erased_area_ratio_and_position_follow_torchvision() -> None:
         for box, u in zip(got["erase_boxes"], uniforms(key, ids, 25), strict=True):
             expected = reference_ops.erased_box(u, 64, scale, ratio) if u[0] < 0.4 else (0,) * 4
             assert tuple(box) == expected
+    origins = numbers(replace(plain, random_erasing_fill="noise"))["erase_from"]
+    assert (origins.min(), origins.max()) == (0, 255)
 
 
-@pytest.mark.parametrize(("alpha", "other"), [(0.2, 1.0), (1.0, 0.2), (0.8, 0.8), (4.0, 0.1)])
+@pytest.mark.parametrize(("alpha", "other"), [(0.2, 1.0), (4.0, 0.1)])
 def test_mixing_per_sample_draws_beta_weights_and_timms_boxes(alpha: float, other: float) -> None:
     augment = Augment(mixup_alpha=alpha, cutmix_alpha=other, mixup_prob=0.7, mixup_switch_prob=0.4, mixup_mode="elem")
     modes, lam, boxes = mix_params(augment, seed=1, epoch=0, batch=0, ids=IDS, res=1000)
@@ -225,9 +133,11 @@ def test_mixing_per_sample_draws_beta_weights_and_timms_boxes(alpha: float, othe
         assert abs((modes == mode).mean() - part) < 4 * math.sqrt(0.25 / N)
     # why: below and above, weights of a small alpha crowd at the ends of float32
     beta = np.sort(rng.beta(alpha, alpha, 400_000))
-    beta, weights = (v[(v > 1e-6) & (v < 1 - 1e-6)] for v in (beta, lam[modes == MIXUP].astype(float)))
-    assert_follows(weights, lambda x: np.searchsorted(beta, x) / len(beta))
-    assert abs(len(weights) / (modes == MIXUP).sum() - len(beta) / 400_000) < 4 * math.sqrt(0.25 / len(weights))
+    beta, weights = (np.sort(v[(v > 1e-6) & (v < 1 - 1e-6)]) for v in (beta, lam[modes == MIXUP].astype(float)))
+    expected, n = np.searchsorted(beta, weights) / len(beta), len(weights)
+    distance = max(np.abs(expected - np.arange(n) / n).max(), np.abs(expected - np.arange(1, n + 1) / n).max())
+    assert distance < 1.95 / math.sqrt(n)  # Kolmogorov-Smirnov test at the 0.001 level
+    assert abs(n / (modes == MIXUP).sum() - len(beta) / 400_000) < 4 * math.sqrt(0.25 / n)
     assert (lam[modes == UNMIXED] == 1).all()
     x, y, w, h = boxes[modes == CUTMIX].astype(np.int64).T
     np.testing.assert_allclose(lam[modes == CUTMIX], 1 - w * h / 1e6, atol=1e-6)
@@ -240,21 +150,6 @@ def test_mixing_per_sample_draws_beta_weights_and_timms_boxes(alpha: float, othe
         if width == height and min(x0, y0) > 0 and max(x0, y0) + width < 1000:
             rebuilt = reference_ops.mixed_box(1 - (width / 1000) ** 2 - 1e-9, u[i, 2], u[i, 3], 1000)
             assert tuple(boxes[i]) == rebuilt
-
-
-def test_with_one_kind_of_mixing_the_other_is_never_drawn() -> None:
-    for kind, augment in ((MIXUP, Augment(mixup_alpha=0.5, mixup_mode="elem")),
-                          (CUTMIX, Augment(cutmix_alpha=0.5, mixup_mode="elem"))):  # fmt: skip
-        modes, _, _ = mix_params(augment, seed=1, epoch=0, batch=0, ids=IDS[:500], res=224)
-        assert set(np.unique(modes)) <= {UNMIXED, kind}
-        assert (modes == kind).mean() > 0.6
-
-
-def test_crop_areas_are_uniform_and_ratios_log_uniform() -> None:
-    augment = Augment(scale=(0.1, 0.5))
-    windows = random_crops(np.full((N, 2), 4000), uniforms(5, IDS, 22), augment).astype(float)
-    assert_follows(windows[:, 2] * windows[:, 3] / 16e6, uniform(0.1, 0.5))
-    assert_follows(np.log(windows[:, 2] / windows[:, 3]), uniform(math.log(3 / 4), math.log(4 / 3)))
 
 
 def test_the_parameters_of_a_sample_depend_on_seed_epoch_and_sample_only() -> None:
@@ -287,17 +182,14 @@ def test_switching_an_operation_off_does_not_change_the_others() -> None:
     assert numbers(Augment()) == {}
 
 
-def test_slots_cover_the_operations_of_all_stages_and_are_neutral_elsewhere() -> None:
-    assert used_ops([Augment(), Augment(flip_prob=0.0, vflip_prob=0.5)]) == AugmentOps()
-    jitter = Augment(jitter=(0.4, 0.0, 0.0, 0.1))
-    run = used_ops([Augment(policy="autoaugment"), jitter, Augment(grey_prob=0.1), Augment(mixup_alpha=0.2)])
-    assert [part for part, _ in run.slots] == ["policy", "policy", "jitter", "jitter", "grey"]
-    assert [kinds for part, kinds in run.slots if part == "jitter"] == [{p.BRIGHTNESS, p.HUE}] * 2
-    assert run.mixing
-    assert not run.fills
-    kinds, values = pack_ops(numbers(jitter, ids=IDS[:9]), run.slots, 9)
-    assert (kinds[:, [0, 1, 4]] == p.NONE).all()
-    np.testing.assert_array_equal(kinds[:, 2:4], numbers(jitter, ids=IDS[:9])["jitter_kinds"])
-    np.testing.assert_array_equal(values[:, 2:4], numbers(jitter, ids=IDS[:9])["jitter_values"])
-    assert used_ops([Augment(mixup_alpha=0.2, mixup_prob=0.0)]) == AugmentOps()
-    assert used_ops([Augment(jitter=(0.4, 0.0, 0.0, 0.1), jitter_prob=0.0)]) == AugmentOps()
+def test_parameters_equal_the_golden_value() -> None:
+    """Changing this value changes the batches of every run in progress."""
+    digest, mixing = hashlib.sha256(), Augment(mixup_alpha=0.3, cutmix_alpha=1.0, mixup_prob=0.7)
+    augments = [ALL, replace(ALL, policy="trivialaugment", shift_px=4), replace(ALL, policy="autoaugment"),
+                Augment(policy="3-augment"), Augment(policy="randaugment", num_ops=4, magnitude_std=1.5)]  # fmt: skip
+    drawn = [values for augment in augments for _, values in sorted(numbers(augment, ids=IDS[:2000]).items())]
+    for mode in ("batch", "elem"):
+        drawn += mix_params(replace(mixing, mixup_mode=mode), seed=1, epoch=0, batch=0, ids=IDS[:2000], res=96)
+    for values in drawn:
+        digest.update(np.rint(1000 * values.astype(np.float64)).astype(np.int64).tobytes())
+    assert digest.hexdigest()[:16] == "882dd766816f4eae"

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from resolute.pipeline.plan.order import BLOCK_SAMPLES, WINDOW_BLOCKS, Order, block_samples, sample_ids
-from resolute.pipeline.plan.permutation import permute, stream_key
+from resolute.pipeline.plan.order import Order, sample_ids
 
 ORDERS: tuple[Order, ...] = ("full", "block")
-TOTALS = (1, 2, 5, 63, 64, 75, 129, 1000, 4097)
 
 
 def epoch_ids(order: Order, *, total: int, samples: int | None = None, offset: int = 0, epoch: int = 0, seed: int = 3,
@@ -25,7 +22,7 @@ def epoch_ids(order: Order, *, total: int, samples: int | None = None, offset: i
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("total", TOTALS)
+@pytest.mark.parametrize("total", [1, 2, 63, 75, 4097])
 def test_fractions_hold_every_sample_once_and_consecutive_ones_cover_the_set(order: Order, total: int) -> None:
     rng = np.random.default_rng(total)
     for trial in range(30):
@@ -41,22 +38,6 @@ def test_fractions_hold_every_sample_once_and_consecutive_ones_cover_the_set(ord
         assert len(set(part.tolist())) == samples
         if samples < total:
             assert sorted([*part, *following]) == list(range(total))
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_smaller_fixed_fractions_are_subsets_of_larger_ones(order: Order) -> None:
-    parts = [set(epoch_ids(order, total=1000, samples=n, epoch=n).tolist()) for n in (10, 300, 301, 777, 1000)]
-    for small, large in itertools.pairwise(parts):
-        assert small < large
-
-
-def test_full_on_a_block_ring_takes_the_samples_of_block_in_another_order() -> None:
-    how: dict[str, Any] = {"total": 5000, "samples": 1300, "offset": 4200, "epoch": 4}
-    full, block = epoch_ids("full", ring="block", **how), epoch_ids("block", **how)
-    assert sorted(full) == sorted(block)
-    assert (full == block).sum() < 8
-    assert len(np.unique(full[:100] // block_samples(5000))) > 18  # nearly all 20 blocks of its part, at once
-    assert set(full.tolist()) != set(epoch_ids("full", **how).tolist())
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -83,26 +64,6 @@ def test_epochs_and_seeds_give_independent_orders(order: Order) -> None:
     np.testing.assert_array_equal(first, epoch_ids(order, total=n))
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_sample_is_equally_likely_at_any_position(order: Order) -> None:
-    """Chi-square over 16 sixteenths of 600 epochs, for samples in complete and incomplete blocks."""
-    total, epochs = 1061, 600
-    places = np.zeros((epochs, total), np.int64)
-    for epoch in range(epochs):
-        places[epoch, epoch_ids(order, total=total, epoch=epoch)] = np.arange(total)
-    for sample in (0, 500, 1023, 1024, 1060):
-        counts = np.bincount(places[:, sample] * 16 // total, minlength=16)
-        assert ((counts - epochs / 16) ** 2 / (epochs / 16)).sum() < 44.3  # 15 degrees of freedom, 1e-4
-
-
-def test_full_is_the_permutation_of_a_permutation() -> None:
-    samples, offset, total = 700, 600, 1000
-    inner = permute(stream_key(3, 1, 5), np.arange(samples), samples)
-    expected = permute(stream_key(3, 0), (offset + inner) % total, total)
-    got = epoch_ids("full", total=total, samples=samples, offset=offset, epoch=5)
-    np.testing.assert_array_equal(got, expected)
-
-
 @pytest.mark.parametrize(("block", "window", "blocks"), [(64, 16, 40), (64, 64, 70), (8, 4, 3), (16, 1, 9)])
 def test_a_slot_mixes_one_group_of_each_open_block_and_opens_the_next(block: int, window: int, blocks: int) -> None:
     slots = epoch_ids("block", total=block * blocks, block=block, window=window).reshape(blocks, block)
@@ -117,28 +78,6 @@ def test_a_slot_mixes_one_group_of_each_open_block_and_opens_the_next(block: int
     if block == 64:  # inside a slot the blocks are mixed: neighbours come from different ones
         same = np.mean(np.diff(slots // block, axis=1) == 0)
         assert abs(same - (block // groups - 1) / (block - 1)) < 0.05
-
-
-def test_samples_of_incomplete_blocks_are_spread_over_the_epoch() -> None:
-    total, samples, offset, block = 10_000, 6000, 7011, 256
-    ids = epoch_ids("block", total=total, samples=samples, offset=offset, block=block)
-    counts = np.bincount(ids // block, minlength=40)
-    broken = np.isin(ids // block, np.flatnonzero(counts < block))
-    spread = broken.sum()
-    assert 256 <= spread < 4 * 256  # the two ends of the part, and the last 16 of the set
-    gaps = np.diff(np.flatnonzero(broken))
-    assert gaps.max() - gaps.min() <= 1
-    assert abs(gaps.mean() - samples / spread) < 0.1
-
-
-def test_block_sizes_are_powers_of_two_and_small_sets_have_many_blocks() -> None:
-    for total in (*TOTALS, 65_535, 65_536, 1_281_167, 10**8):
-        size = block_samples(total)
-        assert size & (size - 1) == 0
-        assert 1 <= size <= BLOCK_SAMPLES
-        assert total < 64 or total // size >= 64
-    assert block_samples(1_281_167) == BLOCK_SAMPLES
-    assert WINDOW_BLOCKS & (WINDOW_BLOCKS - 1) == 0
 
 
 def test_block_order_equals_the_golden_value() -> None:

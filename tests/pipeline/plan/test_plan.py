@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.augment_params import CUTMIX, MIXUP, UNMIXED
-from resolute.pipeline.plan.batching import BatchSequence, rank_bounds
+from resolute.pipeline.plan.batching import rank_bounds
 from resolute.pipeline.plan.crops import centre_crops, random_crops
 from resolute.pipeline.plan.order import Order
 from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.pipeline.plan.rng import uniforms
-from resolute.pipeline.plan.stage import Augment, BatchShape, Stage
+from resolute.pipeline.plan.stage import Augment, Stage
 from resolute.train.recipe.stages import RecipeStage
 from tests.support.commands import Ended
 from tests.support.reference import crop_window
@@ -44,18 +44,6 @@ def _ids(plan: Plan, epoch: int, split: str = "train") -> list[int]:
     return [int(i) for spec in specs if (spec.epoch, spec.split) == (epoch, split) for i in spec.ids]
 
 
-@pytest.mark.parametrize(("samples", "size"), [(1, 8), (8, 8), (9, 8), (16, 8), (17, 8), (75, 16), (1000, 7)])
-def test_batches_cover_every_sample_once_and_none_is_tiny(samples: int, size: int) -> None:
-    run = BatchSequence(shapes=(BatchShape(32, size),), samples=samples)
-    assert run.batches == -(-samples // size)
-    parts = [run.at(k)[1:] for k in range(run.batches)]
-    assert [i for start, end in parts for i in range(start, end)] == list(range(samples))
-    lengths = [end - start for start, end in parts]
-    assert max(lengths) <= size
-    assert lengths[:-2] == [size] * (len(parts) - 2)
-    assert min(lengths) >= min(samples, size // 2)
-
-
 @pytest.mark.parametrize("order", ["full", "block"])
 def test_every_epoch_sees_its_fraction_exactly_once(shard_set: ShardSet, order: Order) -> None:
     plan = _plan(shard_set, order=order)
@@ -72,18 +60,6 @@ def test_rotating_fractions_see_every_sample_equally_often(shard_set: ShardSet) 
     assert set(seen) == set(range(75))
     assert max(seen.values()) - min(seen.values()) <= 1
     assert len(set(_ids(_plan(shard_set), 0)) & set(_ids(_plan(shard_set), 1))) <= 1
-
-
-@pytest.mark.parametrize("order", ["full", "block"])
-def test_fixed_fractions_are_nested_subsets(shard_set: ShardSet, order: Order) -> None:
-    plan = _plan(shard_set, mode="fixed", order=order)
-    parts = [set(_ids(plan, epoch)) for epoch in (0, 3, 4, 7)]
-    assert parts[0] == parts[1] < parts[2] == parts[3]
-
-
-def test_the_order_auto_must_be_resolved_before_planning(shard_set: ShardSet) -> None:
-    with pytest.raises(ResoluteError, match=r"Plan\.order: got 'auto', expected \"full\", \"block\"; correct it"):
-        _plan(shard_set, order="auto")  # type: ignore[arg-type]
 
 
 def test_a_stage_may_have_its_own_order(shard_set: ShardSet) -> None:
@@ -109,19 +85,20 @@ def _joined(parts: Sequence[BatchSpec], name: str) -> NDArray[Any]:
     return np.concatenate([getattr(part, name) for part in parts])
 
 
-@pytest.mark.parametrize("order", ["full", "block"])
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize(("world", "order"), [(2, "block"), (3, "full"), (8, "block")])
 def test_the_local_batches_of_any_number_of_ranks_are_the_global_batch(
     shard_set: ShardSet, world: int, order: Order
 ) -> None:
     augment = dataclasses.replace(MIXED, mixup_mode="elem", random_erasing_prob=0.5)
-    stages = [Stage(res=32, epochs=2, batch_size=32, augment=MIXED),
-              Stage(res=48, epochs=2, batch_size=40, augment=augment)]  # fmt: skip
+    stages = [
+        Stage(res=32, epochs=2, batch_size=32, augment=MIXED), Stage(res=48, epochs=2, batch_size=40, augment=augment),
+        Stage(res=(32, 48, 64), epochs=1, batch_size=(32, 24, 16), res_schedule="random", augment=MIXED),
+    ]  # fmt: skip
     plan = _plan(shard_set, stages=stages, order=order, eval_batch_size=8)
     for index in range(plan.total_batches):
         whole = plan.batch(index)
-        if whole.split == "val" and world == 8:
-            continue
+        if len(whole) < 2 * world:
+            continue  # such a plan is refused for so many ranks
         parts = [plan.batch(index, rank=rank, world_size=world) for rank in range(world)]
         assert min(map(len, parts)) > 0
         for name in ("ids", "crops", "flips", "modes", "lam", "boxes"):
@@ -129,36 +106,17 @@ def test_the_local_batches_of_any_number_of_ranks_are_the_global_batch(
         for name in whole.augment_params:
             joined = np.concatenate([part.augment_params[name] for part in parts])
             np.testing.assert_array_equal(joined, whole.augment_params[name])
-        assert {part.global_size for part in parts} == {len(whole)}
+        assert {(part.global_size, part.res) for part in parts} == {(len(whole), whole.res)}
+        shapes = [plan.phase_at(index).local_shapes(rank=rank, world_size=world) for rank in range(world)]
+        assert [shape[whole.res, len(whole)] for shape in shapes] == [len(part) for part in parts]
         if whole.split == "train":
             partners = np.concatenate([part.ids[part.partners] for part in parts])
             np.testing.assert_array_equal(partners, whole.ids[whole.partners])
 
 
-@pytest.mark.parametrize("eval_batch_size", [4, 7, 8, 15, 16])
-def test_validation_counts_every_sample_once_on_up_to_four_ranks(shard_set: ShardSet, eval_batch_size: int) -> None:
-    """Exact top-1 of random predictions: the counts of the ranks add up to that of all samples."""
-    plan = _plan(shard_set, eval_batch_size=eval_batch_size, stages=[Stage(res=32, epochs=2, batch_size=16)])
-    labels = shard_set.splits["val"].samples["label"]
-    predicted = np.random.default_rng(1).integers(0, 3, len(labels))
-    batches = [index for index in range(plan.total_batches) if plan.phase_at(index).split == "val"]
-    for world in (1, 2, 3, 4) if eval_batch_size > 4 else (1, 2):
-        plan.check_ranks(world)
-        right, seen = 0, []
-        for rank in range(world):
-            specs = [plan.batch(index, rank=rank, world_size=world) for index in batches]
-            assert len(specs) == len(batches)
-            assert min(map(len, specs)) >= 1
-            ids = np.concatenate([spec.ids for spec in specs])
-            right += int((predicted[ids] == labels[ids]).sum())
-            seen += ids.tolist()
-        assert sorted(seen) == list(range(15))
-        assert right == int((predicted == labels).sum())
-
-
 @pytest.mark.parametrize("pairs", [True, False])
 def test_local_batches_are_balanced_and_never_empty(pairs: bool) -> None:
-    for world in (1, 2, 3, 4, 8, 31):
+    for world in (1, 2, 3, 8, 31):
         for size in range((2 * world - 1) if pairs else world, 4 * world + 3):
             parts = [rank_bounds(5, 5 + size, rank=rank, world_size=world, pairs=pairs) for rank in range(world)]
             assert [i for low, high in parts for i in range(low, high)] == list(range(5, 5 + size))
@@ -171,10 +129,8 @@ def test_local_batches_are_balanced_and_never_empty(pairs: bool) -> None:
 def test_too_many_ranks_for_a_batch_are_refused_before_the_run(shard_set: ShardSet) -> None:
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=8)], eval_batch_size=4)
     plan.check_ranks(3)  # the smallest training batch has 5 samples, the smallest of validation 3
-    for world, words in ((4, "epoch 0, train: a batch of 5 samples cannot feed 4 ranks, expected 2 per rank"),
-                         (8, "a batch of 5 samples cannot feed 8 ranks")):  # fmt: skip
-        with pytest.raises(ResoluteError, match=words):
-            plan.check_ranks(world)
+    with pytest.raises(ResoluteError, match="0, train: a batch of 5 samples cannot feed 4 ranks, expected 2 per rank"):
+        plan.check_ranks(4)
     with pytest.raises(ResoluteError, match="cannot feed 8 ranks"):
         plan.batch(0, rank=0, world_size=8)
     few = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=75)], eval_batch_size=4)
@@ -206,20 +162,6 @@ def test_crops_equal_the_slow_oracle() -> None:
         assert (got[:, :2] + got[:, 2:] <= sizes).all()
 
 
-def test_crop_areas_and_flips_follow_the_recipes_distribution(shard_set: ShardSet) -> None:
-    stage = Stage(res=64, epochs=60, batch_size=75, augment=Augment(scale=(0.3, 0.6), flip_prob=0.25))
-    plan = Plan(shard_set, [stage], eval_batch_size=None)
-    specs = [plan.batch(i) for i in range(plan.total_batches)]
-    stored = shard_set.splits["train"].stored[64]
-    full = stored["width"].astype(float) * stored["height"]
-    areas = np.concatenate([s.crops[:, 2].astype(float) * s.crops[:, 3] / full[s.ids] for s in specs])
-    assert abs(areas.mean() - 0.45) < 0.01
-    assert areas.min() > 0.27
-    assert areas.max() < 0.63
-    flips = np.concatenate([s.flips for s in specs])
-    assert abs(flips.mean() - 0.25) < 4 * np.sqrt(0.25 * 0.75 / len(flips))
-
-
 def test_centre_crops_are_exact_at_full_size_and_proportional_in_smaller_images() -> None:
     sizes = np.asarray([[341, 256], [256, 300], [256, 256], [100, 80]])
     got = centre_crops(sizes, 224 / 256)
@@ -245,18 +187,17 @@ def test_an_evaluation_plan_equals_the_validation_of_a_run(shard_set: ShardSet, 
 def test_an_evaluation_of_an_unknown_split_or_size_is_an_error(shard_set: ShardSet) -> None:
     with pytest.raises(ResoluteError, match="got split nosuch, expected one of train, val"):
         Plan.evaluation(shard_set, [32], split="nosuch")
-    too_large = r"too small to validate at 65 px, got images for 32,48,64 px, expected 65 px or more"
-    with pytest.raises(ResoluteError, match=too_large):
+    with pytest.raises(ResoluteError, match="too small to validate at 65 px, got images for 32,48,64 px, expected 65"):
         Plan.evaluation(shard_set, [65])
-    with pytest.raises(ResoluteError, match=too_large):
-        Plan(shard_set, [Stage(res=32, epochs=1, batch_size=8, eval_res=65)])
 
 
-def test_mixing_follows_its_probabilities_and_lam_is_the_kept_area(shard_set: ShardSet) -> None:
-    augment = Augment(mixup_alpha=1.0, cutmix_alpha=1.0, mixup_prob=0.6, mixup_switch_prob=0.25)
+def test_flips_and_mixing_follow_their_probabilities_and_lam_is_the_kept_area(shard_set: ShardSet) -> None:
+    augment = Augment(mixup_alpha=1.0, cutmix_alpha=1.0, mixup_prob=0.6, mixup_switch_prob=0.25, flip_prob=0.25)
     plan = Plan(shard_set, [Stage(res=64, epochs=80, batch_size=4, augment=augment)], eval_batch_size=None)
     specs = [plan.batch(i) for i in range(plan.total_batches)]
     kinds = Counter(int(spec.modes[0]) for spec in specs)
+    flips = np.concatenate([spec.flips for spec in specs])
+    assert abs(flips.mean() - 0.25) < 4 * np.sqrt(0.25 * 0.75 / len(flips))
     n = len(specs)
     for mode, part in ((UNMIXED, 0.4), (MIXUP, 0.45), (CUTMIX, 0.15)):
         assert abs(kinds[mode] / n - part) < 4 * np.sqrt(part * (1 - part) / n)
@@ -290,7 +231,9 @@ def test_the_fingerprint_changes_if_and_only_if_batches_change(
         *(_plan(shard_set, stages=[dataclasses.replace(first, **{name: value}), *rest]) for name, value in (
             ("res", 64), ("epochs", 3), ("batch_size", 15), ("fraction", 0.25), ("order", "block"), ("eval_res", 48),
             ("augment", Augment(flip_prob=0.4)),
+            ("res", (32, 48)),
         )),
+        _plan(shard_set, stages=[dataclasses.replace(first, res=(32, 48), res_schedule="step"), *rest]),
     ]  # fmt: skip
     fingerprints = [plan.fingerprint, *(other.fingerprint for other in changed)]
     assert len(set(fingerprints)) == len(fingerprints)
@@ -310,8 +253,11 @@ def test_stages_without_augmentation_have_that_of_the_plan(shard_set: ShardSet) 
     assert Plan(shard_set, stages, seed=3).fingerprint == Plan(shard_set, stages, augment=plain, seed=3).fingerprint
     specs = [plan.batch(index) for index in range(plan.total_batches)]
     assert {spec.stage for spec in specs if spec.modes.any()} == {0}
-
-
-def test_augmentation_of_a_plan_whose_stages_all_have_their_own_is_refused(shard_set: ShardSet) -> None:
     with pytest.raises(ResoluteError, match=r"^Plan.augment: without effect, since every stage has its own"):
-        Plan(shard_set, [Stage(res=32, epochs=1, batch_size=16, augment=Augment())], augment=Augment(mixup_alpha=0.2))
+        Plan(shard_set, stages[1:], augment=mixed)
+
+
+def test_fixed_fractions_are_nested_subsets(shard_set: ShardSet) -> None:
+    plan = _plan(shard_set, mode="fixed", order="block")
+    parts = [set(_ids(plan, epoch)) for epoch in (0, 3, 4, 7)]
+    assert parts[0] == parts[1] < parts[2] == parts[3]
