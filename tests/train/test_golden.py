@@ -14,6 +14,7 @@ from PIL import Image
 from resolute.cli import main
 from resolute.train.logs.metrics import read_log
 from tests.support.cli import prep
+from tests.train.conftest import stages, train_words
 
 # The losses of `RECIPE`, on the set of `shard_root`. To be made again only after a change that is meant to change them.
 GOLDEN = Path(__file__).with_name("golden_losses.json")
@@ -48,10 +49,7 @@ def difference(shard_root: Path, tmp_path: Path) -> Callable[..., float]:
 
     def run(lr: float = 0.01, more: str = "") -> float:
         (tmp_path / "golden.toml").write_text(RECIPE.format(lr=lr, more=more))
-        words = ["train", "--shards", shard_root, "--recipe", tmp_path / "golden.toml",
-                 "--run", "golden", "--runs", tmp_path, "--device",
-                 "cpu", "--threads", "1"]  # fmt: skip
-        assert main([str(word) for word in words]) == 0
+        assert main(train_words(shard_root, tmp_path / "golden.toml", tmp_path)) == 0
         losses = [r["loss"] for r in read_log(tmp_path / "golden" / "run.jsonl") if r["kind"] == "step"]
         expected = json.loads(GOLDEN.read_text())
         return statistics.fmean(abs(got / loss - 1) for got, loss in zip(losses, expected, strict=True))
@@ -64,14 +62,8 @@ def test_the_losses_of_40_steps_equal_the_stored_ones(difference: Callable[..., 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [
-    {"lr": 0.011},
-    {"lr": 0.009},
-    {"more": "[augment]\nflip_prob = 0.0"},
-    {"more": "[augment]\nscale = [0.3, 1.0]"},
-    {"more": "[data]\nmean = [0.5, 0.5, 0.5]"},
-    {"more": "[data]\nstd = [0.225, 0.225, 0.225]"},
-], ids=["lr + 10 %", "lr - 10 %", "no flips", "other crops", "other mean", "other std"])  # fmt: skip
+@pytest.mark.parametrize("change", [{"lr": 0.011}, {"more": "[data]\nstd = [0.225, 0.225, 0.225]"}],
+                         ids=["lr + 10 %", "other std"])  # fmt: skip
 def test_a_small_change_of_the_training_is_far_outside_the_tolerance(
     change: dict[str, object], difference: Callable[..., float]
 ) -> None:
@@ -97,40 +89,20 @@ def draw_stripes(root: Path, *, each: int) -> Path:
 
 @pytest.mark.slow
 def test_a_progressive_run_learns_to_tell_stripes_apart(tmp_path: Path) -> None:
-    """At least 70 % of 200 photos. Chance is 10 %; seeds 0 to 4 reached 90.0, 90.5, 91.5, 88.0 and 85.0 %.
-
-    Takes half a minute on one core.
-    """
+    """At least 70 % of 200 photos. Chance is 10 %; seeds 0 to 4 reached 90.0, 90.5, 91.5, 88.0 and 85.0 %."""
     draw_stripes(tmp_path / "photos", each=80)
     words = ["--src", tmp_path / "photos", "--out", tmp_path / "shards", "--res", "32,48", "--val-frac", "0.25",
              "--workers", "2"]  # fmt: skip
     assert prep([str(word) for word in words]) == 0
-    (tmp_path / "floor.toml").write_text("""
-[model]
-name = "test_resnet"
-[optim]
-lr = 0.1
-[loss]
-label_smoothing = 0.1
-[precision]
-amp = "off"
-[augment]
-scale = [0.5, 1.0]
-[eval]
-every_epochs = 3
-batch_size = 100
-[[stages]]
-res = 32
-epochs = 9
-batch_size = 30
-[[stages]]
-res = 48
-epochs = 3
-batch_size = 30
-""")
-    words = ["train", "--shards", tmp_path / "shards", "--recipe", tmp_path / "floor.toml",
-             "--run", "floor", "--runs", tmp_path,
-             "--device", "cpu", "--threads", "1"]  # fmt: skip
-    assert main([str(word) for word in words]) == 0
+    recipe = tmp_path / "floor.toml"
+    recipe.write_text(f"""
+model = {{ name = "test_resnet" }}
+optim = {{ lr = 0.1 }}
+loss = {{ label_smoothing = 0.1 }}
+precision = {{ amp = "off" }}
+augment = {{ scale = [0.5, 1.0] }}
+eval = {{ every_epochs = 3, batch_size = 100 }}
+{stages((32, 9, 30), (48, 3, 30))}""")
+    assert main(train_words(tmp_path / "shards", recipe, tmp_path)) == 0
     last = [record for record in read_log(tmp_path / "floor" / "run.jsonl") if record["kind"] == "epoch"][-1]
     assert last["top1"] >= 0.7

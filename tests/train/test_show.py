@@ -72,11 +72,11 @@ def test_rows_equal_the_first_training_batches_of_each_stage(shard_set: ShardSet
     assert all(" " not in line for row in (rows[0], rows[1], rows[3]) for line in row.lines)  # not mixed: a name
 
 
-def test_the_sheet_is_drawn_and_bad_arguments_are_reported_in_one_line(
-    shard_root: Path, shard_set: ShardSet, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_sheet_draws_these_pixels_beside_their_originals(
+    shard_root: Path, shard_set: ShardSet, recipe_file: Path, tmp_path: Path
 ) -> None:
-    words = ["show", str(shard_root), "--recipe", str(recipe_file)]
-    assert main([*words, "--out", str(tmp_path / "seen.html"), "--count", "5"]) == 0
+    words = ["show", str(shard_root), "--recipe", str(recipe_file), "--out", str(tmp_path / "seen.html")]
+    assert main([*words, "--count", "5"]) == 0
     page = (tmp_path / "seen.html").read_text()
     rows = model_inputs(shard_set, Recipe.load(recipe_file), count=5)
     drawn = re.findall("image/webp;base64,(.+?)\"", page)
@@ -90,14 +90,3 @@ def test_the_sheet_is_drawn_and_bad_arguments_are_reported_in_one_line(
         stored = Image.open(io.BytesIO(jpeg))
         assert int(width) / int(height) == pytest.approx(stored.width / stored.height, rel=0.05)
     assert "<br>".join(rows[2].lines[0].split("\n")) in page
-    for wrong, message in (
-        (["--out", str(tmp_path / "a.nosuch")], "a.nosuch, expected a name that ends in .html"),
-        (["--out", str(tmp_path / "new" / "a.html")], "a.html: not written (No such folder)"),
-        (["--count", "0"], "--count: got '0'"),
-        (["--colour"], "--colour"),
-    ):
-        capsys.readouterr()
-        assert main([*words, *wrong]) == 2
-        err = capsys.readouterr().err
-        assert message in err
-        assert err.count("\n") == 1

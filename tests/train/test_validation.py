@@ -23,7 +23,7 @@ from resolute.pipeline.plan.plan import Plan
 from resolute.train.devices.distributed import Ranks
 from resolute.train.model.head import Head
 from resolute.train.validation import Validation, average_precision, score_batch
-from tests.train.conftest import stages
+from tests.train.conftest import stages, train_words
 
 RNG = np.random.default_rng(5)
 N, C = 57, 5
@@ -44,7 +44,7 @@ def best_f1_oracle(scores: np.ndarray, positives: np.ndarray) -> float:
     return max(2 * ((scores >= t) & positives).sum() / ((scores >= t).sum() + positives.sum()) for t in scores)
 
 
-@pytest.mark.parametrize("levels", [3, 20, 10**6])
+@pytest.mark.parametrize("levels", [3, 10**6])
 def test_average_precision_and_best_f1_equal_their_definitions_with_equal_scores(levels: int) -> None:
     scores = (RNG.integers(0, levels, (N, C)) - levels / 2).astype(np.float32)
     positives = RNG.random((N, C)) < [0.02, 0.2, 0.5, 0.9, 1.0]
@@ -115,7 +115,7 @@ def of_kind(head: Head) -> tuple[torch.Tensor, torch.Tensor]:
 def test_ranks_and_batches_do_not_change_any_metric(head: Head) -> None:
     outputs, targets = of_kind(head)
     metrics, details = outcome(head, outputs, targets, batch=N, world_size=1)
-    for batch, world_size in ((10, 1), (10, 3), (20, 4)):
+    for batch, world_size in ((10, 1), (10, 3)):
         got, more = outcome(head, outputs, targets, batch=batch, world_size=world_size)
         assert more == details
         for name, value in metrics.items():
@@ -135,10 +135,10 @@ def test_the_metrics_of_classes_equal_a_count() -> None:
     assert [row["accuracy"] for row in raw["classes"]] == [row[i] / sum(row) for i, row in enumerate(matrix)]
     assert sum(pair["count"] for pair in raw["confused"]) == int((predicted != labels).sum())
     assert [pair["count"] for pair in raw["confused"]] == sorted((p["count"] for p in raw["confused"]), reverse=True)
+    names = CLASS.target.names
     for pair in raw["confused"]:
-        names = CLASS.target.names
-        for sample in pair["samples"]:
-            assert (names[labels[sample]], names[predicted[sample]]) == (pair["label"], pair["predicted"])
+        assert {(names[labels[sample]], names[predicted[sample]]) for sample in pair["samples"]} == {
+            (pair["label"], pair["predicted"])}  # fmt: skip
 
 
 def test_the_confusion_of_many_classes_is_put_together() -> None:
@@ -193,6 +193,7 @@ def test_a_metric_that_is_not_finite_is_none() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_photos_of_the_report_are_cropped_as_in_validation(
     shard_root: Path, shard_set: ShardSet, tmp_path: Path
 ) -> None:
@@ -202,9 +203,7 @@ optim = {{ lr = 1e-9 }}
 precision = {{ amp = "off" }}
 eval = {{ crop_pct = 0.4 }}
 {stages((48, 1, 75))}""")
-    words = ["train", "--shards", shard_root, "--recipe", tmp_path / "photos.toml",
-             "--run", "photos", "--runs", tmp_path, "--device"]  # fmt: skip
-    assert main([*map(str, words), "cpu", "--threads", "1"]) == 0
+    assert main(train_words(shard_root, tmp_path / "photos.toml", tmp_path)) == 0
     photos = json.loads((tmp_path / "photos" / "validation.json").read_text())["photos"]
     assert photos
     means = []

@@ -28,7 +28,6 @@ from tests.train.test_loop import TABLE
 
 NAMES = ("cat", "dog", "sea lion", "none")
 LABELS = [0] * 60 + [1] * 30 + [2] * 10  # the class "none" has no sample
-ROWS: list[list[int]] = [[0]] * 300 + [[0, 1]] * 30 + [[2]] + [[]] * 20
 
 
 def plan_of(shards: ShardSet, *, sampling: Sampling = "uniform", kind: Any = "class", targets: Any = None) -> Plan:
@@ -65,7 +64,8 @@ def test_balanced_weights_complete_what_the_sampling_leaves_unbalanced(shard_set
 
 
 def test_balanced_weights_of_several_labels_are_the_limited_ratio_of_absent_to_present(shard_set: ShardSet) -> None:
-    weights = weights_of("balanced", plan_of(shard_set, kind="labels", targets=ROWS))
+    rows: list[list[int]] = [[0]] * 300 + [[0, 1]] * 30 + [[2]] + [[]] * 20
+    weights = weights_of("balanced", plan_of(shard_set, kind="labels", targets=rows))
     assert weights == pytest.approx([21 / 330, 321 / 30, 100.0, 1.0])
 
 
@@ -78,7 +78,6 @@ def test_weights_for_nothing_are_refused_in_one_line(shard_set: ShardSet) -> Non
     plan = plan_of(shard_set)
     for table, message in (
         ({"sealion": 2.0}, "loss.class_weights: got 'sealion', expected one of the 4 classes of .* (near: sea lion); "),
-        ({"xyz": 2.0}, "loss.class_weights: got 'xyz', expected one of the 4 classes of .* (such as cat, dog, sea lio"),
         ({"dog": 2.0, "none": 2.0}, "loss.class_weights: without effect for 'none', which has no training sample in "),
     ):
         with pytest.raises(ResoluteError, match=message.replace("(", r"\(").replace(")", r"\)")) as error:
@@ -87,20 +86,13 @@ def test_weights_for_nothing_are_refused_in_one_line(shard_set: ShardSet) -> Non
     fold = dataclasses.replace(plan.shards, digests={"fold": "0 of 5"})  # the class may be held out
     in_fold = Plan(fold, plan.stages, eval_batch_size=None)
     assert weights_of({"none": 2.0}, in_fold) == [1.0, 1.0, 1.0, 2.0]
-    values = plan_of(shard_set, kind="values", targets=[[0.0] * 4] * 9)
-    with pytest.raises(ResoluteError, match=r"^loss.class_weights: got weights, but the targets of .* are values, .*;"):
-        class_weights(Loss(class_weights="balanced"), values)
 
 
 @pytest.mark.parametrize(("value", "message"), [
     ("balance", 'loss.class_weights: got \'balance\', expected "none", "balanced" or table: number, above 0'),
-    (3, 'loss.class_weights: got 3, expected "none", "balanced" or table: number, above 0'),
     ({}, "loss.class_weights: got an empty table, expected weights of classes"),
     ({"a": 0}, "loss.class_weights: got {'a': 0}, expected"),
-    ({"a": -1.5}, "loss.class_weights: got {'a': -1.5}, expected"),
-    ({"a": float("nan")}, "loss.class_weights: got {'a': nan}, expected"),
     ({"a": float("inf")}, "loss.class_weights: got {'a': inf}, expected"),
-    ({"a": "2"}, "loss.class_weights: got {'a': '2'}, expected"),
 ])  # fmt: skip
 def test_mistakes_in_the_recipe_are_reported_in_one_line(value: object, message: str) -> None:
     with pytest.raises(ResoluteError) as error:
@@ -110,16 +102,13 @@ def test_mistakes_in_the_recipe_are_reported_in_one_line(value: object, message:
     assert "\n" not in str(error.value)
 
 
-def test_a_recipe_keeps_its_weights_and_they_are_part_of_its_hash(tmp_path: Path) -> None:
-    file = tmp_path / "x.toml"
-    text = "[[stages]]\nres = 32\nepochs = 1\nbatch_size = 8\n"
-    file.write_text(f'{text}[loss.class_weights]\ncat = 2\n"sea lion" = 0.5\n')
-    recipe = Recipe.load(file)
+def test_a_recipe_keeps_its_weights_and_they_are_part_of_its_hash() -> None:
+    stages = [{"res": 32, "epochs": 1, "batch_size": 8}]
+    recipe = Recipe.parse({"stages": stages, "loss": {"class_weights": {"cat": 2, "sea lion": 0.5}}}, name="x")
     assert recipe.loss.class_weights == {"cat": 2.0, "sea lion": 0.5}
     again = Recipe.from_values(recipe.values(), name="x")
     assert (again, again.hash) == (recipe, recipe.hash)
-    file.write_text(text)
-    assert Recipe.load(file).hash != recipe.hash
+    assert Recipe.parse({"stages": stages}, name="x").hash != recipe.hash
 
 
 def batch() -> tuple[torch.Tensor, ...]:
@@ -127,10 +116,9 @@ def batch() -> tuple[torch.Tensor, ...]:
     return torch.randn(9, 4), torch.randint(0, 4, (9,)), torch.randint(0, 4, (9,)), torch.rand(9)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_each_term_of_a_mixed_cross_entropy_has_the_weight_of_its_class(smoothing: float) -> None:
+def test_each_term_of_a_mixed_cross_entropy_has_the_weight_of_its_class() -> None:
     logits, labels, partners, lam = batch()
-    weights = torch.tensor([0.5, 1.0, 3.0, 7.0])
+    weights, smoothing = torch.tensor([0.5, 1.0, 3.0, 7.0]), 0.1
     loss = build_loss(Loss(label_smoothing=smoothing, class_weights="balanced"), weights=weights)
     log_p = functional.log_softmax(logits, dim=1)
     expected = []
@@ -170,13 +158,6 @@ def test_losses_of_several_labels_weight_the_terms_of_present_classes(kind: Any)
         factor = torch.where(targets[sample] > 0, weights, torch.ones(4))
         got = weighted(logits[sample : sample + 1], targets[sample : sample + 1], None, None)
         torch.testing.assert_close(got[0], (factor * each).sum())
-
-
-def test_weights_of_one_change_nothing() -> None:
-    for kind in ("ce", "bce"):
-        plain = build_loss(Loss(kind=kind))(*batch())  # type: ignore[arg-type]
-        ones = build_loss(Loss(kind=kind, class_weights={"a": 1.0}), weights=torch.ones(4))(*batch())  # type: ignore[arg-type]
-        assert plain.equal(ones)
 
 
 def test_weights_of_the_recipe_cannot_be_forgotten() -> None:

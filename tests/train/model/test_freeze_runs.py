@@ -16,16 +16,14 @@ from resolute.train import loop
 from resolute.train.loop import Learner
 from resolute.train.planner.measure import restored
 from resolute.train.warmup import warm_up
-from tests.train.conftest import without_clocks
+from tests.train.conftest import train_words, without_clocks
 from tests.train.model.test_freeze import EACH, _batch, _learner, _recipe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("amp", "optim"), [
-    ("off", {"name": "sgd", "lr": 0.1, "clip_norm": 1.0}), ("bf16", {"name": "adamw", "lr": 0.01})
-])  # fmt: skip
-@pytest.mark.parametrize(("mode", "names"), [
-    ("unfreeze", ("none", "layer3", None)), ("freeze", (None, "layer2", "all"))
+@pytest.mark.parametrize(("mode", "names", "amp", "optim"), [
+    ("unfreeze", ("none", "layer3", None), "off", {"name": "sgd", "lr": 0.1, "clip_norm": 1.0}),
+    ("freeze", (None, "layer2", "all"), "bf16", {"name": "adamw", "lr": 0.01}),
 ])  # fmt: skip
 def test_a_run_resumed_at_any_step_is_bit_identical(
     mode: str, names: tuple[Any, ...], amp: str, optim: dict[str, Any]
@@ -74,8 +72,7 @@ def frozen_words(recipe_file: Path, shard_root: Path, tmp_path_factory: pytest.T
     text += "".join(f"[[stages]]\n{line}{part}" for line, part in zip(FROZEN, parts[1:], strict=True))
     path = tmp_path_factory.mktemp("frozen") / "tiny.toml"
     path.write_text(text)
-    return ["train", "--shards", str(shard_root), "--recipe", str(path), "--run", "tiny", "--device", "cpu",
-            "--threads", "1", "--save-every-steps", "3", "--runs"]  # fmt: skip
+    return train_words(shard_root, path, path.parent, "--save-every-steps", "3", "--runs")
 
 
 Pair = tuple[bool, torch.Size, int]
@@ -111,6 +108,7 @@ class Cut(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_every_resolution_and_trainable_set_was_warmed_up_and_resumes_are_exact(
     frozen_words: list[str], seen: list[Pair | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
