@@ -18,7 +18,7 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.train import loop
 from resolute.train.devices.distributed import Ranks
-from resolute.train.early_stopping import Progress, all_finite
+from resolute.train.early_stopping import Progress
 from resolute.train.recipe.schema import Recipe, Stop
 from resolute.train.recipe.stages import RecipeStage
 from resolute.train.score import best_epoch, best_score
@@ -85,8 +85,7 @@ def test_every_stage_starts_with_its_full_patience() -> None:
 
 def test_reports_name_the_best_epoch_of_best_pt() -> None:
     top1, res = [0.5, 0.8, 0.9, 0.7], [128, 224, 160, 224]
-    epochs = [{"epoch": i, "top1": value, "ema_top1": None, "eval_res": at}
-              for i, (value, at) in enumerate(zip(top1, res, strict=True))]  # fmt: skip
+    epochs = [{"epoch": i, "top1": top1[i], "ema_top1": None, "eval_res": res[i]} for i in range(4)]
     best = best_epoch(epochs, last_res=224)
     assert best is not None
     assert best["epoch"] == stopped_at(top1, res=res)[1] == 1
@@ -103,15 +102,6 @@ def test_ema_weights_count_if_they_are_better_and_scores_that_are_not_finite_do_
     again = Progress(Stop(), stages_of(224))
     again.load_state_dict(json.loads(json.dumps(progress.state_dict())))
     assert again.state_dict() == progress.state_dict()
-
-
-@pytest.mark.parametrize("bad", [math.nan, -math.inf])
-def test_a_single_non_finite_weight_is_detected(bad: float) -> None:
-    network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    assert all_finite(network)
-    with torch.no_grad():
-        network[1].weight[2] = bad
-    assert not all_finite(network)
 
 
 def run(folder: Path, shard_root: Path, text: str, *more: str) -> int:

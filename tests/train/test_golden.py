@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,55 +18,25 @@ from tests.train.conftest import stages, train_words
 # The losses of `RECIPE`, on the set of `shard_root`. To be made again only after a change that is meant to change them.
 GOLDEN = Path(__file__).with_name("golden_losses.json")
 # Mean relative difference to the stored losses. Two threads in place of one: 1.6e-4, since sums in another order round
-# differently and 40 steps amplify it; other vector instructions (no AVX): 2e-7. The changes of the test below: from
-# 5e-3 on.
+# differently and 40 steps amplify it; other vector instructions (no AVX): 2e-7; 10 % more learning rate, no flips,
+# other crops or another mean or deviation of the pixels: from 5e-3 on.
 TOLERANCE = 1e-3
-RECIPE = """
+RECIPE = f"""
 seed = 3
-[model]
-name = "test_resnet"
-[optim]
-lr = {lr}
-[loss]
-label_smoothing = 0.1
-[precision]
-amp = "off"
-[eval]
-every_epochs = 8
-batch_size = 16
-{more}
-[[stages]]
-res = 32
-epochs = 8
-batch_size = 16
-"""
+model = {{ name = "test_resnet" }}
+optim = {{ lr = 0.01 }}
+loss = {{ label_smoothing = 0.1 }}
+precision = {{ amp = "off" }}
+eval = {{ every_epochs = 8, batch_size = 16 }}
+{stages((32, 8, 16))}"""
 
 
-@pytest.fixture
-def difference(shard_root: Path, tmp_path: Path) -> Callable[..., float]:
-    """difference(lr=, more=): mean relative difference of the run's losses to the stored ones."""
-
-    def run(lr: float = 0.01, more: str = "") -> float:
-        (tmp_path / "golden.toml").write_text(RECIPE.format(lr=lr, more=more))
-        assert main(train_words(shard_root, tmp_path / "golden.toml", tmp_path)) == 0
-        losses = [r["loss"] for r in read_log(tmp_path / "golden" / "run.jsonl") if r["kind"] == "step"]
-        expected = json.loads(GOLDEN.read_text())
-        return statistics.fmean(abs(got / loss - 1) for got, loss in zip(losses, expected, strict=True))
-
-    return run
-
-
-def test_the_losses_of_40_steps_equal_the_stored_ones(difference: Callable[..., float]) -> None:
-    assert difference() < TOLERANCE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("change", [{"lr": 0.011}, {"more": "[data]\nstd = [0.225, 0.225, 0.225]"}],
-                         ids=["lr + 10 %", "other std"])  # fmt: skip
-def test_a_small_change_of_the_training_is_far_outside_the_tolerance(
-    change: dict[str, object], difference: Callable[..., float]
-) -> None:
-    assert difference(**change) > 3 * TOLERANCE
+def test_the_losses_of_40_steps_equal_the_stored_ones(shard_root: Path, tmp_path: Path) -> None:
+    (tmp_path / "golden.toml").write_text(RECIPE)
+    assert main(train_words(shard_root, tmp_path / "golden.toml", tmp_path)) == 0
+    losses = [r["loss"] for r in read_log(tmp_path / "golden" / "run.jsonl") if r["kind"] == "step"]
+    expected = json.loads(GOLDEN.read_text())
+    assert statistics.fmean(abs(got / loss - 1) for got, loss in zip(losses, expected, strict=True)) < TOLERANCE
 
 
 def draw_stripes(root: Path, *, each: int) -> Path:

@@ -1,4 +1,4 @@
-"""The learning rate range test: its steps equal a plain loop's, its suggestion a reference implementation's."""
+"""The learning rate range test: its steps equal a plain loop's, its suggestions the stored ones."""
 
 from __future__ import annotations
 
@@ -56,20 +56,6 @@ def test_the_suggestion_is_half_the_rate_from_which_the_loss_rises(rise_at: floa
     assert rise_at / 1.2 < 2 * suggestion(_valley(rise_at=rise_at)) < rise_at * 1.8
 
 
-def _two_valleys(*, second: float, last: float = 4.0, noise: float = 0.0, seed: int = 0) -> RangeTest:
-    """A loss of 2.3 that falls to 1.9 at rate 0.03, rises to 3 at 0.2, and has a second valley from 0.8 to 1.2."""
-    points = {1e-3: 2.3, 0.03: 1.9, 0.2: 3.0, 0.8: second, 1.2: second, 10.0: last}
-    losses = np.interp(np.linspace(-3, 1, 200), np.log10(list(points)), list(points.values()))
-    return _test(losses + noise * np.random.default_rng(seed).normal(size=200))
-
-
-def test_a_second_valley_counts_if_it_keeps_half_the_fall_of_the_first() -> None:
-    assert suggestion(_two_valleys(second=1.7)) == pytest.approx(0.8, rel=0.15)
-    assert suggestion(_two_valleys(second=2.25)) < 0.04, "at the loss of a guess"
-    never_diverges = _two_valleys(second=2.02, last=2.08)
-    assert suggestion(never_diverges) == pytest.approx(0.03, rel=0.4), "at the lowest loss"
-
-
 def test_stored_range_tests_give_the_stored_suggestions() -> None:
     ratios = []
     for name, stored in STORED["sweeps"].items():
@@ -81,21 +67,7 @@ def test_stored_range_tests_give_the_stored_suggestions() -> None:
     assert (near[0], near[-1], far) == pytest.approx((0.9, 1.6, 6), rel=0.06), "as the command says"
 
 
-@pytest.mark.parametrize("seed", [1, 6])
-def test_the_suggestion_equals_a_reference_implementation(seed: int) -> None:
-    test = _two_valleys(second=1.6 + 0.08 * seed, noise=0.02 * (1 + seed % 4), seed=seed)
-    count, curve = len(test.losses), []
-    for i in range(count):
-        weights = [np.exp(-((i - j) ** 2) / (2 * test.width**2)) for j in range(count)]
-        curve.append(sum(w * loss for w, loss in zip(weights, test.losses, strict=True)) / sum(weights))
-    at = count - 1
-    while curve[0] - curve[at] < (curve[0] - min(curve)) / 2:
-        at -= 1
-    assert suggestion(test) == float(f"{test.lrs[at] / 2:.2g}")
-
-
-def test_smoothing_keeps_a_constant_and_limits_what_diverged() -> None:
-    assert smoothed([2.5] * 60, 3.0) == pytest.approx(np.full(60, 2.5))
+def test_what_diverged_does_not_reach_the_losses_before() -> None:
     tail = smoothed([2.0] * 50 + [1e30, np.nan], 2.0)
     assert tail[:40] == pytest.approx(np.full(40, 2.0))
     assert tail.max() <= 8.0

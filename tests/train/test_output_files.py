@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,15 +80,3 @@ def test_pages_are_written_below_runs(trained: Path, tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert main(["lr", "--recipe", str(trained.parent / "small.toml"), "--samples", "99"]) == 0
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.html")] == ["runs/small-lr.html"]
-
-
-@pytest.mark.slow
-def test_the_default_batch_size_of_bench_is_at_most_the_set(
-    shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("resolute.benchmarks.setting._BATCH_SIZE", 1000)
-    monkeypatch.chdir(tmp_path)
-    assert bench(["--shards", str(shard_root), "--only", "loader", "--res", "32", "--seconds", "0.02", "--rounds", "1",
-                  "--threads", "1", "--device", "cpu"]) == 0  # fmt: skip
-    result = json.loads((tmp_path / "bench" / "bench-cpu.json").read_text())
-    assert result["settings"]["batch_size"] == 75

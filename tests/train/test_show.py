@@ -83,10 +83,5 @@ def test_the_sheet_draws_these_pixels_beside_their_originals(
     for data, pixels in zip(drawn, (pixels for row in rows for pixels in row.pixels), strict=True):
         np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))), pixels)
     assert re.findall("<h2>(.*?)</h2>", page) == [row.title for row in rows]
-    pattern = '<img width="(.+?)" height="(.+?)" alt="original of the next image" src="data:image/jpeg'
-    originals = re.findall(pattern, page)
-    assert len(originals) == len(drawn)
-    for (width, height), jpeg in zip(originals, (jpeg for row in rows for jpeg in row.originals), strict=True):
-        stored = Image.open(io.BytesIO(jpeg))
-        assert int(width) / int(height) == pytest.approx(stored.width / stored.height, rel=0.05)
+    assert page.count('alt="original of the next image" src="data:image/jpeg') == len(drawn)
     assert "<br>".join(rows[2].lines[0].split("\n")) in page

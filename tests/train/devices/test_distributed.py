@@ -143,18 +143,17 @@ def assert_same_within_rounding(got: Path, expected: Path) -> None:
 
 
 @pytest.mark.slow
-def test_three_ranks_train_as_one_process(made: Made, alone: Path, driven: str) -> None:
-    assert_same_within_rounding(made.folder / "three" / "whole", alone)
-    for name in ("whole", "statistics", "early"):
-        assert driven.count(f"{made.folder / 'three' / name}: starting") == 1  # only the first rank prints
-
-
-@pytest.mark.slow
-def test_two_ranks_restarted_after_a_kill_train_as_one_process(
-    made: Made, alone: Path, driven: str
+@pytest.mark.parametrize("run", ["three/whole", "three/cut", "killed/equal", "one/equal"])
+def test_ranks_train_as_one_process_also_after_a_kill_or_resumed_with_another_number_of_them(
+    made: Made, alone: Path, driven: str, run: str
 ) -> None:
-    assert f"{made.folder / 'killed' / 'equal'}: resuming at batch" in driven
-    assert_same_within_rounding(made.folder / "killed" / "equal", alone)
+    """Three ranks; two ranks, cut by a signal and resumed on three, restarted after a kill, or resumed on one."""
+    if run == "one/equal":
+        shutil.copytree(made.folder / "cut" / "equal", made.folder / run)
+        assert main(made.words("one")) == 0
+    elif run != "three/whole":
+        assert f"{made.folder / run}: resuming at batch" in driven
+    assert_same_within_rounding(made.folder / run, alone)
 
 
 @pytest.mark.slow
@@ -168,17 +167,6 @@ def test_a_signal_to_torchrun_saves_all_ranks_at_the_same_batch(
     assert 3 <= position <= 5  # within two batches of the signal
     steps = [json.loads(path.read_text().splitlines()[-1])[0] for path in (made.folder / "cut").glob("run.seen*")]
     assert steps == [position - 1] * 2
-
-
-@pytest.mark.slow
-def test_a_run_of_two_ranks_is_resumed_on_one_and_on_three(
-    made: Made, alone: Path, driven: str
-) -> None:
-    shutil.copytree(made.folder / "cut" / "equal", made.folder / "one" / "equal")
-    assert main(made.words("one")) == 0
-    for folder in (made.folder / "one" / "equal", made.folder / "three" / "cut"):
-        assert_same_within_rounding(folder, alone)
-    assert f"{made.folder / 'three' / 'cut'}: resuming at batch" in driven
 
 
 @pytest.mark.slow
@@ -211,8 +199,9 @@ def test_all_ranks_validate_with_the_batch_statistics_of_rank_0(
 
 
 @pytest.mark.slow
-def test_ranks_stop_early_together(made: Made, driven: str) -> None:
+def test_ranks_stop_early_together_and_only_the_first_prints(made: Made, driven: str) -> None:
     assert driven.count("stopped early: top-1 no better than") == 1
+    assert driven.count(f"{made.folder / 'three' / 'early'}: starting") == 1
     epochs = [r["epoch"] for r in without_clocks(made.folder / "three" / "early" / "run.jsonl") if r["kind"] == "epoch"]
     assert epochs == [0, 1]
     assert len(made.seen("three/early")) == 10  # two epochs of 5 steps, on each rank
@@ -350,14 +339,3 @@ def test_a_rank_takes_its_own_gpu_or_is_refused(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ResoluteError):
         pick_device("cuda", Ranks(rank=0, world_size=2, local_rank=0))
     assert pick_device("cpu", Ranks(rank=0, world_size=2, local_rank=0)) == torch.device("cpu")
-
-
-def test_a_single_process_needs_no_communication(shard_set: ShardSet) -> None:
-    ranks, network, values = Ranks(), torch.nn.Linear(1, 1), torch.ones(2)
-    before = torch.get_rng_state()
-    ranks.seed(0, 1)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert ranks.wrap(network) is network
-    assert ranks.sum(values) is values
-    assert ranks.vote(15, 3) == (15, 3)
-    assert not dist.is_initialized()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import re
@@ -202,24 +201,6 @@ def test_frozen_layers_have_no_dropout_and_averages_no_noise_in_a_regularised_st
     learner.ema.module.load_state_dict(learner.network.state_dict())
     sums = learner.eval_step(_batch(9, 1, 48, "val")).sums
     torch.testing.assert_close(sums["raw"], sums["ema"])
-
-
-def test_a_learner_resumed_at_any_step_is_bit_identical() -> None:
-    recipe = _recipe(*map(_stage, SIZES), regularization=RAMP, ema={"decay": 0.5}, optim={"lr": 0.01, "name": "adamw"})
-    learner, states, losses = _learner(recipe), [], []
-    batches = [_batch(index, index // 2, SIZES[index // 2]) for index in range(6)]
-    for batch in batches:
-        states.append(copy.deepcopy(learner.state_dict()))
-        losses.append(learner.train_step(batch)[0].item())
-    for cut in (2, 3):
-        again = _learner(recipe)
-        with restored(again):
-            again.train_step(batches[5])
-        again.load_state_dict(states[cut])
-        assert [again.train_step(batch)[0].item() for batch in batches[cut:]] == losses[cut:]
-        for section in ("model", "ema"):
-            ours, theirs = again.state_dict()[section], learner.state_dict()[section]
-            assert all(torch.equal(ours[name], value) for name, value in theirs.items())
 
 
 @pytest.mark.parametrize(("stages", "tables", "message"), [
