@@ -20,38 +20,16 @@ def stages(*tables: tuple[int, int, int]) -> str:
     return "".join(lines.format(*table) for table in tables)
 
 
-RECIPE = """
+RECIPE = f"""
 seed = 5
-[model]
-name = "test_resnet"
-kwargs = { drop_rate = 0.1 }
-[optim]
-lr = 0.1
-clip_norm = 5.0
-[loss]
-label_smoothing = 0.1
-[ema]
-decay = 0.9
-[augment]
-mixup_alpha = 0.2
-cutmix_alpha = 1.0
-mixup_prob = 0.5
-[eval]
-batch_size = 8
-[[stages]]
-res = 32
-epochs = 2
-batch_size = 16
-fraction = 0.5
-[[stages]]
-res = 48
-epochs = 1
-batch_size = 8
-[[stages]]
-res = 64
-epochs = 2
-batch_size = 12
-fraction = 0.75
+model = {{ name = "test_resnet", kwargs = {{ drop_rate = 0.1 }} }}
+optim = {{ lr = 0.1, clip_norm = 5.0 }}
+loss = {{ label_smoothing = 0.1 }}
+ema = {{ decay = 0.9 }}
+augment = {{ mixup_alpha = 0.2, cutmix_alpha = 1.0, mixup_prob = 0.5 }}
+eval = {{ batch_size = 8 }}
+{stages((32, 2, 16))}fraction = 0.5
+{stages((48, 1, 8), (64, 2, 12))}fraction = 0.75
 """
 
 
@@ -121,17 +99,11 @@ def assert_equal_runs(got: Path, expected: Path) -> None:
 
 SMALL = f"""
 seed = 3
-[model]
-name = "test_resnet"
-[optim]
-lr = 0.001
-[ema]
-decay = 0.5
-[precision]
-amp = "off"
-[eval]
-batch_size = 8
-flip = true
+model = {{ name = "test_resnet" }}
+optim = {{ lr = 0.001 }}
+ema = {{ decay = 0.5 }}
+precision = {{ amp = "off" }}
+eval = {{ batch_size = 8, flip = true }}
 {stages((32, 1, 16), (48, 2, 16))}"""
 
 
@@ -154,11 +126,8 @@ def folded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["--src", folder / "photos", "--out", folder / "s", "--res", "32", "--val-frac", "0", "--workers", "1"]
     assert prep([str(word) for word in words]) == 0
     (folder / "cv.toml").write_text(f"""
-[model]
-name = "test_resnet"
-[optim]
-lr = 0.001
-[precision]
-amp = "off"
+model = {{ name = "test_resnet" }}
+optim = {{ lr = 0.001 }}
+precision = {{ amp = "off" }}
 {stages((32, 1, 8))}""")
     return folder

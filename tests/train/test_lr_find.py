@@ -43,19 +43,6 @@ def _test(losses: NDArray[np.float64], *, low: float = 1e-3, high: float = 1e1, 
     return RangeTest(lrs=lrs, losses=losses, width=len(losses) / 25, diverged=diverged)
 
 
-def _valley(*, rise_at: float, steps: int = 200, noise: float = 0.03) -> RangeTest:
-    """A loss that falls from 2.3 to about 1.3 over two decades, and rises steeply above the rate `rise_at`."""
-    decades = np.linspace(-3, 1, steps)
-    rise = np.maximum(0, decades - np.log10(rise_at))
-    losses = 2.3 - 1 / (1 + np.exp(-3 * (decades + 2))) + 5 * rise
-    return _test(losses + noise * np.random.default_rng(0).normal(size=steps))
-
-
-@pytest.mark.parametrize("rise_at", [0.1, 2.0])
-def test_the_suggestion_is_half_the_rate_from_which_the_loss_rises(rise_at: float) -> None:
-    assert rise_at / 1.2 < 2 * suggestion(_valley(rise_at=rise_at)) < rise_at * 1.8
-
-
 def test_stored_range_tests_give_the_stored_suggestions() -> None:
     ratios = []
     for name, stored in STORED["sweeps"].items():

@@ -19,12 +19,9 @@ from tests.train.conftest import assert_equal_runs, stages, stop_at, train_words
 
 pytestmark = pytest.mark.slow
 RECIPE = f"""
-[model]
-name = "test_resnet"
-[data]
-on_bad_sample = "skip"
-[augment]
-policy = "randaugment"
+model = {{ name = "test_resnet" }}
+data = {{ on_bad_sample = "skip" }}
+augment = {{ policy = "randaugment" }}
 {stages((32, 1, 16), (48, 1, 16))}order = "block"
 """
 

@@ -1,4 +1,4 @@
-"""Stages with several resolutions as complete runs: every shape is warmed up, and no interruption changes a bit."""
+"""Stages with several resolutions: no interruption of a run changes a bit, and sizes of batches follow the pixels."""
 
 from __future__ import annotations
 
@@ -15,24 +15,18 @@ from resolute.pipeline.loader.loader import Batch
 from resolute.train.loop import Learner
 from resolute.train.optim.schedule import Rates, epoch_samples, epoch_steps
 from resolute.train.recipe.schema import Recipe
-from resolute.train.warmup import shapes
 from tests.support.cli import prep
 from tests.train.conftest import assert_equal_runs, train_words
 
 RECIPE = """
 seed = 3
-[model]
-name = "test_resnet"
-[optim]
-lr = 0.1
-[ema]
-decay = 0.5
-[schedule]
-batch_rule = "linear"
-[precision]
-amp = "off"
-[augment]
-policy = "randaugment"
+model = { name = "test_resnet" }
+optim = { lr = 0.1 }
+ema = { decay = 0.5 }
+schedule = { batch_rule = "linear" }
+precision = { amp = "off" }
+augment = { policy = "randaugment" }
+eval = { batch_size = 8 }
 [regularization]
 drop_rate = [0.1, 0.3]
 drop_path_rate = [0.0, 0.4]
@@ -41,8 +35,6 @@ weight_decay = [0.0, 0.01]
 magnitude = [2, 12]
 mixup_alpha = [0.0, 0.4]
 random_erasing_prob = [0.0, 0.5]
-[eval]
-batch_size = 8
 [[stages]]
 res = [32, 64]
 res_step = 16
@@ -102,18 +94,6 @@ def test_a_run_cut_inside_its_ramps_is_bit_identical_even_if_a_resolution_is_add
             assert 40 in ShardSet.open(root).resolutions
     assert main(words) == 0
     assert_equal_runs(tmp_path / "cut" / "ramp", tmp_path / "whole" / "ramp")
-
-
-def test_every_shape_of_a_ramp_is_warmed_up_and_its_batches_scale_the_learning_rate(
-    shard_set: ShardSet, ramp_file: Path
-) -> None:
-    recipe = Recipe.load(ramp_file)
-    plan = recipe.plan(shard_set)
-    specs = [plan.batch(index) for index in range(plan.total_batches)]
-    assert set(shapes(plan)) == {(spec.split, spec.res, len(spec)) for spec in specs}
-    assert recipe.resolutions == (32, 36, 40, 48, 56, 60, 64)
-    assert {spec.res for spec in specs if spec.split == "val"} == {64, 60}
-    assert [stage.shapes[0].batch_size for stage in recipe.stages] == [32, 8]
 
 
 def test_logged_learning_rates_follow_the_batch_size_of_each_resolution() -> None:

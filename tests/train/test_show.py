@@ -18,30 +18,18 @@ from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.train.recipe.schema import Recipe
 from resolute.train.show import model_inputs
-
-TEXT = """
-seed = 3
-[augment]
-mixup_alpha = 1.0
-cutmix_alpha = 1.0
-[eval]
-batch_size = 8
-[[stages]]
-res = 32
-epochs = 1
-batch_size = 8
-augment = { mixup_prob = 0.0 }
-[[stages]]
-res = 48
-epochs = 2
-batch_size = 16
-"""
+from tests.train.conftest import stages
 
 
 @pytest.fixture
 def recipe_file(tmp_path: Path) -> Path:
     path = tmp_path / "two.toml"
-    path.write_text(TEXT)
+    path.write_text(f"""
+seed = 3
+augment = {{ mixup_alpha = 1.0, cutmix_alpha = 1.0 }}
+eval = {{ batch_size = 8 }}
+{stages((32, 1, 8))}augment = {{ mixup_prob = 0.0 }}
+{stages((48, 2, 16))}""")
     return path
 
 

@@ -28,20 +28,13 @@ from tests.train.conftest import assert_equal_runs, stages, stop_at, train_words
 LABELS = ("first", "second", "any", "never")
 RECIPE = f"""
 seed = 3
+optim = {{ name = "adamw", lr = 0.01, weight_decay = 0.0 }}
+ema = {{ decay = 0.5 }}
+precision = {{ amp = "off" }}
+augment = {{ mixup_alpha = 0.2 }}
+eval = {{ batch_size = 8 }}
 [model]
 name = "test_resnet"
-[optim]
-name = "adamw"
-lr = 0.01
-weight_decay = 0.0
-[ema]
-decay = 0.5
-[precision]
-amp = "off"
-[augment]
-mixup_alpha = 0.2
-[eval]
-batch_size = 8
 {stages((32, 3, 16), (48, 2, 16))}"""
 
 

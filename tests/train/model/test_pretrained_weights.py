@@ -85,14 +85,6 @@ def test_a_head_with_another_number_of_classes_is_replaced(
     assert network(random_images().repeat(1, 1, 5, 5)).shape == (8, 3)
 
 
-def test_position_embeddings_are_resized(tmp_path: Path) -> None:
-    source, path = tiny_network("test_vit", kwargs={"img_size": 64}), tmp_path / "weights.pth"
-    torch.save(source.state_dict(), path)
-    network = tiny_network("test_vit", kwargs={"img_size": 32}, weights=str(path))
-    assert network.pos_embed.shape != source.pos_embed.shape
-    assert network.blocks[1].attn.qkv.weight.equal(source.blocks[1].attn.qkv.weight)
-
-
 def test_files_without_matching_weights_are_refused_by_name(tmp_path: Path) -> None:
     other, torn, foreign = tmp_path / "other.pth", tmp_path / "torn.safetensors", tmp_path / "foreign.pth"
     torch.save(tiny_network("test_efficientnet").state_dict(), other)
@@ -108,7 +100,9 @@ def test_files_without_matching_weights_are_refused_by_name(tmp_path: Path) -> N
             tiny_network(weights=str(path))
 
 
-def test_an_unreachable_hub_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_and_a_model_without_weights_are_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def blocked(*_: object, **__: object) -> NoReturn:
         raise AssertionError("a test may not open connections")
 
@@ -116,12 +110,10 @@ def test_an_unreachable_hub_is_reported_in_one_line(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(socket.socket, name, blocked)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    message = r"weights of test_resnet are not cached and the hub cannot be reached.*name a local file"
-    with pytest.raises(ResoluteError, match=message) as error:
-        tiny_network(weights="pretrained")
-    assert "\n" not in str(error.value)
-
-
-def test_a_model_without_pretrained_weights_is_reported() -> None:
-    with pytest.raises(ResoluteError, match=r"timm cannot build 'resnet10t.none'.* pretrained: .*tag"):
-        tiny_network("resnet10t.none", weights="pretrained")
+    for model, message in (
+        ("test_resnet", "weights of test_resnet are not cached and the hub cannot be reached.*name a local file"),
+        ("resnet10t.none", r"timm cannot build 'resnet10t.none'.* pretrained: .*tag"),
+    ):
+        with pytest.raises(ResoluteError, match=message) as error:
+            tiny_network(model, weights="pretrained")
+        assert "\n" not in str(error.value)
