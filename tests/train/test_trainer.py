@@ -6,7 +6,6 @@ import errno
 import functools
 import hashlib
 import os
-import shlex
 import shutil
 import signal
 import socket
@@ -173,16 +172,6 @@ def test_nothing_is_saved_in_a_folder_that_took_the_place_of_the_runs(
     away.rename(folder)
     assert main(words(tmp_path)) == 0
     assert_equal_runs(folder, finished)
-
-
-def test_a_closed_stdout_reader_does_not_end_the_run(finished: Path, words: Words, tmp_path: Path) -> None:
-    line = shlex.join([sys.executable, "-m", "resolute", *words(tmp_path)])
-    done = subprocess.run(["bash", "-c", f"set -o pipefail; {line} | head -1"], cwd=ROOT, capture_output=True,
-                          text=True, check=False)  # fmt: skip
-    assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stderr
-    assert "Traceback" not in done.stderr
-    assert "BrokenPipe" not in done.stderr
-    assert_equal_runs(tmp_path / "tiny", finished)
 
 
 def test_a_folder_of_a_running_training_is_locked_for_writers_but_readable(

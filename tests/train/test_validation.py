@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from resolute.cli import main
-from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import Target
-from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.batching import rank_bounds
-from resolute.pipeline.plan.plan import Plan
 from resolute.train.devices.distributed import Ranks
 from resolute.train.model.head import Head
 from resolute.train.validation import Validation, average_precision, score_batch
-from tests.train.conftest import stages, train_words
 
 RNG = np.random.default_rng(5)
 N, C = 57, 5
@@ -188,29 +178,4 @@ def test_a_metric_that_is_not_finite_is_none() -> None:
     outputs, targets = of_kind(VALUES)
     metrics, _ = outcome(VALUES, torch.full_like(outputs, math.nan), targets, batch=16, world_size=1)
     assert {metrics[name] for name in ("r2", "rmse", "mae", "eval_loss")} == {None}
-    assert Validation(CLASS).finish()[0] == dict.fromkeys(
-        ("top1", "top5", "eval_loss", "ema_top1", "ema_top5", "ema_eval_loss")
-    )
-
-
-@pytest.mark.slow
-def test_the_photos_of_the_report_are_cropped_as_in_validation(
-    shard_root: Path, shard_set: ShardSet, tmp_path: Path
-) -> None:
-    (tmp_path / "photos.toml").write_text(f"""
-model = {{ name = "test_resnet" }}
-optim = {{ lr = 1e-9 }}
-precision = {{ amp = "off" }}
-eval = {{ crop_pct = 0.4 }}
-{stages((48, 1, 75))}""")
-    assert main(train_words(shard_root, tmp_path / "photos.toml", tmp_path)) == 0
-    photos = json.loads((tmp_path / "photos" / "validation.json").read_text())["photos"]
-    assert photos
-    means = []
-    for crop_frac in (0.4, None):
-        plan = Plan.evaluation(shard_set, [48], crop_frac=crop_frac)
-        with Loader(plan, num_threads=1, mean=(0, 0, 0), std=(1, 1, 1)) as loader:
-            pixels = next(loader).images.permute(0, 2, 3, 1).numpy() * 255
-        drawn = {int(sample): Image.open(io.BytesIO(base64.b64decode(data))) for sample, data in photos.items()}
-        means.append(np.mean([np.abs(pixels[sample] - np.asarray(image)).mean() for sample, image in drawn.items()]))
-    assert means[0] < 2 < means[1]
+    assert set(Validation(CLASS).finish()[0].values()) == {None}
