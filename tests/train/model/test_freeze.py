@@ -114,25 +114,6 @@ def test_frozen_weights_and_statistics_stay_and_all_others_change(
         assert torch.equal(value, before[name]) != moves, name
 
 
-def test_frozen_norms_stay_in_eval_mode_and_unfrozen_ones_do_not() -> None:
-    network = timm.create_model("test_resnet", drop_path_rate=0.5)
-    stages = [RecipeStage(res=32, epochs=1, batch_size=8, freeze_to=name) for name in ("layer2", None)]
-    freezer = Freezer(Freeze(mode="freeze"), stages, network, torch.optim.SGD(network.parameters(), lr=0.1))
-    freezer.apply_to_network(0)
-    other = copy.deepcopy(network)
-    network.train()
-    frozen = {name for name, module in network.named_modules() if not module.training}
-    assert {"bn1", "layer1", "layer1.0.bn1"} <= frozen
-    assert not any(name.startswith(("layer2", "layer3", "layer4", "fc")) for name in frozen)
-    assert network.training
-    freezer.apply_to_network(1)
-    network.train()
-    assert all(module.training for module in network.modules())
-    other.train()  # a copy keeps its own mode, and does not move the original's
-    assert {name for name, module in other.named_modules() if not module.training} == frozen
-    assert all(module.training for module in network.modules())
-
-
 @pytest.mark.parametrize(("model", "name"), [("test_resnet", "layer3"), ("test_vit", "blocks.4")])
 def test_no_backward_pass_runs_below_the_lowest_trainable_layer(model: str, name: str) -> None:
     learner = _learner(_recipe("unfreeze", name, None, model=model))
