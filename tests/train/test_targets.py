@@ -192,45 +192,36 @@ def test_values_are_standardised_by_the_training_split(shard_root: Path, tmp_pat
     assert (plain.mean, plain.std) == ((0.0, 0.0), (1.0, 1.0))
 
 
-def test_an_exported_program_writes_the_predictions(kind: str, run: Path, tmp_path: Path) -> None:
-    assert main(["export", str(run), "--out", str(tmp_path / "m")]) == 0
-    photo = make_photo(tmp_path)
-    (theirs,) = predict_exported(tmp_path / "m", photo)
-    assert main(["predict", str(run), "--src", str(photo), "--out", str(tmp_path / "p.csv"), "--device", "cpu"]) == 0
+@pytest.mark.slow
+def test_an_exported_program_writes_the_predictions_and_submissions_have_labels_or_values(
+    kind: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photo, sample = tmp_path / "photo.jpg", tmp_path / "sample.csv"
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize((120, 90), Image.Resampling.BICUBIC).save(photo, quality=95)
+    words = ["predict", str(run), "--src", str(photo), "--device", "cpu", "--out"]
+    assert main([*words, str(tmp_path / "p.csv")]) == 0
     with (tmp_path / "p.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
+
+    submit = [*words, str(tmp_path / "s.csv"), "--sample", str(sample)]
+    tags, columns = ("id,tags", ["predicted"]), ("id,constant,size", ["predicted constant", "predicted size"])
+    for header, cells in [tags, ("id,first", ["first"])] if kind == "labels" else [columns]:
+        sample.write_text(f"{header}\nphoto,0\n")
+        assert main(submit) == 0
+        expected = [row[name].replace("|", " ") for name in cells]
+        assert (tmp_path / "s.csv").read_text().splitlines() == [header, ",".join(["photo", *expected])]
+    sample.write_text(f"{(columns if kind == 'labels' else tags)[0]}\nphoto,0\n")
+    assert main(submit) == 2
+    assert "expected one column besides the ids, or names of the run's " in capsys.readouterr().err
+
+    assert main(["export", str(run), "--out", str(tmp_path / "m")]) == 0
+    (theirs,) = predict_exported(tmp_path / "m", photo)
     assert [*theirs] == [*row, "error"]
     if kind == "labels":
         assert theirs.pop("predicted") == row["predicted"]
     for name in theirs.keys() - {"image", "error"}:
         assert float(theirs[name]) == pytest.approx(float(row[name]), abs=0.01 * (100 if kind == "values" else 1))
-
-
-def test_submissions_have_labels_or_values(
-    kind: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    photo = make_photo(tmp_path)
-    words = ["predict", str(run), "--src", str(photo), "--device", "cpu", "--out"]
-    assert main([*words, str(tmp_path / "p.csv")]) == 0
-    with (tmp_path / "p.csv").open(newline="") as file:
-        (row,) = csv.DictReader(file)
-    cells = {"id,tags": ["predicted"], "id,constant,size": ["predicted constant", "predicted size"]}
-    sample = tmp_path / "sample.csv"
-    submit = [*words, str(tmp_path / "s.csv"), "--sample", str(sample)]
-    mine, other = [*cells] if kind == "labels" else [*cells][::-1]
-    sample.write_text(f"{other}\nphoto,0\n")
-    assert main(submit) == 2
-    assert "expected one column besides the ids, or names of the run's " in capsys.readouterr().err
-    sample.write_text(f"{mine}\nphoto,0\n")
-    assert main(submit) == 0
-    expected = [row[name].replace("|", " ") for name in cells[mine]]
-    assert (tmp_path / "s.csv").read_text().splitlines() == [mine, ",".join(["photo", *expected])]
-
-
-def make_photo(folder: Path) -> Path:
-    pixels = np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)
-    Image.fromarray(pixels).resize((120, 90), Image.Resampling.BICUBIC).save(folder / "photo.jpg", quality=95)
-    return folder / "photo.jpg"
 
 
 @pytest.mark.slow
