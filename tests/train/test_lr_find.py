@@ -23,19 +23,10 @@ from resolute.train.lr_find import RangeTest, range_test, smoothed, suggestion
 from resolute.train.recipe.schema import Recipe
 from tests import ROOT
 from tests.support.networks import CPU
+from tests.train.conftest import stages
 
 STORED = json.loads((ROOT / "benchmarks" / "results" / "lr-find-sweeps.json").read_text())
-STAGES = """
-[[stages]]
-res = 32
-epochs = 2
-batch_size = 16
-lr_scale = 2.0
-[[stages]]
-res = 48
-epochs = 1
-batch_size = 8
-"""
+STAGES = f"{stages((32, 2, 16))}lr_scale = 2.0\n{stages((48, 1, 8))}"
 
 
 def _test(losses: NDArray[np.float64], *, low: float = 1e-3, high: float = 1e1, diverged: bool = True) -> RangeTest:

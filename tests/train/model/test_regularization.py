@@ -32,6 +32,7 @@ from resolute.train.recipe.stages import RecipeStage, Regularization
 from resolute.train.show import model_inputs
 from resolute.train.warmup import warm_up
 from tests.support.networks import CPU, make_batch
+from tests.train.conftest import stages
 
 RAMP = {"drop_rate": [0.1, 0.3], "drop_path_rate": [0.0, 0.4], "label_smoothing": [0.0, 0.2],
         "weight_decay": [0.0, 0.05]}  # fmt: skip
@@ -229,18 +230,15 @@ def test_the_schedule_and_the_contact_sheet_draw_what_changes(
     shard_root: Path, shard_set: ShardSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "regularised.toml"
-    path.write_text("""
-regularization = { drop_rate = [0.1, 0.3], weight_decay = [0.0, 0.01], mixup_alpha = [0.0, 0.4] }
-[[stages]]
-res = 32
-epochs = 1
-batch_size = 16
+    path.write_text(f"""
+regularization = {{ drop_rate = [0.1, 0.3], weight_decay = [0.0, 0.01], mixup_alpha = [0.0, 0.4] }}
+{stages((32, 1, 16))}
 [[stages]]
 res = [48, 64]
 res_schedule = "step"
 epochs = 1
 batch_size = 16
-regularization = { drop_rate = 0.4 }
+regularization = {{ drop_rate = 0.4 }}
 """)
     recipe = Recipe.load(path)
     curve = Curve(recipe, len(shard_set.splits["train"]))
