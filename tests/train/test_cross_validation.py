@@ -105,6 +105,7 @@ def test_folds_that_cannot_be_are_refused_in_one_line(
     assert not list(tmp_path.rglob("*.pt"))
 
 
+@pytest.mark.slow
 def test_the_command_chooses_the_folds_of_any_set_and_of_a_recipe_with_a_fold_of_its_own(
     folded: Path, shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,9 +74,9 @@ def test_the_slow_weights_of_lookahead_are_those_at_the_end_of_each_training_pas
             for name, average in learner.ema.module.named_parameters():
                 slow_weight = learner.network.get_parameter(name)
                 torch.testing.assert_close(average, (states[-1]["ema"][name] + slow_weight) / 2)
-    for cut, state in enumerate(states):
+    for cut in (1, 3, 5):
         resumed = _learner(lookahead=4, lookahead_alpha=0.25, momentum=0.9)
-        resumed.load_state_dict(state)
+        resumed.load_state_dict(states[cut])
         for index in range(cut, 6):
             resumed.train_step(make_batch(index, last=index in ends))
         for section in ("model", "ema"):

@@ -92,7 +92,7 @@ def assert_waits_are_explained(functions: set[CodeType]) -> None:
     assert calls == [], "\n".join(calls)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", ["sgd", *(pytest.param(name, marks=pytest.mark.slow) for name in [*SETTINGS][1:])])
 def test_a_steady_step_waits_for_nothing_and_comments_explain_what_could_wait(name: str) -> None:
     events, called = trace_steps(SETTINGS[name], HEADS.get(name, CLASSES))
     assert events == []
@@ -162,7 +162,7 @@ AUGMENTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", AUGMENTS)
+@pytest.mark.parametrize("name", ["plain", *(pytest.param(name, marks=pytest.mark.slow) for name in [*AUGMENTS][1:])])
 def test_batches_reach_the_device_in_asynchronous_copies_from_pinned_memory(
     monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet, name: str
 ) -> None:

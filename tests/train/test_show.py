@@ -33,6 +33,7 @@ eval = {{ batch_size = 8 }}
     return path
 
 
+@pytest.mark.slow
 def test_rows_equal_the_first_training_batches_of_each_stage(shard_set: ShardSet, recipe_file: Path) -> None:
     recipe = Recipe.load(recipe_file)
     rows = model_inputs(shard_set, recipe, count=6)
