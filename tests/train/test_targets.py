@@ -206,13 +206,15 @@ def test_an_exported_program_writes_the_predictions_and_submissions_have_labels_
     with (tmp_path / "p.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
 
-    submit = [*words, str(tmp_path / "s.csv"), "--sample", str(sample)]
+    submission = tmp_path / "s.csv"
+    submit = [*words, str(submission), "--sample", str(sample)]
     tags, columns = ("id,tags", ["predicted"]), ("id,constant,size", ["predicted constant", "predicted size"])
     for header, cells in [tags, ("id,first", ["first"])] if kind == "labels" else [columns]:
         sample.write_text(f"{header}\nphoto,0\n")
         assert main(submit) == 0
         expected = [row[name].replace("|", " ") for name in cells]
-        assert (tmp_path / "s.csv").read_text().splitlines() == [header, ",".join(["photo", *expected])]
+        assert submission.read_text().splitlines() == [header, ",".join(["photo", *expected])]
+        submission.unlink()
     sample.write_text(f"{(columns if kind == 'labels' else tags)[0]}\nphoto,0\n")
     assert main(submit) == 2
     assert "expected one column besides the ids, or names of the run's " in capsys.readouterr().err
