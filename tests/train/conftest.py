@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.conftest import make_photos
 from tests.support.cli import prep
@@ -19,39 +20,18 @@ def stages(*tables: tuple[int, int, int]) -> str:
     return "".join(lines.format(*table) for table in tables)
 
 
-RECIPE = """
+RECIPE = f"""
 seed = 5
-[model]
-name = "test_resnet"
-kwargs = { drop_rate = 0.1 }
-[optim]
-lr = 0.1
-clip_norm = 5.0
-[loss]
-label_smoothing = 0.1
-[ema]
-decay = 0.9
-[augment]
-mixup_alpha = 0.2
-cutmix_alpha = 1.0
-mixup_prob = 0.5
-[eval]
-batch_size = 8
-[[stages]]
-res = 32
-epochs = 2
-batch_size = 16
-fraction = 0.5
-[[stages]]
-res = 48
-epochs = 1
-batch_size = 8
-[[stages]]
-res = 64
-epochs = 2
-batch_size = 12
-fraction = 0.75
+model = {{ name = "test_resnet", kwargs = {{ drop_rate = 0.1 }} }}
+optim = {{ lr = 0.1, clip_norm = 5.0 }}
+loss = {{ label_smoothing = 0.1 }}
+ema = {{ decay = 0.9 }}
+augment = {{ mixup_alpha = 0.2, cutmix_alpha = 1.0, mixup_prob = 0.5 }}
+eval = {{ batch_size = 8 }}
+{stages((32, 2, 16))}fraction = 0.5
+{stages((48, 1, 8), (64, 2, 12))}fraction = 0.75
 """
+
 
 @pytest.fixture(scope="session")
 def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -60,13 +40,32 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def train_words(shards: Path | str, recipe: Path, runs: Path, *more: str) -> list[str]:
+    """The command line of a run named after its recipe file in the folder `runs`, on one core."""
+    return ["train", "--shards", str(shards), "--recipe", str(recipe), "--run", recipe.stem, "--runs", str(runs),
+            "--device", "cpu", "--threads", "1", *more]  # fmt: skip
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, index: int, *, number: int = 15) -> None:
+    """Runs are stopped after batch `index`, as by the signal `number`."""
+    from resolute.train import trainer
+
+    after = trainer._Session._after
+
+    def stopping(session: trainer._Session, spec: trainer.BatchSpec) -> bool:
+        if spec.index == index:
+            session.stopped_by = number
+        return after(session, spec)
+
+    monkeypatch.setattr(trainer._Session, "_after", stopping)
+
+
 @pytest.fixture(scope="session")
 def words(shard_root: Path, recipe_file: Path) -> Callable[[Path], list[str]]:
     """words(runs): the command line of the tiny run in the folder `runs`, which saves every 3 steps."""
 
     def make(runs: Path) -> list[str]:
-        return ["train", "--shards", str(shard_root), "--recipe", str(recipe_file), "--run", "tiny", "--runs",
-                str(runs), "--device", "cpu", "--threads", "1", "--save-every-steps", "3"]  # fmt: skip
+        return train_words(shard_root, recipe_file, runs, "--save-every-steps", "3")
 
     return make
 
@@ -83,19 +82,28 @@ def without_clocks(log: Path) -> list[dict[str, Any]]:
     ]
 
 
+def assert_equal_runs(got: Path, expected: Path) -> None:
+    """The same log (whatever was added to the shard set since), position, random state and, to the bit, weights."""
+    ours, theirs = (
+        [{key: value for key, value in record.items() if key != "shards_hash"} for record in without_clocks(log)]
+        for log in (got / "run.jsonl", expected / "run.jsonl")
+    )
+    assert ours == theirs
+    state, other = (torch.load(folder / "last.pt", weights_only=True) for folder in (got, expected))
+    for part in ("model", "ema"):
+        for name, tensor in (other[part] or {}).items():
+            assert torch.equal(state[part][name], tensor), (part, name)
+    assert torch.equal(state["rng"], other["rng"])
+    assert state["position"] == other["position"]
+
+
 SMALL = f"""
 seed = 3
-[model]
-name = "test_resnet"
-[optim]
-lr = 0.001
-[ema]
-decay = 0.5
-[precision]
-amp = "off"
-[eval]
-batch_size = 8
-flip = true
+model = {{ name = "test_resnet" }}
+optim = {{ lr = 0.001 }}
+ema = {{ decay = 0.5 }}
+precision = {{ amp = "off" }}
+eval = {{ batch_size = 8, flip = true }}
 {stages((32, 1, 16), (48, 2, 16))}"""
 
 
@@ -106,9 +114,7 @@ def trained(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("trained")
     (folder / "small.toml").write_text(SMALL)
-    words = ["train", "--shards", shard_root, "--recipe", folder / "small.toml",
-             "--run", "small", "--runs", folder, "--device", "cpu"]  # fmt: skip
-    assert main([str(word) for word in [*words, "--threads", "1"]]) == 0
+    assert main(train_words(shard_root, folder / "small.toml", folder)) == 0
     return folder / "small"
 
 
@@ -120,11 +126,8 @@ def folded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["--src", folder / "photos", "--out", folder / "s", "--res", "32", "--val-frac", "0", "--workers", "1"]
     assert prep([str(word) for word in words]) == 0
     (folder / "cv.toml").write_text(f"""
-[model]
-name = "test_resnet"
-[optim]
-lr = 0.001
-[precision]
-amp = "off"
+model = {{ name = "test_resnet" }}
+optim = {{ lr = 0.001 }}
+precision = {{ amp = "off" }}
 {stages((32, 1, 8))}""")
     return folder

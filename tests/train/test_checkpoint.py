@@ -16,6 +16,7 @@ import torch
 from resolute.cli import main
 from resolute.errors import ResoluteError, StorageError
 from resolute.train import checkpoint
+from tests.train.conftest import train_words
 
 IDENTITY = {"recipe": {"optim": {"lr": 0.5}, "stages": [{"res": 32}]}, "shards": "abc"}
 
@@ -42,28 +43,23 @@ def names(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.iterdir() if file.name != "run.jsonl")
 
 
-def test_a_saved_state_is_loaded_unchanged_and_leaves_no_partial_file(saved: Path) -> None:
-    state = checkpoint.load(saved, expect=IDENTITY)
-    assert torch.equal(state["weights"], torch.arange(1000.0))
-    assert names(saved.parent) == ["last.pt"]
-
-
 def test_the_digest_equals_the_files_and_torch_and_zip_can_read_it(saved: Path) -> None:
     digest = checkpoint.save(saved, {**IDENTITY, "weights": torch.ones(3)})
     assert digest == hashlib.sha256(saved.read_bytes()).hexdigest()
-    assert checkpoint.load(saved, expect=IDENTITY)["sha256"] == digest
+    state = checkpoint.load(saved, expect=IDENTITY)
+    assert (state["sha256"], state["weights"].tolist()) == (digest, [1, 1, 1])
     assert torch.load(saved, weights_only=True, mmap=True)["weights"].tolist() == [1, 1, 1]
     with zipfile.ZipFile(saved) as file:
         assert file.testzip() is None
+    assert names(saved.parent) == ["last.pt"]
 
 
-def test_another_recipe_is_refused_with_the_differences(saved: Path) -> None:
+def test_another_recipe_or_other_data_is_refused_with_the_differences_but_an_extended_set_is_accepted(
+    saved: Path,
+) -> None:
     other = {"recipe": {"optim": {"lr": 0.5}, "stages": [{"res": 64}]}, "shards": "abc"}
     with pytest.raises(ResoluteError, match=r"another recipe: recipe\.stages\[0\]\.res got 32, expected 64"):
         checkpoint.load(saved, expect=other)
-
-
-def test_other_data_is_refused_with_the_differences_but_an_extended_set_is_accepted(saved: Path) -> None:
     data = {"classes": "1", "train images at 32 px": "2", "train samples and labels": "3"}
     checkpoint.save(saved, {**IDENTITY, "data": data})
     assert checkpoint.load(saved, expect={**IDENTITY, "shards": "another manifest", "data": data})
@@ -74,15 +70,11 @@ def test_other_data_is_refused_with_the_differences_but_an_extended_set_is_accep
     )
 
 
-@pytest.mark.parametrize("damage", ["cut", "text", "empty", "foreign", "one bit"])
+@pytest.mark.parametrize("damage", ["cut", "foreign", "one bit"])
 def test_damaged_files_and_other_formats_are_refused_by_name(saved: Path, damage: str) -> None:
     data = bytearray(saved.read_bytes())
     if damage == "cut":
         saved.write_bytes(data[: len(data) // 2])
-    elif damage == "text":
-        saved.write_text("not a checkpoint")
-    elif damage == "empty":
-        saved.write_bytes(b"")
     elif damage == "one bit":
         data[data.index(torch.tensor(500.0).numpy().tobytes())] ^= 1
         saved.write_bytes(data)
@@ -139,33 +131,28 @@ def test_concurrent_writers_in_one_folder_do_not_interfere(
     assert names(saved.parent) == ["best.pt", "export.pt", "last.pt"]
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
 def test_an_io_error_is_reported_as_unavailable_and_deletes_nothing(
-    run: Path, number: int, monkeypatch: pytest.MonkeyPatch
+    run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> Any:
-        raise OSError(number, os.strerror(number))
-
-    def reads() -> None:
-        for read in (lambda: checkpoint.load(run / "last.pt", expect=IDENTITY),
-                     lambda: checkpoint.resume(run / "last.pt", expect=IDENTITY),
-                     lambda: checkpoint.peek(run / "last.pt", "step")):  # fmt: skip
-            with pytest.raises(StorageError) as error:
-                read()
-            assert os.strerror(number) in str(error.value)
-            assert "delete" not in str(error.value)
-            assert "damaged or" not in str(error.value)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:  # the file
         patch.setattr(Path, "open", fail)
-        reads()
+        for read in (lambda: checkpoint.load(run / "last.pt", expect=IDENTITY),
+                     lambda: checkpoint.resume(run / "last.pt", expect=IDENTITY),
+                     lambda: checkpoint.peek(run / "last.pt", "step")):  # fmt: skip
+            with pytest.raises(StorageError, match=os.strerror(errno.EIO)) as error:
+                read()
+            assert "delete" not in str(error.value)
+            assert "damaged or" not in str(error.value)
     with monkeypatch.context() as patch:  # the folder: a run with checkpoints never looks like one without
         patch.setattr(os, "listdir", fail)
         patch.setattr(os, "scandir", fail)
-        with pytest.raises(StorageError, match=os.strerror(number)):
-            checkpoint.resume(run / "last.pt", expect=IDENTITY)
-        with pytest.raises(StorageError, match=os.strerror(number)):
-            checkpoint.newest(run, "last.pt")
+        for read in (lambda: checkpoint.resume(run / "last.pt", expect=IDENTITY),
+                     lambda: checkpoint.newest(run, "last.pt")):  # fmt: skip
+            with pytest.raises(StorageError, match=os.strerror(errno.EIO)):
+                read()
     assert checkpoint.load(run / "last.pt", expect=IDENTITY)["step"] == 30
 
 
@@ -173,18 +160,17 @@ def test_an_io_error_is_reported_as_unavailable_and_deletes_nothing(
 def test_best_does_not_change_when_last_is_overwritten(
     saved: Path, links: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def no_links(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
     if not links:
-        monkeypatch.setattr(os, "link", _no_links, raising=False)
+        monkeypatch.setattr(os, "link", no_links)
     best = saved.with_name("best.pt")
     checkpoint.link(saved, best)
     checkpoint.save(saved, {**IDENTITY, "weights": torch.zeros(3)})
     assert len(checkpoint.load(best, expect=IDENTITY)["weights"]) == 1000
     checkpoint.link(saved, best)
     assert len(checkpoint.load(best, expect=IDENTITY)["weights"]) == 3
-
-
-def _no_links(*_: object) -> None:
-    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
 
 def test_the_newest_are_kept_and_those_of_an_abandoned_branch_deleted(run: Path) -> None:
@@ -194,7 +180,7 @@ def test_the_newest_are_kept_and_those_of_an_abandoned_branch_deleted(run: Path)
     assert names(run) == ["last.pt", "step-00000020.pt", "step-00000025.pt"]
 
 
-def test_a_damaged_last_checkpoint_suggests_the_newest_intact_one(run: Path) -> None:
+def test_a_damaged_or_missing_last_checkpoint_suggests_the_newest_intact_one(run: Path) -> None:
     data = bytearray((run / "last.pt").read_bytes())
     data[len(data) // 2] ^= 255
     (run / "last.pt").write_bytes(data)  # also its other hard link, step 30
@@ -204,21 +190,16 @@ def test_a_damaged_last_checkpoint_suggests_the_newest_intact_one(run: Path) -> 
     state = checkpoint.resume(run / "step-00000020.pt", expect=IDENTITY)
     assert state is not None
     assert state["step"] == 20
-
-
-def test_a_missing_last_checkpoint_suggests_another_if_one_is_intact(run: Path) -> None:
     (run / "last.pt").unlink()
-    with pytest.raises(checkpoint.DamagedCheckpoint,
-                       match=r"last\.pt: not found.*step-00000030\.pt \(step 30\) is good"):
+    with pytest.raises(checkpoint.DamagedCheckpoint, match=r"last\.pt: not found.*step-00000020\.pt .* is good"):
         checkpoint.resume(run / "last.pt", expect=IDENTITY)
     for file in run.glob("*.pt"):
         file.write_text("gone")
     with pytest.raises(checkpoint.DamagedCheckpoint, match=r"use another RUN$"):
         checkpoint.resume(run / "last.pt", expect=IDENTITY)
-
-
-def test_a_folder_without_checkpoints_starts_a_new_run(tmp_path: Path) -> None:
-    assert checkpoint.resume(tmp_path / "last.pt", expect=IDENTITY) is None
+    for file in run.glob("*.pt"):
+        file.unlink()
+    assert checkpoint.resume(run / "last.pt", expect=IDENTITY) is None  # a new run
 
 
 def test_a_log_that_is_shorter_than_at_the_checkpoint_is_refused(run: Path) -> None:
@@ -234,7 +215,5 @@ def test_old_checkpoints_of_a_killed_run_are_deleted_when_it_is_reopened(
     shutil.copytree(trained, runs / "small")
     kept = sorted(path.name for path in (runs / "small").glob("step-*.pt"))
     shutil.copy(runs / "small" / kept[0], checkpoint.step_file(runs / "small", 1))
-    words = ["train", "--shards", shard_root, "--recipe", trained.parent / "small.toml",
-             "--run", "small", "--runs", runs]  # fmt: skip
-    assert main([str(word) for word in [*words, "--device", "cpu", "--threads", "1"]]) == 0
+    assert main(train_words(shard_root, trained.parent / "small.toml", runs)) == 0
     assert sorted(path.name for path in (runs / "small").glob("step-*.pt")) == kept

@@ -13,31 +13,37 @@ import pytest
 
 from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.train import trainer as runs
+from resolute.train import trainer
 from resolute.train.logs.metrics import read_log
 from resolute.train.loop import Learner
-from tests.train.conftest import without_clocks
+from tests.train.conftest import train_words, without_clocks
 
 
 def train(folded: Path, out: Path, *more: str) -> int:
-    words = ["train", "--shards", folded / "s", "--recipe", folded / "cv.toml",
-             "--run", "cv", "--runs", out, "--device", "cpu"]  # fmt: skip
-    return main([*map(str, words), "--threads", "1", *more])
+    return main(train_words(folded / "s", folded / "cv.toml", out, *more))
 
 
+@pytest.mark.slow
 def test_each_fold_equals_the_run_of_that_fold_and_is_resumed(
     folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    after = runs._Session._after
+    after, build, networks = trainer._Session._after, Learner.__init__, []
 
-    def stopping(session: runs._Session, spec: runs.BatchSpec) -> bool:
+    def stopping(session: trainer._Session, spec: trainer.BatchSpec) -> bool:
         if session.options.fold == (2, 3) and spec.index == 1:
             session.stopped_by = 15
         return after(session, spec)
 
+    def recording(learner: Learner, *args: Any, **keys: Any) -> None:
+        assert [network() for network in networks] == [None] * len(networks)  # that of the fold before is freed
+        build(learner, *args, **keys)
+        networks.append(weakref.ref(learner.network))
+
     with monkeypatch.context() as patch:
-        patch.setattr(runs._Session, "_after", stopping)
+        patch.setattr(trainer._Session, "_after", stopping)
+        patch.setattr(Learner, "__init__", recording)
         assert train(folded, tmp_path, "--folds", "0,2/3") == 128 + 15
+    assert len(networks) == 2
     assert not (tmp_path / "cv" / "folds.json").exists()
     capsys.readouterr()
     assert train(folded, tmp_path, "--folds", "0,2/3") == 0
@@ -62,22 +68,10 @@ def test_each_fold_equals_the_run_of_that_fold_and_is_resumed(
     assert alone[0]["recipe_hash"] == fold[0]["recipe_hash"]
 
 
-def test_the_network_of_a_fold_is_freed_before_the_next_one_is_built(
-    folded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+def test_a_fold_takes_the_batch_size_that_another_one_found_and_is_not_resumed_as_another_fold(
+    folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    build, networks = Learner.__init__, []
-
-    def recording(learner: Learner, *args: Any, **keys: Any) -> None:
-        assert [network() for network in networks] == [None] * len(networks)
-        build(learner, *args, **keys)
-        networks.append(weakref.ref(learner.network))
-
-    monkeypatch.setattr(Learner, "__init__", recording)
-    assert train(folded, tmp_path, "--folds", "3") == 0
-    assert len(networks) == 3
-
-
-def test_a_fold_takes_the_batch_size_that_another_one_found(folded: Path, tmp_path: Path) -> None:
     assert train(folded, tmp_path, "--folds", "0/3") == 0
     text = (folded / "cv.toml").read_text()
     (tmp_path / "auto.toml").write_text(re.sub("batch_size = [0-9]+", 'batch_size = "auto"', text))
@@ -86,81 +80,57 @@ def test_a_fold_takes_the_batch_size_that_another_one_found(folded: Path, tmp_pa
     sizes = [{r["samples"] for r in read_log(tmp_path / "cv" / f"fold-{k}" / "run.jsonl") if r["kind"] == "step"}
              for k in (0, 1)]  # fmt: skip
     assert sizes[0] == sizes[1]
-
-
-def test_several_folds_do_not_resume_from_a_named_checkpoint(
-    folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train(folded, tmp_path, "--folds", "0,2/3", "--from", "best.pt") == 2
-    assert "--from: got best.pt for 2 folds, expected one fold, such as --folds 0/3" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("folds", ["1", "x", "all", "0,2", "3/3", "0,0/3", "0,00/3", "/3", "1/2/3", "99999999999"])
-def test_folds_that_cannot_be_are_refused(
-    folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], folds: str
-) -> None:
-    assert train(folded, tmp_path, f"--folds={folds}") == 2
-    err = capsys.readouterr().err
-    assert f"--folds: got {folds}, expected the number of folds, such as 5 to train all 5" in err
-    assert err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_any_set_has_any_number_of_folds_up_to_its_samples(
-    folded: Path, shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train(folded, tmp_path, "--folds", "1/2", "--shards", str(shard_root)) == 0
-    (start,) = (r for r in read_log(tmp_path / "cv" / "fold-1" / "run.jsonl") if r["kind"] == "start")
-    assert (start["train_samples"], start["val_samples"]) == (38, 37)  # of 75; the other 15 are its validation split
-    assert train(folded, tmp_path, "--folds", "31") == 2
-    assert "got 31 folds, expected 2 to 30, the number of training samples" in capsys.readouterr().err
-
-
-def test_a_run_resumes_with_the_same_fold_of_the_same_number_only(
-    folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train(folded, tmp_path, "--folds", "0/2") == 0
     capsys.readouterr()
-    assert train(folded, tmp_path, "--folds", "0/3") == 2
+    assert train(folded, tmp_path, "--folds", "0/2") == 2
     assert "data.folds" in capsys.readouterr().err
-    (tmp_path / "cv" / "fold-0").rename(tmp_path / "cv" / "fold-1")
-    assert train(folded, tmp_path, "--folds", "1/2") == 2
+    (tmp_path / "cv" / "fold-0").rename(tmp_path / "cv" / "fold-2")
+    assert train(folded, tmp_path, "--folds", "2/3") == 2
     assert "data.fold" in capsys.readouterr().err
 
 
-def test_the_command_chooses_the_folds_of_a_recipe_with_a_fold_of_its_own(
-    folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("more", "message"), [
+    (["--folds=0,2/3", "--from=best.pt"], "--from: got best.pt for 2 folds, expected one fold, such as --folds 0/3"),
+    (["--folds=3/3"], "--folds: got 3/3, expected the number of folds, such as 5 to train all 5"),
+    (["--folds=0,0/3"], "--folds: got 0,0/3, expected the number"), (["--folds=all"], "--folds: got all, expected"),
+    (["--folds=31"], "got 31 folds, expected 2 to 30, the number of training samples"),
+    ([], "split val has no samples, expected some; hold out a part with VAL_FRAC=0.1 (make shards), or a fold (FOLDS="),
+])  # fmt: skip
+def test_folds_that_cannot_be_are_refused_in_one_line(
+    folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str
+) -> None:
+    assert train(folded, tmp_path, *more) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.rglob("*.pt"))
+
+
+@pytest.mark.slow
+def test_the_command_chooses_the_folds_of_any_set_and_of_a_recipe_with_a_fold_of_its_own(
+    folded: Path, shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "one.toml").write_text(f"{(folded / 'cv.toml').read_text()}[data]\nfold = 1\nfolds = 2\n")
-    assert train(folded, tmp_path, "--folds", "2", "--recipe", str(tmp_path / "one.toml"), "--run", "one") == 0
-    for k in (0, 1):
-        (start,) = (r for r in read_log(tmp_path / "one" / f"fold-{k}" / "run.jsonl") if r["kind"] == "start")
-        assert start["recipe_values"]["data"]["fold"] == k
+    own = ["--recipe", str(tmp_path / "one.toml"), "--shards", str(shard_root)]
+    assert train(folded, tmp_path, "--folds", "0/2", *own) == 0
+    (start,) = (r for r in read_log(tmp_path / "cv" / "fold-0" / "run.jsonl") if r["kind"] == "start")
+    assert start["recipe_values"]["data"]["fold"] == 0
+    assert start["train_samples"] + start["val_samples"] == 75  # the other 15 are the set's own validation split
     capsys.readouterr()
-    assert train(folded, tmp_path, "--folds", "3", "--recipe", str(tmp_path / "one.toml"), "--run", "other") == 2
+    assert train(folded, tmp_path, "--folds", "3", *own, "--run", "other") == 2
     assert "--folds: got 3 folds, expected data.folds of the recipe, 2; omit one of them" in capsys.readouterr().err
 
 
 def test_a_signal_in_the_last_batch_of_a_fold_ends_the_command(
     folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    after = runs._Session._after
+    after = trainer._Session._after
 
-    def interrupted(session: runs._Session, spec: runs.BatchSpec) -> bool:
+    def interrupted(session: trainer._Session, spec: trainer.BatchSpec) -> bool:
         session.stopped_by = 2 if spec.index + 1 == session.plan.total_batches else 0
         return after(session, spec)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runs._Session, "_after", interrupted)
+        patch.setattr(trainer._Session, "_after", interrupted)
         assert train(folded, tmp_path, "--folds", "0,2/3") == 130
     assert "fold-0: finished; stopped by SIGINT before what follows; run the same command" in capsys.readouterr().out
     assert not (tmp_path / "cv" / "fold-2").exists()
-    assert train(folded, tmp_path, "--folds", "0,2/3") == 0
-
-
-def test_a_set_that_holds_out_nothing_needs_a_fold(
-    folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train(folded, tmp_path) == 2
-    remedy = "hold out a part with VAL_FRAC=0.1 (make shards), or a fold (FOLDS=5)"
-    assert f"split val has no samples, expected some; {remedy}" in capsys.readouterr().err

@@ -11,11 +11,11 @@ import pytest
 
 from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.train import checkpoint, trainer
+from resolute.train import checkpoint
 from resolute.train.inference.saved_run import open_eval_set, open_saved_run, training_overlap
 from tests.conftest import make_photos
 from tests.support.cli import prep
-from tests.train.conftest import SMALL, stages, without_clocks
+from tests.train.conftest import SMALL, assert_equal_runs, stages, stop_at, train_words
 
 
 @pytest.fixture
@@ -39,22 +39,10 @@ def extend(tmp_path: Path) -> Any:
 
 def words(folder: Path, run: str, recipe: str = SMALL) -> list[str]:
     (folder / "small.toml").write_text(recipe)
-    return ["train", "--shards", str(folder / "s"), "--recipe", str(folder / "small.toml"),
-            "--run", "small", "--runs", str(folder),
-            "--run", run, "--device", "cpu", "--threads", "1", "--save-every-steps", "1"]  # fmt: skip
+    return train_words(folder / "s", folder / "small.toml", folder, "--run", run, "--save-every-steps", "1")
 
 
-def stop_at(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
-    after = trainer._Session._after
-
-    def stopping(session: trainer._Session, spec: trainer.BatchSpec) -> bool:
-        if spec.index == index:
-            session.stopped_by = 15
-        return after(session, spec)
-
-    monkeypatch.setattr(trainer._Session, "_after", stopping)
-
-
+@pytest.mark.slow
 def test_a_run_is_resumed_bit_exactly_on_its_own_generation(
     extend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,22 +57,20 @@ def test_a_run_is_resumed_bit_exactly_on_its_own_generation(
     out = capsys.readouterr().out
     assert "photos were added since this run began; it continues without them, on generation 0" in out
     assert "resuming at batch 3" in out
-    logs = [without_clocks(tmp_path / name / "run.jsonl") for name in ("whole", "cut")]
-    assert logs[0][1:] == logs[1][1:]
-    states = [checkpoint.load(tmp_path / name / "last.pt", expect={}) for name in ("whole", "cut")]
-    assert all(value.equal(states[1]["model"][name]) for name, value in states[0]["model"].items())
-    assert [state["generation"] for state in states] == [0, 0]
+    assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
+    assert checkpoint.peek(tmp_path / "cut" / "last.pt", "generation") == 0
 
 
+@pytest.mark.slow
 def test_a_new_run_is_trained_on_the_photos_of_all_generations(extend: Any, tmp_path: Path) -> None:
     extend("class3")
-    for order in ("full", "block"):
-        assert main(words(tmp_path, order, f'{SMALL}[data]\norder = "{order}"\n')) == 0
-        start = json.loads((tmp_path / order / "run.jsonl").read_text().splitlines()[0])
-        assert (start["classes"], start["train_samples"], start["generation"]) == (4, 72, 1)
-        assert checkpoint.peek(tmp_path / order / "last.pt", "generation") == 1
+    assert main(words(tmp_path, "new", f'{SMALL}[data]\norder = "block"\n')) == 0
+    start = json.loads((tmp_path / "new" / "run.jsonl").read_text().splitlines()[0])
+    assert (start["classes"], start["train_samples"], start["generation"]) == (4, 72, 1)
+    assert checkpoint.peek(tmp_path / "new" / "last.pt", "generation") == 1
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_on_the_newest_photos_that_it_did_not_see(
     extend: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,7 +90,6 @@ def test_a_run_is_evaluated_on_the_newest_photos_that_it_did_not_see(
         assert [name.partition("/")[0] for name in of_split] == [f"class{label}" for label in labels]
     there = [str(path.relative_to(tmp_path / "photos")) for path in (tmp_path / "photos").rglob("*.jpg")]
     assert sorted(names["train"] + names["val"]) == sorted(there)
-    assert training_overlap(saved, third, split="val", fold=None) is None
     extend("class3")  # the run does not know this class
     own = open_eval_set(str(tmp_path / "s"), saved)
     capsys.readouterr()
@@ -114,16 +99,14 @@ def test_a_run_is_evaluated_on_the_newest_photos_that_it_did_not_see(
     assert training_overlap(saved, own, split="val", fold=None) is None
 
 
+@pytest.mark.slow
 def test_all_folds_of_a_cross_validation_use_one_generation(extend: Any, tmp_path: Path) -> None:
     recipe = f'[model]\nname = "test_resnet"\n[optim]\nlr = 0.001\n[precision]\namp = "off"\n{stages((32, 1, 8))}'
     assert main([*words(tmp_path, "cv", recipe), "--folds", "0/2"]) == 0
     extend("class3")
     assert main([*words(tmp_path, "cv", recipe), "--folds", "0,1/2"]) == 0
     for fold in (0, 1):
-        assert checkpoint.peek(tmp_path / "cv" / f"fold-{fold}" / "last.pt", "generation") == 0
-        saved = open_saved_run(tmp_path / "cv" / f"fold-{fold}")
-        shards = open_eval_set(str(tmp_path / "s"), saved)
+        shards = open_eval_set(str(tmp_path / "s"), open_saved_run(tmp_path / "cv" / f"fold-{fold}"))
         assert shards.generation == 0
-        assert training_overlap(saved, shards, split="val", fold=None) is None
         held_out = ShardSet.open(tmp_path / "s", generation=0).with_fold(fold, 2).splits["val"]
         assert shards.splits["val"].samples["key"].tolist() == held_out.samples["key"].tolist()

@@ -74,9 +74,9 @@ def test_the_slow_weights_of_lookahead_are_those_at_the_end_of_each_training_pas
             for name, average in learner.ema.module.named_parameters():
                 slow_weight = learner.network.get_parameter(name)
                 torch.testing.assert_close(average, (states[-1]["ema"][name] + slow_weight) / 2)
-    for cut, state in enumerate(states):
+    for cut in (1, 3, 5):
         resumed = _learner(lookahead=4, lookahead_alpha=0.25, momentum=0.9)
-        resumed.load_state_dict(state)
+        resumed.load_state_dict(states[cut])
         for index in range(cut, 6):
             resumed.train_step(make_batch(index, last=index in ends))
         for section in ("model", "ema"):
@@ -123,13 +123,13 @@ def test_test_time_flip_averages_the_logits_of_image_and_mirror_image() -> None:
 
 
 def test_the_log_holds_every_step_and_the_sums_of_the_epoch(tmp_path: Path) -> None:
-    learner, log = _learner(), RunLogWriter(tmp_path / "run.jsonl")
-    meter = Meter(log, device=CPU)
-    batches = [make_batch(0), make_batch(1, n=4, last=True), make_batch(2, n=20, split="val", last=True)]
-    assert run_batches(batches, learner, meter, lambda spec: True)
-    record = meter.end_epoch(batches[-1].spec, res=32, batch_size=8)
-    log.close()
-    assert record["batch_size"] == 8
+    learner = _learner()
+    with contextlib.closing(RunLogWriter(tmp_path / "run.jsonl")) as log:
+        meter = Meter(log, device=CPU)
+        batches = [make_batch(0), make_batch(1, n=4, last=True), make_batch(2, n=20, split="val", last=True)]
+        assert run_batches(batches, learner, meter, lambda spec: True)
+        record = meter.end_epoch(batches[-1].spec, res=32, batch_size=1000)
+    assert record["batch_size"] == 12  # not more than the epoch
     steps = [r for r in read_log(tmp_path / "run.jsonl") if r["kind"] == "step"]
     assert [s["samples"] for s in steps] == [8, 4]
     assert record["samples"] == 12
@@ -137,14 +137,6 @@ def test_the_log_holds_every_step_and_the_sums_of_the_epoch(tmp_path: Path) -> N
     assert record["train_s"] == pytest.approx(sum(s["wait_s"] + s["compute_s"] for s in steps))
     assert 0 <= record["top1"] <= record["top5"] <= 1
     assert (record["top1"] * 20) % 1 == pytest.approx(0)
-
-
-def test_the_logged_batch_size_is_at_most_the_epoch(tmp_path: Path) -> None:
-    with contextlib.closing(RunLogWriter(tmp_path / "run.jsonl")) as log:
-        meter = Meter(log, device=CPU)
-        batch = make_batch(0, n=4, last=True)
-        run_batches([batch], _learner(), meter, lambda spec: True)
-        assert meter.end_epoch(batch.spec, res=32, batch_size=1000)["batch_size"] == 4
 
 
 def test_the_loop_stops_when_requested(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The learning rate range test: its steps equal a plain loop's, its suggestion a reference implementation's."""
+"""The learning rate range test: its steps equal a plain loop's, its suggestions the stored ones."""
 
 from __future__ import annotations
 
@@ -23,53 +23,15 @@ from resolute.train.lr_find import RangeTest, range_test, smoothed, suggestion
 from resolute.train.recipe.schema import Recipe
 from tests import ROOT
 from tests.support.networks import CPU
+from tests.train.conftest import stages
 
 STORED = json.loads((ROOT / "benchmarks" / "results" / "lr-find-sweeps.json").read_text())
-STAGES = """
-[[stages]]
-res = 32
-epochs = 2
-batch_size = 16
-lr_scale = 2.0
-[[stages]]
-res = 48
-epochs = 1
-batch_size = 8
-"""
+STAGES = f"{stages((32, 2, 16))}lr_scale = 2.0\n{stages((48, 1, 8))}"
 
 
 def _test(losses: NDArray[np.float64], *, low: float = 1e-3, high: float = 1e1, diverged: bool = True) -> RangeTest:
     lrs = np.geomspace(low, high, len(losses))
     return RangeTest(lrs=lrs, losses=losses, width=len(losses) / 25, diverged=diverged)
-
-
-def _valley(*, rise_at: float, steps: int = 200, noise: float = 0.03) -> RangeTest:
-    """A loss that falls from 2.3 to about 1.3 over two decades, and rises steeply above the rate `rise_at`."""
-    decades = np.linspace(-3, 1, steps)
-    rise = np.maximum(0, decades - np.log10(rise_at))
-    losses = 2.3 - 1 / (1 + np.exp(-3 * (decades + 2))) + 5 * rise
-    return _test(losses + noise * np.random.default_rng(0).normal(size=steps))
-
-
-@pytest.mark.parametrize("rise_at", [0.1, 0.5, 2.0])
-def test_the_suggestion_is_half_the_rate_from_which_the_loss_rises(rise_at: float) -> None:
-    assert rise_at / 1.2 < 2 * suggestion(_valley(rise_at=rise_at)) < rise_at * 1.8
-
-
-def _two_valleys(*, second: float, last: float = 4.0, noise: float = 0.0, seed: int = 0) -> RangeTest:
-    """A loss of 2.3 that falls to 1.9 at rate 0.03, rises to 3 at 0.2, and has a second valley from 0.8 to 1.2."""
-    points = {1e-3: 2.3, 0.03: 1.9, 0.2: 3.0, 0.8: second, 1.2: second, 10.0: last}
-    losses = np.interp(np.linspace(-3, 1, 200), np.log10(list(points)), list(points.values()))
-    return _test(losses + noise * np.random.default_rng(seed).normal(size=200))
-
-
-def test_a_second_valley_counts_if_it_keeps_half_the_fall_of_the_first() -> None:
-    assert suggestion(_two_valleys(second=1.7)) == pytest.approx(0.8, rel=0.15)
-    assert suggestion(_two_valleys(second=2.25)) < 0.04, "at the loss of a guess"
-
-
-def test_a_loss_that_never_diverges_gives_the_rate_at_the_lowest_loss() -> None:
-    assert suggestion(_two_valleys(second=2.02, last=2.08)) == pytest.approx(0.03, rel=0.4)
 
 
 def test_stored_range_tests_give_the_stored_suggestions() -> None:
@@ -83,21 +45,7 @@ def test_stored_range_tests_give_the_stored_suggestions() -> None:
     assert (near[0], near[-1], far) == pytest.approx((0.9, 1.6, 6), rel=0.06), "as the command says"
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_the_suggestion_equals_a_reference_implementation(seed: int) -> None:
-    test = _two_valleys(second=1.6 + 0.08 * seed, noise=0.02 * (1 + seed % 4), seed=seed)
-    count, curve = len(test.losses), []
-    for i in range(count):
-        weights = [np.exp(-((i - j) ** 2) / (2 * test.width**2)) for j in range(count)]
-        curve.append(sum(w * loss for w, loss in zip(weights, test.losses, strict=True)) / sum(weights))
-    at = count - 1
-    while curve[0] - curve[at] < (curve[0] - min(curve)) / 2:
-        at -= 1
-    assert suggestion(test) == float(f"{test.lrs[at] / 2:.2g}")
-
-
-def test_smoothing_keeps_a_constant_and_limits_what_diverged() -> None:
-    assert smoothed([2.5] * 60, 3.0) == pytest.approx(np.full(60, 2.5))
+def test_what_diverged_does_not_reach_the_losses_before() -> None:
     tail = smoothed([2.0] * 50 + [1e30, np.nan], 2.0)
     assert tail[:40] == pytest.approx(np.full(40, 2.0))
     assert tail.max() <= 8.0
@@ -163,6 +111,7 @@ def _words(folder: Path, shards: Path, *more: str, optim: str = "") -> list[str]
             "1", "--out", str(folder / "a.html"), *more]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_command_draws_the_same_page_again_and_writes_nothing_else(
     shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,23 +126,13 @@ def test_the_command_draws_the_same_page_again_and_writes_nothing_else(
     assert "60 steps of stage 0 (32 px, batch 16), LR 0.001 to 10, sgd, seed 0" in printed
     (suggested,) = re.findall(r"^optim\.lr = ([0-9.e-]+) ", printed, re.M)
     assert f"optim.lr = {suggested}" in page.decode()
-    (chart,) = (json.loads(data) for data in re.findall('json">({.*?})</script>', page.decode()))
-    losses, curve = chart["series"]
-    assert len(losses["x"]) <= 60
-    assert losses["x"][:3] == pytest.approx((1e-3 * 1e4 ** (np.arange(3) / 59)).tolist(), rel=1e-3)
-    assert curve["y"][0] > min(curve["y"])
 
 
-@pytest.mark.parametrize("average", ["decay = 0.9", "last_epochs = 3"])
-def test_a_schedule_by_epochs_does_not_hinder_the_sweep(shard_root: Path, tmp_path: Path, average: str) -> None:
-    words = _words(tmp_path, shard_root, "--steps", "25", "--min-lr", "0.01", "--max-lr", "100",
-                   optim=f'[schedule]\nkind = "step"\nmilestone_epochs = [2]\n[ema]\n{average}\n')  # fmt: skip
-    assert main(words) in (0, 2)  # 2: so few steps may show no valley
-    assert (tmp_path / "a.html").exists()
-
-
-def test_a_falling_ramp_with_larger_batches_has_enough_training_steps(shard_root: Path, tmp_path: Path) -> None:
-    words = _words(tmp_path, shard_root, "--steps", "40")
+def test_schedules_by_epochs_and_ramps_with_larger_batches_do_not_hinder_the_sweep(
+    shard_root: Path, tmp_path: Path
+) -> None:
+    words = _words(tmp_path, shard_root, "--steps", "40", "--min-lr", "0.01", "--max-lr", "100",
+                   optim='[schedule]\nkind = "step"\nmilestone_epochs = [2]\n[ema]\nlast_epochs = 3\n')  # fmt: skip
     recipe = tmp_path / "x.toml"
     recipe.write_text(recipe.read_text().replace("res = 32\nepochs = 2\nbatch_size = 16",
                                                  "res = [48, 32]\nepochs = 2\nbatch_size = [4, 32]"))
@@ -202,9 +141,8 @@ def test_a_falling_ramp_with_larger_batches_has_enough_training_steps(shard_root
 
 
 @pytest.mark.parametrize(("more", "message"), [
-    (("--min-lr", "0.1", "--max-lr", "0.5"), "--min-lr, --max-lr: got 0.1 to 0.5, expected at least a factor of 10"),
     (("--min-lr", "20"), "--min-lr, --max-lr: got 20 to 10, expected at least a factor of 10"),
-    (("--steps", "3"), "expected integer, 25 to"), (("--out", "x.png"), "--out"),
+    (("--steps", "3"), "expected integer, 25 to"),
 ])  # fmt: skip
 def test_settings_without_sense_are_one_line(
     more: tuple[str, ...], message: str, shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

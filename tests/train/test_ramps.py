@@ -1,39 +1,40 @@
-"""Stages with several resolutions as complete runs: every shape is warmed up, and no interruption changes a bit."""
+"""Stages with several resolutions: no interruption of a run changes a bit, and sizes of batches follow the pixels."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Batch
+from resolute.train.loop import Learner
 from resolute.train.optim.schedule import Rates, epoch_samples, epoch_steps
 from resolute.train.recipe.schema import Recipe
-from resolute.train.warmup import shapes
 from tests.support.cli import prep
-from tests.support.commands import Ended
-from tests.train.conftest import without_clocks
+from tests.train.conftest import assert_equal_runs, train_words
 
 RECIPE = """
 seed = 3
-[model]
-name = "test_resnet"
-[optim]
-lr = 0.1
-[schedule]
-batch_rule = "linear"
-[precision]
-amp = "off"
-[augment]
-mixup_alpha = 0.2
-random_erasing_prob = 0.5
-[eval]
-batch_size = 8
+model = { name = "test_resnet" }
+optim = { lr = 0.1 }
+ema = { decay = 0.5 }
+schedule = { batch_rule = "linear" }
+precision = { amp = "off" }
+augment = { policy = "randaugment" }
+eval = { batch_size = 8 }
+[regularization]
+drop_rate = [0.1, 0.3]
+drop_path_rate = [0.0, 0.4]
+label_smoothing = [0.0, 0.1]
+weight_decay = [0.0, 0.01]
+magnitude = [2, 12]
+mixup_alpha = [0.0, 0.4]
+random_erasing_prob = [0.0, 0.5]
 [[stages]]
 res = [32, 64]
 res_step = 16
@@ -47,6 +48,7 @@ res_schedule = "random"
 epochs = 1
 batch_size = 8
 eval_res = 60
+regularization = { drop_rate = 0.4 }
 """
 
 
@@ -57,52 +59,41 @@ def ramp_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
-def test_a_run_killed_inside_its_ramps_is_bit_identical_even_if_a_resolution_is_added_in_between(
-    shard_root: Path, ramp_file: Path, forked: Callable[..., Ended], tmp_path: Path
-) -> None:
-    def words(shards: Path, runs: str) -> list[str]:
-        return ["train", "--shards", str(shards), "--recipe", str(ramp_file), "--run", "ramp", "--runs",
-                str(tmp_path / runs), "--device", "cpu", "--threads", "1", "--save-every-steps", "2"]  # fmt: skip
+class Cut(Exception):
+    pass
 
-    done = forked("resolute", *words(shard_root, "whole"))
-    assert done.status == 0, done.err
-    assert "switch to 48 px in stage 0" in done.out
-    assert "switch to stage 1" in done.out
-    root = tmp_path / "shards"
-    shutil.copytree(shard_root, root)
-    for call in (4, 7, 5):  # in the first stage at 32 and 48 px, and in the second
-        cue = f"resolute.train.loop:Learner:train_step:{call}:9"
-        killed = forked("tests.support.signal_at_call", cue, *words(root, "cut"))
-        assert killed.status == 137
-        if call == 4:  # why 40: drawn in the second stage, and until now read from 48 px
+
+@pytest.mark.slow
+def test_a_run_cut_inside_its_ramps_is_bit_identical_even_if_a_resolution_is_added_in_between(
+    shard_root: Path, ramp_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Ramps of resolution and of regularisation."""
+    assert main(train_words(shard_root, ramp_file, tmp_path / "whole")) == 0
+    out = capsys.readouterr().out
+    assert "switch to 48 px in stage 0" in out
+    assert "switch to stage 1" in out
+    root = Path(shutil.copytree(shard_root, tmp_path / "shards"))
+    words = train_words(root, ramp_file, tmp_path / "cut", "--save-every-steps", "2")
+    train_step = Learner.train_step
+    for cut in (3, 8, 20):  # in the first stage at 32 and 48 px, and in the second
+
+        def cutting(self: Learner, batch: Batch, cut: int = cut) -> Any:
+            if batch.spec.step == cut:
+                raise Cut
+            return train_step(self, batch)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Learner, "train_step", cutting)
+            with pytest.raises(Cut):
+                main(words)
+        if cut == 3:  # why 40: drawn in the second stage, and until now read from 48 px
             added = ["--src", shard_root.parent / "photos", "--out", root, "--res", "32,40,48,64", "--val-frac", "0.17",
                      "--shard-samples", "32"]  # fmt: skip
             assert prep([str(word) for word in added]) == 0
             assert 40 in ShardSet.open(root).resolutions
-    done = forked("resolute", *words(root, "cut"))
-    assert done.status == 0, done.err
-    whole, cut = (tmp_path / runs / "ramp" for runs in ("whole", "cut"))
-
-    def records(folder: Path) -> list[dict[str, Any]]:
-        return [{key: value for key, value in record.items() if key != "shards_hash"}
-                for record in without_clocks(folder / "run.jsonl")]  # fmt: skip
-
-    assert records(cut) == records(whole)
-    ours, theirs = (torch.load(folder / "last.pt", weights_only=True)["model"] for folder in (cut, whole))
-    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
-
-
-def test_every_shape_of_a_ramp_is_warmed_up_and_its_batches_scale_the_learning_rate(
-    shard_set: ShardSet, ramp_file: Path
-) -> None:
-    recipe = Recipe.load(ramp_file)
-    plan = recipe.plan(shard_set)
-    specs = [plan.batch(index) for index in range(plan.total_batches)]
-    assert set(shapes(plan)) == {(spec.split, spec.res, len(spec)) for spec in specs}
-    assert recipe.resolutions == (32, 36, 40, 48, 56, 60, 64)
-    assert {spec.res for spec in specs if spec.split == "val"} == {64, 60}
-    assert [stage.shapes[0].batch_size for stage in recipe.stages] == [32, 8]
+    assert main(words) == 0
+    assert_equal_runs(tmp_path / "cut" / "ramp", tmp_path / "whole" / "ramp")
 
 
 def test_logged_learning_rates_follow_the_batch_size_of_each_resolution() -> None:

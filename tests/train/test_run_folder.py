@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,7 @@ from resolute.errors import ResoluteError
 from resolute.train import trainer as runs_module
 from resolute.train.run_folder import default_run, existing_run, new_run
 
-READERS: dict[str, Callable[[str], list[str]]] = {
-    "eval": lambda run: ["--shards", "shards", "--", run], "export": lambda run: ["--", run],
-    "report": lambda run: ["--", run], "predict": lambda run: ["--src", "photos", "--", run],
-}  # fmt: skip
+READERS = {"eval": ["--shards", "shards"], "export": [], "report": [], "predict": ["--src", "photos"]}
 
 
 @pytest.fixture
@@ -34,10 +30,9 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("target", "path"),
     [
-        ("first", "runs/first"), ("runs/first", "runs/first"), ("./runs/first", "runs/first"),
-        ("runs/first/", "runs/first"), ("group/second", "runs/group/second"), ("cv", "runs/cv"),
-        ("cv/fold-0", "runs/cv/fold-0"), ("runs/first/last.pt", "runs/first/last.pt"),
-        ("first/last.pt", "runs/first/last.pt"), ("elsewhere", "elsewhere"), ("./elsewhere", "elsewhere"),
+        ("first", "runs/first"), ("./runs/first/", "runs/first"), ("group/second", "runs/group/second"),
+        ("cv", "runs/cv"), ("runs/first/last.pt", "runs/first/last.pt"), ("first/last.pt", "runs/first/last.pt"),
+        ("elsewhere", "elsewhere"),
     ],
 )  # fmt: skip
 def test_name_and_path_refer_to_the_same_run(checkout: Path, target: str, path: str) -> None:
@@ -48,9 +43,8 @@ def test_name_and_path_refer_to_the_same_run(checkout: Path, target: str, path: 
 @pytest.mark.parametrize(
     ("target", "path"),
     [
-        ("first", "runs/first"), ("runs/first", "runs/first"), ("new", "runs/new"), ("runs/new", "runs/new"),
-        ("./runs/new", "runs/new"), ("group/new", "runs/group/new"), ("./new", "new"), ("elsewhere", "runs/elsewhere"),
-        ("./elsewhere", "elsewhere"), ("runs/runs/x", "runs/runs/x"),
+        ("first", "runs/first"), ("runs/first", "runs/first"), ("new", "runs/new"), ("./runs/new", "runs/new"),
+        ("group/new", "runs/group/new"), ("./new", "new"), ("elsewhere", "runs/elsewhere"),
     ],
 )  # fmt: skip
 def test_training_resumes_a_run_by_any_of_its_names(
@@ -61,16 +55,13 @@ def test_training_resumes_a_run_by_any_of_its_names(
     assert sorted(checkout.rglob("*")) == before
 
 
-WRONG = ["  ", ".", "..", "./", "runs", "runs/..", "runs/.", "/", "-x", "--out", "x" * 300]
-
-
-@pytest.mark.parametrize("target", WRONG)
+@pytest.mark.parametrize("target", ["  ", "..", "runs/.", "/", "--out", "x" * 300])
 def test_invalid_run_names_are_refused_with_a_list_of_the_runs(
     checkout: Path, target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(checkout.rglob("*"))
     for name, words in READERS.items():
-        assert main([name, *words(target)]) == 2, name
+        assert main([name, *words, "--", target]) == 2, name
         err = capsys.readouterr().err
         assert err.count("\n") == 1
         assert "runs in runs: cv, first, group/second" in err
@@ -79,13 +70,9 @@ def test_invalid_run_names_are_refused_with_a_list_of_the_runs(
     assert sorted(checkout.rglob("*")) == before
 
 
-def test_without_a_run_all_of_them_are_listed(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in READERS:
-        assert main([name]) == 2
-        assert "RUN: got nothing, expected the name or path of a run; runs in runs: cv" in capsys.readouterr().err
-
-
-def test_a_missing_run_is_reported_with_a_list_of_the_runs(checkout: Path) -> None:
+def test_a_missing_run_is_reported_with_a_list_of_the_runs(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval"]) == 2
+    assert "RUN: got nothing, expected the name or path of a run; runs in runs: cv" in capsys.readouterr().err
     with pytest.raises(ResoluteError, match=r"at runs/frist or frist; runs in runs: cv, first, group/second$"):
         existing_run("frist")
     with pytest.raises(ResoluteError, match="there are no runs in other yet"):
@@ -95,19 +82,16 @@ def test_a_missing_run_is_reported_with_a_list_of_the_runs(checkout: Path) -> No
 
 
 @pytest.mark.parametrize(("shards", "name"), [
-    ("imagenet", "rn50-imagenet"), ("imagenet/", "rn50-imagenet"), ("/data/imagenet/shards", "rn50-imagenet"),
-    ("shards", "rn50-shards"), ("../shards", "rn50-shards"), ("s3://bucket/a/shards", "rn50-a"), ("s3://b", "rn50-b"),
-    ("rn50/shards", "rn50"), (".", "rn50"),
+    ("imagenet/", "rn50-imagenet"), ("/data/imagenet/shards", "rn50-imagenet"), ("../shards", "rn50-shards"),
+    ("s3://bucket/a/shards", "rn50-a"), ("rn50/shards", "rn50"), (".", "rn50"),
 ])  # fmt: skip
 def test_a_run_is_named_after_its_recipe_and_set(shards: str, name: str) -> None:
     assert default_run(Path("recipes/rn50.toml"), shards) == name
 
 
-@pytest.mark.parametrize(("target", "folder"), [("q", "runs/q"), ("runs/q", "runs/q"), (None, "runs/r-s")])
-def test_the_run_option_sets_the_folder_of_the_trainer(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch, target: str | None, folder: str
-) -> None:
+def test_the_run_option_sets_the_folder_of_the_trainer(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = []
     monkeypatch.setattr(runs_module, "run", lambda options, ranks: folders.append(options.folder) or 0)
-    assert main(["train", "--shards", "s", "--recipe", "r.toml", *([] if target is None else ["--run", target])]) == 0
-    assert folders == [Path(folder)]
+    for more in (["--run", "q"], []):
+        assert main(["train", "--shards", "s", "--recipe", "r.toml", *more]) == 0
+    assert folders == [Path("runs/q"), Path("runs/r-s")]

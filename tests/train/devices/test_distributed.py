@@ -23,6 +23,7 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
+from resolute.train.devices.device import pick_device
 from resolute.train.devices.distributed import Ranks, _raise_once
 from resolute.train.loop import Learner
 from resolute.train.recipe.schema import Recipe
@@ -30,7 +31,7 @@ from resolute.train.warmup import shapes
 from tests import ROOT
 from tests.support.commands import Ended
 from tests.support.fake_cuda import FakeCuda
-from tests.train.conftest import stages, without_clocks
+from tests.train.conftest import stages, train_words, without_clocks
 
 CPU, DRIVER = torch.device("cpu"), ROOT / "tests" / "support" / "ranks_driver.py"
 STAGES = stages((32, 1, 16), (48, 1, 11))
@@ -70,10 +71,9 @@ class Made:
         for name, text in (("equal", EQUAL), ("statistics", STATISTICS), ("early", EARLY)):
             (folder / f"{name}.toml").write_text(text)
 
-    def words(self, runs: str) -> list[str]:
-        return ["train", "--shards", str(self.shards), "--recipe", str(self.folder / "equal.toml"),
-                "--run", "equal", "--runs",
-                str(self.folder / runs), "--device", "cpu", "--threads", "1", "--save-every-steps", "2"]  # fmt: skip
+    def words(self, runs: str, *more: str) -> list[str]:
+        recipe = self.folder / "equal.toml"
+        return train_words(self.shards, recipe, self.folder / runs, "--save-every-steps", "2", *more)
 
     def seen(self, name: str) -> dict[int, list[int]]:
         """The samples of each training batch, rank after rank, as the ranks of that run recorded them."""
@@ -142,19 +142,21 @@ def assert_same_within_rounding(got: Path, expected: Path) -> None:
             torch.testing.assert_close(state[part][name], tensor, rtol=1e-4, atol=1e-5)
 
 
-def test_three_ranks_train_as_one_process(made: Made, alone: Path, driven: str) -> None:
-    assert_same_within_rounding(made.folder / "three" / "whole", alone)
-    for name in ("whole", "statistics", "early"):
-        assert driven.count(f"{made.folder / 'three' / name}: starting") == 1  # only the first rank prints
-
-
-def test_two_ranks_restarted_after_a_kill_train_as_one_process(
-    made: Made, alone: Path, driven: str
+@pytest.mark.slow
+@pytest.mark.parametrize("run", ["three/whole", "three/cut", "killed/equal", "one/equal"])
+def test_ranks_train_as_one_process_also_after_a_kill_or_resumed_with_another_number_of_them(
+    made: Made, alone: Path, driven: str, run: str
 ) -> None:
-    assert f"{made.folder / 'killed' / 'equal'}: resuming at batch" in driven
-    assert_same_within_rounding(made.folder / "killed" / "equal", alone)
+    """Three ranks; two ranks, cut by a signal and resumed on three, restarted after a kill, or resumed on one."""
+    if run == "one/equal":
+        shutil.copytree(made.folder / "cut" / "equal", made.folder / run)
+        assert main(made.words("one")) == 0
+    elif run != "three/whole":
+        assert f"{made.folder / run}: resuming at batch" in driven
+    assert_same_within_rounding(made.folder / run, alone)
 
 
+@pytest.mark.slow
 def test_a_signal_to_torchrun_saves_all_ranks_at_the_same_batch(
     made: Made, terminated: subprocess.CompletedProcess[str]
 ) -> None:
@@ -167,16 +169,7 @@ def test_a_signal_to_torchrun_saves_all_ranks_at_the_same_batch(
     assert steps == [position - 1] * 2
 
 
-def test_a_run_of_two_ranks_is_resumed_on_one_and_on_three(
-    made: Made, alone: Path, driven: str
-) -> None:
-    shutil.copytree(made.folder / "cut" / "equal", made.folder / "one" / "equal")
-    assert main(made.words("one")) == 0
-    for folder in (made.folder / "one" / "equal", made.folder / "three" / "cut"):
-        assert_same_within_rounding(folder, alone)
-    assert f"{made.folder / 'three' / 'cut'}: resuming at batch" in driven
-
-
+@pytest.mark.slow
 def test_the_ranks_see_the_planned_samples_in_the_planned_order(
     made: Made, driven: str, shard_set: ShardSet
 ) -> None:
@@ -187,6 +180,7 @@ def test_the_ranks_see_the_planned_samples_in_the_planned_order(
     assert not made.seen("cut/run").keys() & made.seen("three/cut").keys()
 
 
+@pytest.mark.slow
 def test_all_ranks_validate_with_the_batch_statistics_of_rank_0(
     made: Made, driven: str, shard_set: ShardSet
 ) -> None:
@@ -204,20 +198,20 @@ def test_all_ranks_validate_with_the_batch_statistics_of_rank_0(
     assert got == pytest.approx(counts.tolist())
 
 
-def test_a_vote_of_a_run_does_not_reach_the_next_one(made: Made, driven: str) -> None:
-    assert [(made.folder / "three" / f"after{rank}").read_text() for rank in range(3)] == ["[0, 0]"] * 3
-
-
-def test_ranks_stop_early_together(made: Made, driven: str) -> None:
+@pytest.mark.slow
+def test_ranks_stop_early_together_and_only_the_first_prints(made: Made, driven: str) -> None:
     assert driven.count("stopped early: top-1 no better than") == 1
+    assert driven.count(f"{made.folder / 'three' / 'early'}: starting") == 1
     epochs = [r["epoch"] for r in without_clocks(made.folder / "three" / "early" / "run.jsonl") if r["kind"] == "epoch"]
     assert epochs == [0, 1]
     assert len(made.seen("three/early")) == 10  # two epochs of 5 steps, on each rank
 
 
+@pytest.mark.slow
 def test_collectives_votes_and_gradients_of_three_ranks(made: Made, driven: str) -> None:
     measured = [json.loads((made.folder / "three" / f"measured{rank}").read_text()) for rank in range(3)]
     for rank, got in enumerate(measured):
+        assert (made.folder / "three" / f"after{rank}").read_text() == "[0, 0]"  # no vote reaches the next run
         assert got["votes"] == [[0, 0], [2, 0], [0, 5], [0, 0]]  # the largest of all, one call late
         assert got["agreed"] == 7
         assert got["collected"] == {"0": "x", "1": "x", "2": "x"}
@@ -246,30 +240,30 @@ def test_every_rank_warms_up_the_same_number_of_shapes(shard_set: ShardSet) -> N
         assert [shape[:2] for shape in each[0]] == [shape[:2] for shape in each[1]]
 
 
-@pytest.mark.parametrize("more", [[], ["--nodes", "1:2", "--head", "first:29400"]])
-def test_the_arguments_of_a_run_are_not_parsed_as_those_of_torchrun(
-    monkeypatch: pytest.MonkeyPatch, more: list[str]
-) -> None:
+def test_the_arguments_of_a_run_are_not_parsed_as_those_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as --run as its --run-path."""
     parsed: list[Any] = []
     monkeypatch.setattr(torch.distributed.run, "run", parsed.append)
-    words = ["train", "--gpus=2", "--run=x", "--from=best.pt", "--shards=s", "--recipe=r.toml", "--device=cpu", *more]
-    assert main(words) == 0
-    (got,) = parsed
-    assert (got.module, got.training_script, got.nproc_per_node) == (True, "resolute", "2")
-    assert (got.nnodes, got.rdzv_endpoint) == (("1:2", "first:29400") if more else ("1:1", ""))
-    assert (got.max_restarts, got.training_script_args) == (0, words)
+    words = ["train", "--gpus=2", "--run=x", "--from=best.pt", "--shards=s", "--recipe=r.toml", "--device=cpu"]
+    for more in ([], ["--nodes", "1:2", "--head", "first:29400"]):
+        assert main([*words, *more]) == 0
+        got = parsed.pop()
+        assert (got.module, got.training_script, got.nproc_per_node) == (True, "resolute", "2")
+        assert (got.nnodes, got.rdzv_endpoint) == (("1:2", "first:29400") if more else ("1:1", ""))
+        assert (got.max_restarts, got.training_script_args) == (0, [*words, *more])
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [(["--gpus", "2"], "--gpus: got 2, expected at most 0, the GPUs of this machine"),
-     (["--restarts", "2"], "--restarts: has no effect, got no --gpus"),
-     (["--gpus", "2", "--nodes", "2"], "--nodes: got 2 without --head"), (["--gpus", "0"], "--gpus: got '0'")],
-)  # fmt: skip
+@pytest.mark.parametrize(("gpus", "more", "message"), [
+    (0, ["--gpus", "1"], "--gpus: got 1, expected at most 0, the GPUs of this machine; lower it, or add --device cpu"),
+    (2, ["--gpus", "3"], "--gpus: got 3, expected at most 2, the GPUs of this machine; lower it\n"),
+    (2, ["--gpus", "0"], "--gpus: got '0', expected integer, at least 1"),
+    (2, ["--restarts", "2"], "--restarts: has no effect, got no --gpus"),
+    (2, ["--gpus", "2", "--nodes", "2"], "--nodes: got 2 without --head"),
+])  # fmt: skip
 def test_processes_that_cannot_be_started_are_refused_in_one_line(
-    capsys: pytest.CaptureFixture[str], more: list[str], message: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], gpus: int, more: list[str], message: str
 ) -> None:
+    FakeCuda(devices=gpus).install(monkeypatch)
     assert main(["train", "--shards=s", "--recipe=r.toml", *more]) == 2
     err = capsys.readouterr().err
     assert message in err
@@ -300,10 +294,8 @@ def launched(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_ctrl_c_in_a_run_of_two_processes_ends_in_a_line_that_says_how_to_resume(made: Made, tmp_path: Path) -> None:
-    (tmp_path / "long.toml").write_text(EARLY.replace("patience = 1, min_delta = 0.99", "patience = 0"))
-    words = made.words("ctrl-c")
-    words[words.index("--recipe") + 1] = str(tmp_path / "long.toml")
-    with launched(tmp_path, *words) as process:
+    (tmp_path / "equal.toml").write_text(EARLY.replace("patience = 1, min_delta = 0.99", "patience = 0"))
+    with launched(tmp_path, *made.words("ctrl-c", "--recipe", str(tmp_path / "equal.toml"))) as process:
         assert process.stdout is not None
         assert any(line.startswith("warmed up") for line in process.stdout)
         os.killpg(process.pid, signal.SIGINT)
@@ -319,9 +311,7 @@ def test_ctrl_c_in_a_run_of_two_processes_ends_in_a_line_that_says_how_to_resume
 
 @pytest.mark.slow
 def test_an_error_in_a_run_of_two_processes_ends_without_a_traceback(made: Made, tmp_path: Path) -> None:
-    words = made.words("error")
-    words[words.index("--shards") + 1] = "nothing"
-    with launched(tmp_path, *words) as process:
+    with launched(tmp_path, *made.words("error", "--shards", "nothing")) as process:
         _, err = process.communicate(timeout=100)
     assert process.returncode == 2
     assert "Traceback" not in err
@@ -336,20 +326,16 @@ def test_an_error_of_all_ranks_is_printed_once() -> None:
         _raise_once(store, "rank 0: it broke")
 
 
-@pytest.mark.parametrize("wanted", ["cuda:1", "cuda"])
-def test_a_rank_without_its_own_gpu_is_refused(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeCuda(devices=2).install(monkeypatch)
-    message = {"cuda:1": "got cuda:1 for 4 ranks", "cuda": "got 2 GPUs on this machine"}[wanted]
-    with pytest.raises(ResoluteError, match=message):
-        Ranks(rank=3, world_size=4, local_rank=2).device(wanted)
-
-
-def test_a_single_process_needs_no_communication(shard_set: ShardSet) -> None:
-    ranks, network, values = Ranks(), torch.nn.Linear(1, 1), torch.ones(2)
-    before = torch.get_rng_state()
-    ranks.seed(0, 1)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert ranks.wrap(network) is network
-    assert ranks.sum(values) is values
-    assert ranks.vote(15, 3) == (15, 3)
-    assert not dist.is_initialized()
+def test_a_rank_takes_its_own_gpu_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeCuda(devices=2).install(monkeypatch)
+    assert pick_device("cuda", Ranks(rank=1, world_size=2, local_rank=1)) == torch.device("cuda", 1)
+    assert driver.current == 1
+    for wanted, message in (("cuda:1", "got cuda:1 for 4 ranks"), ("cuda", "got 2 GPUs on this machine")):
+        with pytest.raises(ResoluteError, match=message):
+            Ranks(rank=3, world_size=4, local_rank=2).device(wanted)
+    FakeCuda(devices=0).install(monkeypatch)
+    with pytest.raises(ResoluteError, match=r"got no GPU for 2 ranks \(GPUS\), .* --device cpu \(make: DEVICE=cpu\)"):
+        pick_device("auto", Ranks(rank=0, world_size=2, local_rank=0))
+    with pytest.raises(ResoluteError):
+        pick_device("cuda", Ranks(rank=0, world_size=2, local_rank=0))
+    assert pick_device("cpu", Ranks(rank=0, world_size=2, local_rank=0)) == torch.device("cpu")

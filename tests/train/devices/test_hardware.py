@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import time
 from typing import Any
 
 import pytest
 import torch
 
-from resolute.train.devices.hardware import GpuUtilization, describe, peak_memory_bytes, process_age_s
+from resolute.train.devices.hardware import GpuUtilization, describe, peak_memory_bytes
 from tests.support.fake_cuda import FakeCuda
-
-
-@pytest.mark.timing
-def test_the_age_of_a_process_is_wall_time_since_its_start() -> None:
-    before, began = process_age_s(), time.perf_counter()
-    time.sleep(0.5)
-    assert process_age_s() - before == pytest.approx(time.perf_counter() - began, abs=0.2)
-    assert before > time.process_time() / (os.cpu_count() or 1)  # it has worked before this
 
 
 def test_gpu_utilization_is_polled_rarely_and_not_again_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,30 +42,26 @@ def faults(way: str, *words: str) -> tuple[bool | None, list[int]]:
     return took, counts
 
 
-def test_a_second_batch_of_the_same_size_causes_no_page_faults() -> None:
+@pytest.mark.slow
+def test_freed_memory_causes_no_page_faults_again_and_more_can_be_reserved() -> None:
     took, counts = faults("kept")
     if not took:
         pytest.skip("the C library of this machine has no mallopt; memory is left as it comes")
     assert counts[0] > 20  # 48 MiB are some thousand pages, or two dozen huge ones
     assert max(counts[1:]) < counts[0] / 4
+    assert faults("more")[1][0] < counts[0] / 4  # 64 MiB, where 48 were freed
 
 
-def test_memory_can_be_reserved_beyond_what_was_freed() -> None:
-    took, counts = faults("more")
-    if not took:
-        pytest.skip("the C library of this machine has no mallopt; memory is left as it comes")
-    assert counts[0] < faults("kept")[1][0] / 4  # 64 MiB, where 48 were freed
-
-
+@pytest.mark.slow
 def test_a_loader_does_not_change_the_memory_settings_of_its_process(shard_root: Path) -> None:
     """Freed memory still goes back to the system: other libraries may rely on it."""
     _, counts = faults("loader", str(shard_root))
     assert min(counts) > 20  # faulted in each time; 48 MiB are at least two dozen huge pages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "expected"), [
-    ({}, "expandable_segments:True"), ({"PYTORCH_ALLOC_CONF": "backend:native"}, "backend:native"),
-    ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, None),
+    ({}, "expandable_segments:True"), ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, None),
 ])  # fmt: skip
 def test_torch_is_told_to_grow_segments_unless_the_user_says_otherwise(
     given: dict[str, str], expected: str | None

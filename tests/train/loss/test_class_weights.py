@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from tests.train.test_loop import TABLE
 
 NAMES = ("cat", "dog", "sea lion", "none")
 LABELS = [0] * 60 + [1] * 30 + [2] * 10  # the class "none" has no sample
-ROWS: list[list[int]] = [[0]] * 300 + [[0, 1]] * 30 + [[2]] + [[]] * 20
 
 
 def plan_of(shards: ShardSet, *, sampling: Sampling = "uniform", kind: Any = "class", targets: Any = None) -> Plan:
@@ -47,112 +47,65 @@ def weights_of(choice: Any, plan: Plan) -> list[float]:
     return [float(weight) for weight in weights]
 
 
-def test_balanced_weights_equal_those_of_scikit_learn_and_average_to_one(shard_set: ShardSet) -> None:
+def test_balanced_weights_equal_those_of_scikit_learn_after_what_the_sampling_balances(shard_set: ShardSet) -> None:
     weights = weights_of("balanced", plan_of(shard_set))
     # compute_class_weight("balanced", classes=[0, 1, 2], y=LABELS) of scikit-learn 1.7: n / (classes * counts)
     assert weights == pytest.approx([0.5555556, 1.1111112, 3.3333333, 1.0])
-    assert np.mean([weights[label] for label in LABELS]) == pytest.approx(1.0)
-
-
-def test_balanced_weights_complete_what_the_sampling_leaves_unbalanced(shard_set: ShardSet) -> None:
     plan = plan_of(shard_set, sampling="sqrt")
-    seen = plan.class_counts(0)[:3]
-    weights = weights_of("balanced", plan)[:3]
-    np.testing.assert_allclose(weights * seen, 100 / 3, rtol=1e-6)
-    assert max(weights) < 3.3
-    with pytest.raises(ResoluteError, match=r'^loss.class_weights: without effect, data.sampling = "balanced" .*; rem'):
-        class_weights(Loss(class_weights="balanced"), plan_of(shard_set, sampling="balanced"))
+    np.testing.assert_allclose(weights_of("balanced", plan)[:3] * plan.class_counts(0)[:3], 100 / 3, rtol=1e-6)
 
 
 def test_balanced_weights_of_several_labels_are_the_limited_ratio_of_absent_to_present(shard_set: ShardSet) -> None:
-    weights = weights_of("balanced", plan_of(shard_set, kind="labels", targets=ROWS))
+    rows: list[list[int]] = [[0]] * 300 + [[0, 1]] * 30 + [[2]] + [[]] * 20
+    weights = weights_of("balanced", plan_of(shard_set, kind="labels", targets=rows))
     assert weights == pytest.approx([21 / 330, 321 / 30, 100.0, 1.0])
 
 
 def test_a_table_names_classes_and_leaves_the_others_at_one(shard_set: ShardSet) -> None:
-    assert weights_of({"dog": 2.5, "sea lion": 0.1}, plan_of(shard_set)) == pytest.approx([1.0, 2.5, 0.1, 1.0])
-    assert class_weights(Loss(), plan_of(shard_set)) is None
-
-
-def test_weights_for_nothing_are_refused_in_one_line(shard_set: ShardSet) -> None:
     plan = plan_of(shard_set)
-    for table, message in (
-        ({"sealion": 2.0}, "loss.class_weights: got 'sealion', expected one of the 4 classes of .* (near: sea lion); "),
-        ({"xyz": 2.0}, "loss.class_weights: got 'xyz', expected one of the 4 classes of .* (such as cat, dog, sea lio"),
-        ({"dog": 2.0, "none": 2.0}, "loss.class_weights: without effect for 'none', which has no training sample in "),
-    ):
-        with pytest.raises(ResoluteError, match=message.replace("(", r"\(").replace(")", r"\)")) as error:
-            class_weights(Loss(class_weights=table), plan)  # type: ignore[arg-type]
-        assert "\n" not in str(error.value)
-    fold = dataclasses.replace(plan.shards, digests={"fold": "0 of 5"})  # the class may be held out
-    in_fold = Plan(fold, plan.stages, eval_batch_size=None)
-    assert weights_of({"none": 2.0}, in_fold) == [1.0, 1.0, 1.0, 2.0]
-    values = plan_of(shard_set, kind="values", targets=[[0.0] * 4] * 9)
-    with pytest.raises(ResoluteError, match=r"^loss.class_weights: got weights, but the targets of .* are values, .*;"):
-        class_weights(Loss(class_weights="balanced"), values)
+    assert weights_of({"dog": 2.5, "sea lion": 0.1}, plan) == pytest.approx([1.0, 2.5, 0.1, 1.0])
+    assert class_weights(Loss(), plan) is None
+    fold = dataclasses.replace(plan.shards, digests={"fold": "0 of 5"})  # in a fold, a class may be held out
+    assert weights_of({"none": 2.0}, Plan(fold, plan.stages, eval_batch_size=None)) == [1.0, 1.0, 1.0, 2.0]
 
 
-@pytest.mark.parametrize(("value", "message"), [
-    ("balance", 'loss.class_weights: got \'balance\', expected "none", "balanced" or table: number, above 0'),
-    (3, 'loss.class_weights: got 3, expected "none", "balanced" or table: number, above 0'),
-    ({}, "loss.class_weights: got an empty table, expected weights of classes"),
-    ({"a": 0}, "loss.class_weights: got {'a': 0}, expected"),
-    ({"a": -1.5}, "loss.class_weights: got {'a': -1.5}, expected"),
-    ({"a": float("nan")}, "loss.class_weights: got {'a': nan}, expected"),
-    ({"a": float("inf")}, "loss.class_weights: got {'a': inf}, expected"),
-    ({"a": "2"}, "loss.class_weights: got {'a': '2'}, expected"),
+@pytest.mark.parametrize(("value", "sampling", "message"), [
+    ({"sealion": 2.0}, "uniform", "got 'sealion', expected one of the 4 classes of "),
+    ({"dog": 2.0, "none": 2.0}, "uniform", "without effect for 'none', which has no training sample in "),
+    ("balanced", "balanced", 'without effect, data.sampling = "balanced" '),
+    ("balance", "uniform", 'got \'balance\', expected "none", "balanced" or table: number, above 0'),
+    ({}, "uniform", "got an empty table, expected weights of classes"),
+    ({"dog": 0}, "uniform", "got {'dog': 0}, expected"), ({"dog": math.inf}, "uniform", "got {'dog': inf}, expected"),
 ])  # fmt: skip
-def test_mistakes_in_the_recipe_are_reported_in_one_line(value: object, message: str) -> None:
+def test_weights_for_nothing_and_mistakes_are_refused_in_one_line(
+    shard_set: ShardSet, value: Any, sampling: Sampling, message: str
+) -> None:
+    stages = [{"res": 32, "epochs": 1, "batch_size": 8}]
     with pytest.raises(ResoluteError) as error:
-        Recipe.parse({"stages": [{"res": 32, "epochs": 1, "batch_size": 8}], "loss": {"class_weights": value}},
-                     name="x", where="x.toml")  # fmt: skip
-    assert str(error.value).startswith(f"x.toml: {message}")
+        class_weights(Recipe.parse({"stages": stages, "loss": {"class_weights": value}}, name="x").loss,
+                      plan_of(shard_set, sampling=sampling))  # fmt: skip
+    assert f"loss.class_weights: {message}" in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_recipe_keeps_its_weights_and_they_are_part_of_its_hash(tmp_path: Path) -> None:
-    file = tmp_path / "x.toml"
-    text = "[[stages]]\nres = 32\nepochs = 1\nbatch_size = 8\n"
-    file.write_text(f'{text}[loss.class_weights]\ncat = 2\n"sea lion" = 0.5\n')
-    recipe = Recipe.load(file)
-    assert recipe.loss.class_weights == {"cat": 2.0, "sea lion": 0.5}
-    again = Recipe.from_values(recipe.values(), name="x")
-    assert (again, again.hash) == (recipe, recipe.hash)
-    file.write_text(text)
-    assert Recipe.load(file).hash != recipe.hash
-
-
-def batch() -> tuple[torch.Tensor, ...]:
+def test_each_term_of_a_mixed_loss_has_the_weight_of_its_class() -> None:
     torch.manual_seed(0)
-    return torch.randn(9, 4), torch.randint(0, 4, (9,)), torch.randint(0, 4, (9,)), torch.rand(9)
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_each_term_of_a_mixed_cross_entropy_has_the_weight_of_its_class(smoothing: float) -> None:
-    logits, labels, partners, lam = batch()
-    weights = torch.tensor([0.5, 1.0, 3.0, 7.0])
-    loss = build_loss(Loss(label_smoothing=smoothing, class_weights="balanced"), weights=weights)
-    log_p = functional.log_softmax(logits, dim=1)
-    expected = []
-    for i in range(9):
-        total = torch.zeros(())
-        for label, share in ((labels[i], lam[i]), (partners[i], 1 - lam[i])):
-            target = torch.full((4,), smoothing / 4)
-            target[label] += 1 - smoothing
-            total = total - share * weights[label] * (target * log_p[i]).sum()
-        expected.append(total)
-    torch.testing.assert_close(loss(logits, labels, partners, lam), torch.stack(expected))
-
-
-def test_binary_cross_entropy_weights_the_terms_of_present_classes() -> None:
-    logits, labels, partners, lam = batch()
-    weights = torch.tensor([0.5, 1.0, 3.0, 7.0])
+    logits, labels, partners = torch.randn(9, 4), torch.randint(0, 4, (9,)), torch.randint(0, 4, (9,))
+    lam, weights = torch.rand(9), torch.tensor([0.5, 1.0, 3.0, 7.0])
+    loss = build_loss(Loss(label_smoothing=0.1, class_weights="balanced"), weights=weights)
+    expected = torch.zeros(9)
+    for classes, share in ((labels, lam), (partners, 1 - lam)):
+        each = functional.cross_entropy(logits, classes, label_smoothing=0.1, reduction="none")
+        expected += share * weights[classes] * each
+    torch.testing.assert_close(loss(logits, labels, partners, lam), expected)
     loss = build_loss(Loss(kind="bce", class_weights="balanced"), weights=weights)
     own, other = (functional.one_hot(which, 4) for which in (labels, partners))
     target = lam[:, None] * own + (1 - lam[:, None]) * other
-    p = logits.double().sigmoid()
-    expected = -(weights * target * p.log() + (1 - target) * (1 - p).log()).mean(1)
-    torch.testing.assert_close(loss(logits, labels, partners, lam).double(), expected)
+    p = logits.sigmoid()
+    expected = -(weights * target * p.log() + (1 - target) * (1 - p).log()).mean(1)  # those of the present classes
+    torch.testing.assert_close(loss(logits, labels, partners, lam), expected)
+    with pytest.raises(ValueError, match="class_weights is balanced"):
+        build_loss(Loss(class_weights="balanced"))  # weights of the recipe cannot be forgotten
 
 
 @pytest.mark.parametrize("kind", ["bce", "asl"])
@@ -170,18 +123,6 @@ def test_losses_of_several_labels_weight_the_terms_of_present_classes(kind: Any)
         factor = torch.where(targets[sample] > 0, weights, torch.ones(4))
         got = weighted(logits[sample : sample + 1], targets[sample : sample + 1], None, None)
         torch.testing.assert_close(got[0], (factor * each).sum())
-
-
-def test_weights_of_one_change_nothing() -> None:
-    for kind in ("ce", "bce"):
-        plain = build_loss(Loss(kind=kind))(*batch())  # type: ignore[arg-type]
-        ones = build_loss(Loss(kind=kind, class_weights={"a": 1.0}), weights=torch.ones(4))(*batch())  # type: ignore[arg-type]
-        assert plain.equal(ones)
-
-
-def test_weights_of_the_recipe_cannot_be_forgotten() -> None:
-    with pytest.raises(ValueError, match="class_weights is balanced"):
-        build_loss(Loss(class_weights="balanced"))
 
 
 @pytest.mark.parametrize("distill", [False, True])

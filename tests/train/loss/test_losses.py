@@ -11,7 +11,7 @@ from timm.loss import AsymmetricLossMultiLabel, BinaryCrossEntropy
 from torch.nn import functional
 
 from resolute.pipeline.dataset.target import Target
-from resolute.train.loss.losses import build_loss, mixed_cross_entropy
+from resolute.train.loss.losses import build_loss
 from resolute.train.model.head import Head
 from resolute.train.recipe.schema import Loss
 
@@ -26,22 +26,19 @@ def _batch() -> tuple[torch.Tensor, ...]:
     return torch.randn(N, CLASSES, dtype=torch.bfloat16), labels, partners, torch.rand(N)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_mixed_loss_equals_cross_entropy_with_soft_targets(smoothing: float) -> None:
+def test_mixed_loss_equals_cross_entropy_with_soft_targets() -> None:
     logits, labels, partners, lam = _batch()
+    smoothing = 0.1
     own, other = (functional.one_hot(which, CLASSES) for which in (labels, partners))
     soft = lam[:, None] * own + (1 - lam[:, None]) * other
     soft = soft * (1 - smoothing) + smoothing / CLASSES
     expected = -(soft * functional.log_softmax(logits.float(), dim=1)).sum(1)
-    torch.testing.assert_close(mixed_cross_entropy(logits, labels, partners, lam, smoothing=smoothing), expected)
-    assert build_loss(Loss(label_smoothing=smoothing))(logits, labels, partners, lam).equal(
-        mixed_cross_entropy(logits, labels, partners, lam, smoothing=smoothing)
-    )
+    torch.testing.assert_close(build_loss(Loss(label_smoothing=smoothing))(logits, labels, partners, lam), expected)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("threshold", [0.0, 0.2])
-@pytest.mark.parametrize("sum_classes", [False, True])
+@pytest.mark.parametrize(("smoothing", "threshold", "sum_classes"), [
+    (0.0, 0.0, False), (0.1, 0.0, True), (0.0, 0.2, True), (0.1, 0.2, False),
+])  # fmt: skip
 def test_bce_equals_timms_with_mixed_targets(smoothing: float, threshold: float, sum_classes: bool) -> None:
     logits, labels, _, _ = _batch()
     ours = build_loss(
@@ -67,7 +64,7 @@ def _dense() -> tuple[torch.Tensor, torch.Tensor]:
     return outputs, (torch.rand(N, CLASSES, generator=torch.Generator().manual_seed(3)) < 0.3).float()
 
 
-@pytest.mark.parametrize(("gamma_neg", "gamma_pos", "clip"), [(4.0, 1.0, 0.05), (2.0, 0.0, 0.0), (0.0, 0.0, 0.0)])
+@pytest.mark.parametrize(("gamma_neg", "gamma_pos", "clip"), [(4.0, 1.0, 0.05), (2.0, 0.0, 0.0)])
 def test_the_asymmetric_loss_of_hard_labels_equals_timms(gamma_neg: float, gamma_pos: float, clip: float) -> None:
     outputs, targets = _dense()
     loss = Loss(kind="asl", gamma_neg=gamma_neg, gamma_pos=gamma_pos, clip=clip, sum_classes=True)
@@ -79,10 +76,9 @@ def test_the_asymmetric_loss_of_hard_labels_equals_timms(gamma_neg: float, gamma
     torch.testing.assert_close(got.mean(), theirs(outputs.float(), functional.one_hot(labels, CLASSES).float()))
 
 
-@pytest.mark.parametrize("loss", [Loss(), Loss(label_smoothing=0.1), Loss(kind="asl"), Loss(kind="asl", clip=0.0)])
-def test_losses_of_labels_are_linear_in_the_mixed_target(loss: Loss) -> None:
+def test_the_asymmetric_loss_is_linear_in_the_mixed_target() -> None:
     outputs, targets = _dense()
-    of, partners = build_loss(loss, LABELS), targets.flip(0)
+    of, partners = build_loss(Loss(kind="asl"), LABELS), targets.flip(0)
     mixed = of(outputs, 0.7 * targets + 0.3 * partners, NONE, torch.ones(N))
     expected = 0.7 * of(outputs, targets, NONE, torch.ones(N)) + 0.3 * of(outputs, partners, NONE, torch.ones(N))
     torch.testing.assert_close(mixed, expected)
@@ -110,9 +106,7 @@ def test_losses_of_values_are_means_over_standardised_errors(loss: Loss, of_erro
     assert got.tolist() == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("size", [0.0, 30.0, 300.0])
-@pytest.mark.parametrize("gamma", [0.0, 0.5, 4.0])
-@pytest.mark.parametrize("clip", [0.0, 0.05])
+@pytest.mark.parametrize(("size", "gamma", "clip"), [(0.0, 0.0, 0.05), (30.0, 4.0, 0.0), (300.0, 0.5, 0.05)])
 def test_gradients_of_the_asymmetric_loss_are_finite_and_push_wrong_outputs(
     size: float, gamma: float, clip: float
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,8 +43,6 @@ def _batch(step: int) -> Batch:
 @pytest.mark.parametrize(("model", "expected"), [
     ("resnet18", ["conv1", "layer1", "layer2", "layer3", "layer4", "fc"]),
     ("vit_tiny_patch16_224", ["cls_token", *(f"blocks.{i}" for i in range(12)), "head"]),
-    ("efficientnet_b4", ["conv_stem", *(f"blocks.{i}" for i in range(7)), "classifier"]),
-    ("convnext_atto", ["stem", *(f"stages.{i}" for i in range(4)), "head"]),
     ("caformer_s18", ["stem", *(f"stages.{i}" for i in range(4)), "head.norm", "head.fc"]),  # timm has no order of it
     ("rdnet_tiny", ["stem.0", "stem.1", "dense_stages.0"]),  # timm has no coarse order of it
 ])  # fmt: skip
@@ -63,9 +60,8 @@ def test_layers_are_in_timms_order_and_hold_every_parameter_once(model: str, exp
 
 @pytest.mark.parametrize(("mode", "name", "trained"), [
     ("unfreeze", "layer3", ("layer3", "layer4", "fc")), ("freeze", "layer3", ("layer3", "layer4", "fc")),
-    ("unfreeze", "none", ("fc",)), ("freeze", "all", ("fc",)), ("unfreeze", "fc", ("fc",)),
-    ("unfreeze", "layer3.0.conv1", ("layer3", "layer4", "fc")), ("unfreeze", None, ("",)), ("freeze", None, ("",)),
-    ("unfreeze", "all", ("",)), ("freeze", "none", ("",)), ("freeze", "bn1", ("",)),
+    ("unfreeze", "none", ("fc",)), ("freeze", "all", ("fc",)), ("unfreeze", "all", ("",)), ("freeze", "none", ("",)),
+    ("unfreeze", "layer3.0.conv1", ("layer3", "layer4", "fc")), ("freeze", None, ("",)), ("freeze", "bn1", ("",)),
 ])  # fmt: skip
 def test_a_layer_name_trains_it_and_all_layers_above(mode: Any, name: str | None, trained: tuple[str, ...]) -> None:
     network = timm.create_model("test_resnet")
@@ -74,14 +70,11 @@ def test_a_layer_name_trains_it_and_all_layers_above(mode: Any, name: str | None
     assert trainable == {n for n, _ in network.named_parameters() if n.startswith(trained)}
 
 
-def test_an_ambiguous_name_means_the_first_layer() -> None:
+def test_an_ambiguous_name_means_the_first_layer_and_an_unknown_one_is_refused_with_the_known_ones() -> None:
     network = timm.create_model("test_vit")
     stage = RecipeStage(res=160, epochs=1, batch_size=8, unfreeze_to="blocks")
     (trainable,) = trainable_sets(Freeze(mode="unfreeze"), [stage], network)
     assert {n for n, _ in network.named_parameters()} - trainable == set(layers(network)["cls_token"])
-
-
-def test_an_unknown_layer_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ResoluteError) as error:
         _learner(_recipe("unfreeze", "none", "layr3"))
     assert str(error.value) == (
@@ -92,10 +85,8 @@ def test_an_unknown_layer_is_refused_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize(("mode", "names", "message"), [
     ("none", {"freeze_to": "layer1"}, "stages.freeze_to: without effect, freeze.mode is none; remove it"),
-    ("freeze", {"unfreeze_to": "layer1"}, "freeze.mode: without effect, no stage freezes anything; remove it"),
     ("unfreeze", {"unfreeze_to": "fc", "freeze_to": "fc"}, "stages.freeze_to: without effect, freeze.mode is unfreeze"),
     ("unfreeze", {"unfreeze_to": "all"}, "freeze.mode: without effect, no stage freezes anything; remove it"),
-    ("freeze", {}, "freeze.mode: without effect, no stage freezes anything; remove it"),
 ])  # fmt: skip
 def test_a_freeze_key_without_effect_is_refused(mode: str, names: dict[str, str], message: str) -> None:
     table = {"freeze": {"mode": mode}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8, **names}]}
@@ -104,11 +95,14 @@ def test_a_freeze_key_without_effect_is_refused(mode: str, names: dict[str, str]
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("optim", [{"name": "sgd", "lr": 0.1}, {"name": "adamw", "lr": 0.01}])
-@pytest.mark.parametrize("model", ["test_resnet", "test_efficientnet"])
-def test_frozen_weights_and_statistics_stay_and_all_others_change(model: str, optim: dict[str, Any]) -> None:
-    names = {"test_resnet": "layer3", "test_efficientnet": "blocks.2"}
-    learner = _learner(_recipe("freeze", names[model], model=model, optim={**optim, "weight_decay": 0.1}))
+@pytest.mark.parametrize(("model", "layer", "optim"), [
+    ("test_resnet", "layer3", {"name": "sgd", "lr": 0.1}),
+    ("test_efficientnet", "blocks.2", {"name": "adamw", "lr": 0.01}),
+])  # fmt: skip
+def test_frozen_weights_and_statistics_stay_and_all_others_change(
+    model: str, layer: str, optim: dict[str, Any]
+) -> None:
+    learner = _learner(_recipe("freeze", layer, model=model, optim={**optim, "weight_decay": 0.1}))
     trained = learner.freezer.sets[0]
     before = copy.deepcopy(learner.network.state_dict())
     for step in range(EACH):
@@ -120,52 +114,20 @@ def test_frozen_weights_and_statistics_stay_and_all_others_change(model: str, op
         assert torch.equal(value, before[name]) != moves, name
 
 
-def test_frozen_norms_stay_in_eval_mode_and_unfrozen_ones_do_not() -> None:
-    network = timm.create_model("test_resnet", drop_path_rate=0.5)
-    stages = [RecipeStage(res=32, epochs=1, batch_size=8, freeze_to=name) for name in ("layer2", None)]
-    freezer = Freezer(Freeze(mode="freeze"), stages, network, torch.optim.SGD(network.parameters(), lr=0.1))
-    freezer.apply_to_network(0)
-    other = copy.deepcopy(network)
-    network.train()
-    frozen = {name for name, module in network.named_modules() if not module.training}
-    assert {"bn1", "layer1", "layer1.0.bn1"} <= frozen
-    assert not any(name.startswith(("layer2", "layer3", "layer4", "fc")) for name in frozen)
-    assert network.training
-    freezer.apply_to_network(1)
-    network.train()
-    assert all(module.training for module in network.modules())
-    other.train()  # a copy keeps its own mode, and does not move the original's
-    assert {name for name, module in other.named_modules() if not module.training} == frozen
-    assert all(module.training for module in network.modules())
-
-
-@pytest.mark.parametrize(("model", "name"), [
-    ("test_resnet", "layer3"), ("test_vit", "blocks.4"), ("test_efficientnet", "blocks.3"),
-    ("test_convnext", "stages.2"),
-])  # fmt: skip
+@pytest.mark.parametrize(("model", "name"), [("test_resnet", "layer3"), ("test_vit", "blocks.4")])
 def test_no_backward_pass_runs_below_the_lowest_trainable_layer(model: str, name: str) -> None:
     learner = _learner(_recipe("unfreeze", name, None, model=model))
-    counts: dict[str, int] = {}
-
-    def count(layer: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: object, out: torch.Tensor) -> None:
-            if out.requires_grad:
-                out.register_hook(lambda grad: counts.update({layer: counts.get(layer, 0) + 1}))
-        return hook
-
     known = ["patch_embed" if layer == "cls_token" else layer for layer in layers(learner.network)]
+    needs: dict[str, bool] = {}
     for layer in known:
-        learner.network.get_submodule(layer).register_forward_hook(count(layer))
-    below = known[: known.index(name)]
-    assert below
+        learner.network.get_submodule(layer).register_forward_hook(
+            lambda _, inputs, out, layer=layer: needs.update({layer: out.requires_grad}))  # fmt: skip
     learner.forward_backward(_batch(0))
-    partly = sum(parameter.numel() for parameter in learner.network.parameters() if parameter.grad is not None)
-    assert set(counts) == set(known) - set(below)
-    counts.clear()
+    assert needs == {layer: known.index(layer) >= known.index(name) > 0 for layer in known}
+    assert not all(parameter.grad is not None for parameter in learner.network.parameters())
     learner.forward_backward(_batch(EACH))
-    assert set(counts) == set(known)
-    whole = sum(parameter.numel() for parameter in learner.network.parameters() if parameter.grad is not None)
-    assert whole == sum(parameter.numel() for parameter in learner.network.parameters()) > partly > 0
+    assert needs == dict.fromkeys(known, True)
+    assert all(parameter.grad is not None for parameter in learner.network.parameters())
 
 
 def test_unfrozen_parameters_start_with_clean_optimizer_state() -> None:

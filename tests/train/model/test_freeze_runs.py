@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -14,83 +13,21 @@ from resolute.cli import main
 from resolute.pipeline.loader.loader import Batch
 from resolute.train import loop
 from resolute.train.loop import Learner
-from resolute.train.planner.measure import restored
-from resolute.train.warmup import warm_up
-from tests.train.conftest import without_clocks
-from tests.train.model.test_freeze import EACH, _batch, _learner, _recipe
+from tests.train.conftest import assert_equal_runs, stop_at, train_words
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("amp", "optim"), [
-    ("off", {"name": "sgd", "lr": 0.1, "clip_norm": 1.0}), ("bf16", {"name": "adamw", "lr": 0.01})
-])  # fmt: skip
-@pytest.mark.parametrize(("mode", "names"), [
-    ("unfreeze", ("none", "layer3", None)), ("freeze", (None, "layer2", "all"))
-])  # fmt: skip
-def test_a_run_resumed_at_any_step_is_bit_identical(
-    mode: str, names: tuple[Any, ...], amp: str, optim: dict[str, Any]
-) -> None:
-    recipe = _recipe(mode, *names, optim=optim, schedule={"kind": "onecycle_stage"}, precision={"amp": amp})
-    learner, total, states, losses = _learner(recipe), EACH * len(names), [], []
-    for step in range(total):
-        states.append(_saved(learner))
-        losses.append(learner.train_step(_batch(step))[0].item())
-    for cut in range(1, total) if amp == "off" else (2, 4):  # bf16 is slow on many CPUs
-        again = _learner(recipe)
-        again.load_state_dict(states[cut])
-        _as_before_a_start(again)
-        assert [again.train_step(_batch(step))[0].item() for step in range(cut, total)] == losses[cut:]
-        for section in ("model", "ema"):
-            ours = again.state_dict()[section]
-            for name, value in learner.state_dict()[section].items():
-                assert torch.equal(ours[name], value), (cut, name)
-
-
-def _saved(learner: Learner) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(learner.state_dict(), file)
-    file.seek(0)
-    state: dict[str, Any] = torch.load(file, weights_only=True)
-    return state
-
-
-def _as_before_a_start(learner: Learner) -> None:
-    """Run warm-up and measured steps of all stages, which must leave no trace."""
-    with restored(learner):
-        for stage in range(len(learner.recipe.stages)):
-            learner.train_step(_batch(EACH * stage))
-    for stages in learner.freezer.stages_by_set:
-        warm_up(learner, [("train", 32, 8)], stage=stages[0])
-
-
-FROZEN = ['unfreeze_to = "none"', 'unfreeze_to = "layer3"', ""]
-
-
-@pytest.fixture(scope="module")
-def frozen_words(recipe_file: Path, shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The command line of the tiny run with three trainable sets; stages change at steps 6 and 16."""
-    parts = recipe_file.read_text().split("[[stages]]")
-    text = parts[0] + '[precision]\namp = "off"\n[freeze]\nmode = "unfreeze"\n'
-    text += "".join(f"[[stages]]\n{line}{part}" for line, part in zip(FROZEN, parts[1:], strict=True))
-    path = tmp_path_factory.mktemp("frozen") / "tiny.toml"
-    path.write_text(text)
-    return ["train", "--shards", str(shard_root), "--recipe", str(path), "--run", "tiny", "--device", "cpu",
-            "--threads", "1", "--save-every-steps", "3", "--runs"]  # fmt: skip
-
-
-Pair = tuple[bool, torch.Size, int]
+Pass = tuple[int, int]
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[Pair | None]:
-    """(training, shape, trainable parameters) of each forward pass; None where the first step begins."""
-    passes: list[Pair | None] = []
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Pass | None]:
+    """(resolution, number of trainable parameters) of each training pass; None where the first step begins."""
+    passes: list[Pass | None] = []
     networks: list[nn.Module] = []
     build, train_step = loop.build_model, Learner.train_step
 
     def note(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        if network is networks[-1]:  # not its EMA
-            passes.append((network.training, inputs[0].shape, sum(p.requires_grad for p in network.parameters())))
+        if network is networks[-1] and network.training:  # not its EMA
+            passes.append((inputs[0].shape[-1], sum(p.requires_grad for p in network.parameters())))
 
     def built(*args: Any, **kwargs: Any) -> nn.Module:
         networks.append(build(*args, **kwargs))
@@ -107,38 +44,29 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Pair | None]:
     return passes
 
 
-class Cut(Exception):
-    pass
-
-
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "keys"), [
+    ("unfreeze", ['unfreeze_to = "none"', 'unfreeze_to = "layer3"', ""]),
+    ("freeze", ["", 'freeze_to = "layer2"', 'freeze_to = "all"']),
+])  # fmt: skip
 def test_every_resolution_and_trainable_set_was_warmed_up_and_resumes_are_exact(
-    frozen_words: list[str], seen: list[Pair | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert main([*frozen_words, str(tmp_path / "whole")]) == 0
+    recipe_file: Path, shard_root: Path, seen: list[Pass | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    mode: str, keys: list[str],
+) -> None:  # fmt: skip
+    """The tiny run with three trainable sets; stages change at steps 6 and 16."""
+    head, *stages = recipe_file.read_text().split("[[stages]]")
+    tables = f'[precision]\namp = "off"\n[schedule]\nkind = "onecycle_stage"\n[freeze]\nmode = "{mode}"\n'
+    text = "".join(f"[[stages]]\n{key}{stage}" for key, stage in zip(keys, stages, strict=True))
+    (tmp_path / "tiny.toml").write_text(head + tables + text)
+    whole, cut = (train_words(shard_root, tmp_path / "tiny.toml", tmp_path / name) for name in ("whole", "cut"))
+    assert main(whole) == 0
     start = seen.index(None)
-    assert {pair[2] for pair in seen[start + 1 :] if pair and pair[0]} == {2, 23, 47}
-    before, after = (
-        {(pair[1][-1], pair[2]) for pair in pairs if pair and pair[0]} for pairs in (seen[:start], seen[start:])
-    )
-    assert after <= before
-    train_step = Learner.train_step
-    for cut in (8, 14):  # resumed from step 6, at a stage change, and from 12, inside a stage
-
-        def cutting(self: Learner, batch: Batch, cut: int = cut) -> Any:
-            if batch.spec.step == cut:
-                raise Cut
-            return train_step(self, batch)
-
-        runs = tmp_path / str(cut)
+    trained = {each for each in seen[start + 1 :] if each}
+    assert len({parameters for _, parameters in trained}) == 3
+    assert trained <= set(seen[:start])
+    for index in (9, 20):
         with monkeypatch.context() as patch:
-            patch.setattr(Learner, "train_step", cutting)
-            with pytest.raises(Cut):
-                main([*frozen_words, str(runs)])
-        assert main([*frozen_words, str(runs)]) == 0
-        assert _results(runs) == _results(tmp_path / "whole")
-
-
-def _results(runs: Path) -> list[dict[str, Any]]:
-    records = [record for record in without_clocks(runs / "tiny" / "run.jsonl") if record["kind"] in ("step", "epoch")]
-    assert len(records) == 31
-    return records
+            stop_at(patch, index)
+            assert main(cut) == 128 + 15
+    assert main(cut) == 0
+    assert_equal_runs(tmp_path / "cut" / "tiny", tmp_path / "whole" / "tiny")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +29,7 @@ def _ghost_oracle(x: torch.Tensor, groups: int, norm: nn.BatchNorm2d) -> torch.T
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize(("samples", "groups"), [(8, 2), (11, 2), (3, 1), (13, 3)])
+@pytest.mark.parametrize(("samples", "groups"), [(11, 2), (3, 1)])
 def test_ghost_norms_normalise_groups_of_a_batch_and_average_their_statistics(samples: int, groups: int) -> None:
     plain = nn.BatchNorm2d(3)
     nn.init.normal_(plain.weight)
@@ -80,10 +79,9 @@ def test_sync_norms_keep_names_and_activations_and_need_several_gpus() -> None:
     assert names_of(network) == names_of(tiny_network())
 
 
-@pytest.mark.parametrize("keys", [{"norm": "ghost"}, {"bn_momentum": 0.2}])
-def test_batch_norm_settings_are_refused_for_models_without_batch_norms(keys: dict[str, Any]) -> None:
+def test_batch_norm_settings_are_refused_for_models_without_batch_norms() -> None:
     with pytest.raises(ResoluteError, match="test_vit has no batch norms"):
-        tiny_network("test_vit", kwargs={"img_size": 32}, **keys)
+        tiny_network("test_vit", kwargs={"img_size": 32}, norm="ghost")
 
 
 def test_group_norms_load_the_weights_of_batch_norms(tmp_path: Path) -> None:
