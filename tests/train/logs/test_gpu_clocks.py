@@ -13,7 +13,6 @@ import torch
 from resolute.pipeline.loader.loader import Batch
 from resolute.train.logs import metrics
 from resolute.train.logs.metrics import Meter, RunLogWriter, read_log
-from resolute.train.logs.run_log import RunLogReader, switch_costs
 from resolute.train.trainer import run_batches
 from tests.support.fake_cuda import FakeCuda
 from tests.support.networks import make_batch
@@ -89,23 +88,3 @@ def test_the_hot_loop_does_not_synchronise_before_the_last_batch_of_an_epoch(
     assert logged == [0] * 8 + [6] * 2 + [6, 12]
     meter.flush()
     assert [record["step"] for record in read_log(tmp_path / "run.jsonl")] == list(range(len(STEPS)))
-
-
-def test_the_switch_cost_is_device_time(run: tuple[FakeCuda, Meter, Any], tmp_path: Path) -> None:
-    """A first step whose kernels run for 1 s costs that, though its launch takes a millisecond."""
-    driver, meter, _ = run
-    for index in range(20):
-        batch = make_batch(index)
-        spec = batch.spec
-        object.__setattr__(spec, "stage", index // 10)
-        began = meter.mark()
-        driver.host_s += LAUNCH_S
-        driver.launch(1.0 if index == 10 else 0.1)
-        meter.step(spec, torch.tensor(1.0), 0.1, momentum=0.9, wait_s=0.0, compute_s=LAUNCH_S,
-                   marks=(began, meter.mark()))  # fmt: skip
-    meter.flush()
-    history = RunLogReader(tmp_path / "run.jsonl")
-    history.read()
-    (cost,) = switch_costs(*(history.steps[name] for name in ("stage", "time_s", "res")))
-    assert cost["cost_s"] == pytest.approx(0.9, abs=0.02)
-    assert cost["slowest_ratio"] == pytest.approx(10, rel=0.05)

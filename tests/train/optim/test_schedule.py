@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import re
 from collections.abc import Callable
@@ -53,8 +52,7 @@ def _assert_equal(rates: Rates, first: int, expected: list[float]) -> None:
     assert {momentum for _, momentum in got} == {OPTIM.momentum}
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-@pytest.mark.parametrize("steps", [10, 137])
+@pytest.mark.parametrize(("name", "steps"), [("sgd", 137), ("adamw", 10)])
 def test_one_cycle_equals_torchs(name: Any, steps: int) -> None:
     optim = Optim(name=name, lr=0.7, momentum=0.95, betas=(0.95, 0.99))
     schedule = Schedule(pct_start=0.3, div_factor=25.0, final_div_factor=100.0, base_momentum=0.85)
@@ -91,7 +89,7 @@ def test_cosine_by_stage_equals_torchs_per_stage() -> None:
         _assert_equal(rates, first, _torch_rates(oracle, steps))
 
 
-@pytest.mark.parametrize(("period", "mult"), [(2, 1), (1, 2), (4, 3)])
+@pytest.mark.parametrize(("period", "mult"), [(2, 1), (1, 2)])
 def test_warm_restarts_equal_torchs(period: int, mult: int) -> None:
     schedule = Schedule(kind="cosine_restarts", period_epochs=period, period_mult=mult, final_div_factor=50.0)
     oracle = partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=6 * period, T_mult=mult, eta_min=0.7 / 50)
@@ -105,19 +103,12 @@ def test_warm_restarts_fall_on_epochs_of_any_length() -> None:
     assert rates.at(14 + 6)[0] == pytest.approx((0.7 + 0.7 / 1000) / 2)  # half of 7 + 5 steps
 
 
-@pytest.mark.parametrize("warmup", [0.1, 0.35])
-def test_linear_warm_up_and_cosine_equal_torchs(warmup: float) -> None:
-    schedule = Schedule(kind="warmup_cosine", pct_start=warmup, div_factor=20.0, final_div_factor=50.0)
-    rise = round(31 * warmup)
-    rising = partial(lr_scheduler.LinearLR, start_factor=1 / 20, total_iters=rise)
-    falling = partial(lr_scheduler.CosineAnnealingLR, T_max=31 - rise, eta_min=0.7 / 20 / 50)
-    _assert_equal(_rates(schedule), 0, [*_torch_rates(rising, rise), *_torch_rates(falling, 31 - rise)])
-
-
-@pytest.mark.parametrize(("epochs", "rise"), [(2.0, 14), (0.5, 4), (3.8, 25)])
-def test_a_warm_up_in_epochs_equals_torchs_in_steps(epochs: float, rise: int) -> None:
+@pytest.mark.parametrize(("warmup", "rise"), [
+    ({"pct_start": 0.35}, 11), ({"warmup_epochs": 0.5}, 4), ({"warmup_epochs": 3.8}, 25),
+])  # fmt: skip
+def test_linear_warm_up_and_cosine_equal_torchs(warmup: dict[str, float], rise: int) -> None:
     """Steps of epochs are 7, 7, 7, 5, 5; a fraction of an epoch is that fraction of its own steps."""
-    schedule = Schedule(kind="warmup_cosine", warmup_epochs=epochs, div_factor=20.0, final_div_factor=50.0)
+    schedule = Schedule(kind="warmup_cosine", div_factor=20.0, final_div_factor=50.0, **warmup)
     rising = partial(lr_scheduler.LinearLR, start_factor=1 / 20, total_iters=rise)
     falling = partial(lr_scheduler.CosineAnnealingLR, T_max=31 - rise, eta_min=0.7 / 20 / 50)
     _assert_equal(_rates(schedule), 0, [*_torch_rates(rising, rise), *_torch_rates(falling, 31 - rise)])
@@ -129,8 +120,9 @@ def test_one_cycle_with_a_warm_up_in_epochs_equals_that_with_their_fraction() ->
     assert [by_epochs.at(step) for step in range(31)] == [pytest.approx(pair) for pair in expected]
 
 
-@pytest.mark.parametrize("progress", ["samples", "epochs"])
-@pytest.mark.parametrize("kind", ["onecycle", "warmup_cosine", "flat_cosine"])
+@pytest.mark.parametrize(
+    ("kind", "progress"), [("onecycle", "samples"), ("warmup_cosine", "epochs"), ("flat_cosine", "samples")]
+)
 def test_the_peak_lies_at_the_end_of_the_warm_up_epochs_whatever_the_progress(kind: Any, progress: Any) -> None:
     stages = (RecipeStage(res=32, epochs=30, batch_size=16, fraction=0.5), RecipeStage(res=48, epochs=20, batch_size=4))
     samples, steps = epoch_samples(stages, 1600), epoch_steps(stages, 1600)
@@ -167,30 +159,23 @@ def test_milestones_in_epochs_equal_torchs_in_steps() -> None:
     _assert_equal(_rates(schedule), 0, _torch_rates(oracle, 31))
 
 
-def test_lr_scale_multiplies_the_learning_rate_only() -> None:
-    optimizer, rates = build_optimizer(OPTIM, nn.Linear(2, 2)), _rates(Schedule())
-    full = rates.apply(optimizer, 20, stage=0)
-    momentum = optimizer.param_groups[0]["momentum"]
-    assert rates.apply(optimizer, 20, stage=1) == full / 2
-    assert optimizer.param_groups[1]["lr"] == full / 2
-    assert optimizer.param_groups[0]["momentum"] == momentum
-
-
 @pytest.mark.parametrize(("rule", "base", "factors"), [
     ("none", None, (1.0, 0.5)), ("linear", None, (1.0, 1.0)), ("sqrt", None, (1.0, 0.5 * 2**0.5)),
-    ("linear", 4, (2.0, 2.0)), ("sqrt", 16, (0.5**0.5, 0.5)),
+    ("linear", 4, (2.0, 2.0)),
 ])  # fmt: skip
-def test_the_learning_rate_is_scaled_by_batch_rule_and_lr_scale(
+def test_the_learning_rate_is_scaled_by_batch_rule_and_lr_scale_and_momentum_is_not(
     rule: Any, base: int | None, factors: tuple[float, float]
 ) -> None:
     rates, plain = _rates(Schedule(batch_rule=rule, base_batch=base)), _rates(Schedule())
     assert tuple(rates.factor(stage) for stage in (0, 1)) == pytest.approx(factors)
     optimizer = build_optimizer(OPTIM, nn.Linear(2, 2))
-    assert rates.apply(optimizer, 3, stage=1) == pytest.approx(plain.at(3)[0] * factors[1])
+    lr, momentum = plain.at(3)
+    assert rates.apply(optimizer, 3, stage=1) == pytest.approx(lr * factors[1])
+    for group in optimizer.param_groups:
+        assert (group["lr"], group["momentum"]) == pytest.approx((lr * factors[1], momentum))
 
 
-@pytest.mark.parametrize("kind", ["onecycle", "warmup_cosine"])
-@pytest.mark.parametrize("progress", ["samples", "epochs"])
+@pytest.mark.parametrize(("kind", "progress"), [("onecycle", "samples"), ("warmup_cosine", "epochs")])
 def test_progress_by_samples_or_epochs_moves_the_peak_and_keeps_the_ends(kind: Any, progress: Any) -> None:
     stages = (RecipeStage(res=32, epochs=30, batch_size=16, fraction=0.5), RecipeStage(res=48, epochs=20, batch_size=4))
     samples, steps = epoch_samples(stages, 160), epoch_steps(stages, 160)
@@ -245,17 +230,14 @@ def _recipe(**schedule: Any) -> Recipe:
 
 
 @pytest.mark.parametrize(("kind", "key"), [
-    *itertools.product(["cosine_stage", "cosine_restarts", "step"], ["pct_start", "div_factor", "progress"]),
-    *itertools.product(["warmup_cosine", "cosine_stage", "step"], ["base_momentum"]), ("step", "final_div_factor"),
-    *itertools.product(["onecycle_stage", "cosine_stage", "step"], ["warmup_epochs", "flat_until"]),
-    *itertools.product(["flat_cosine"], ["pct_start", "div_factor", "base_momentum"]), ("onecycle", "flat_until"),
-    *itertools.product(["onecycle", "cosine_stage"], ["period_epochs", "period_mult", "milestone_epochs", "gamma"]),
+    ("cosine_stage", "pct_start"), ("cosine_restarts", "progress"), ("warmup_cosine", "base_momentum"),
+    ("step", "final_div_factor"), ("onecycle_stage", "warmup_epochs"), ("onecycle", "flat_until"),
+    ("cosine_stage", "period_epochs"), ("onecycle", "milestone_epochs"), ("onecycle", "gamma"),
 ])  # fmt: skip
 def test_keys_of_other_schedules_are_refused(kind: str, key: str) -> None:
-    table: dict[str, Any] = {"kind": kind, key: getattr(Schedule(), key)}
-    table = {"milestone_epochs": [1], **table} if kind == "step" else table
-    if key in ("milestone_epochs", "warmup_epochs"):
-        table[key] = [1] if key == "milestone_epochs" else 1
+    values = {"milestone_epochs": [1], "warmup_epochs": 1}
+    table = {"kind": kind, key: values.get(key, getattr(Schedule(), key))}
+    table |= {"milestone_epochs": [1]} if kind == "step" else {}
     with pytest.raises(ResoluteError, match=rf"schedule\.{key}: without effect, schedule\.kind .*{kind}.*remove it"):
         _recipe(**table)
 
@@ -265,23 +247,18 @@ def test_keys_of_other_schedules_are_refused(kind: str, key: str) -> None:
     ({"kind": "step", "milestone_epochs": [3, 2]}, "rising epochs"),
     ({"kind": "step", "milestone_epochs": [5]}, "below the run's 5 epochs"),
     ({"base_batch": 32}, "schedule.base_batch: without effect, schedule.batch_rule is none"),
-    ({"kind": "linear"}, "schedule.kind"),
     ({"warmup_epochs": 1, "pct_start": 0.3}, "schedule.pct_start: without effect, schedule.warmup_epochs sets the"),
     ({"warmup_epochs": 5}, "schedule.warmup_epochs: got 5.0, expected below the run's 5 epochs"),
-    ({"warmup_epochs": 0}, "schedule.warmup_epochs: got 0, expected number, above 0"),
 ])  # fmt: skip
 def test_invalid_schedules_are_refused(table: dict[str, Any], message: str) -> None:
-    with pytest.raises(ResoluteError) as error:
+    with pytest.raises(ResoluteError, match=re.escape(message)):
         _recipe(**table)
-    assert message in str(error.value)
 
 
 def test_a_batch_rule_without_effect_is_refused() -> None:
     table = {"schedule": {"batch_rule": "linear"}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}] * 2}
     with pytest.raises(ResoluteError, match="batch_rule: without effect, every batch_size is the base"):
         Recipe.parse(table, name="x")
-    table["schedule"] = {"batch_rule": "linear", "base_batch": 256}
-    assert Recipe.parse(table, name="x").schedule.base_batch == 256
 
 
 def test_steps_per_epoch_equal_those_of_the_plan(shard_set: ShardSet) -> None:
@@ -306,9 +283,8 @@ def test_printed_learning_rates_equal_the_optimizers(shard_root: Path, tmp_path:
     assert capsys.readouterr().out.replace("b.html", "a.html") == printed
     curve = Curve(Recipe.load(path), 75)
     page = (tmp_path / "a.html").read_text()
-    lr, momentum, _resolution = (json.loads(data) for data in re.findall('json">({.*?})</script>', page))
-    for drawn, part in ((lr, 0), (momentum, 1)):
-        (series,) = drawn["series"]
+    lr, momentum, _ = (json.loads(data)["series"][0] for data in re.findall('json">({.*?})</script>', page))
+    for series, part in ((lr, 0), (momentum, 1)):
         assert series["x"] == list(range(20))
         assert series["y"] == pytest.approx([curve.at(step // 10, step)[part] for step in range(20)], rel=1e-4)
     lasts = [curve.at(0, 9)[0], curve.at(1, 19)[0]]

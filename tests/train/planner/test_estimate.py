@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import random
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -137,12 +138,11 @@ def forecast_of(*stages: tuple[int, int, int, Pace], folds: int = 1, save_s: flo
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("every", [1, 2, 3])
-def test_the_total_is_the_sum_over_all_passes(shard_set: ShardSet, every: int) -> None:
+def test_the_total_is_the_sum_over_all_passes(shard_set: ShardSet) -> None:
     stages = [Stage(res=32, epochs=3, batch_size=16, fraction=0.5), Stage(res=48, epochs=2, batch_size=8)]
-    plan = Plan(shard_set, stages, eval_batch_size=7, eval_every_epochs=every)
+    plan = Plan(shard_set, stages, eval_batch_size=7, eval_every_epochs=2)
     paces = [pace(900, 30, 20, 40), pace(900, 12, 10, 25)]
-    got = forecast(plan, paces, eval_every=every, start_s=3, save_s=0.5, save_every_s=2.0)
+    got = forecast(plan, paces, eval_every=2, start_s=3, save_s=0.5, save_every_s=2.0)
     total = 3.0
     for segment in plan.phases:
         used = paces[segment.stage]
@@ -156,8 +156,8 @@ def test_the_total_is_the_sum_over_all_passes(shard_set: ShardSet, every: int) -
     assert sum(got.parts_s().values()) == got.total_s()
 
 
-def test_the_validation_time_of_a_stage_without_validation_follows_from_the_model(shard_set: ShardSet) -> None:
-    """Such a stage is validated only in a plan with fewer epochs: assumed is a third of a training step."""
+def test_a_stage_without_validation_is_assumed_to_validate_three_times_as_fast_as_the_model() -> None:
+    """It is validated only in a plan with fewer epochs."""
     stage = forecast_of((8, 1, 80, pace(900, 30, 20, None))).stages[0]
     assert stage.eval_s == pytest.approx(100 / 90)
 
@@ -170,94 +170,72 @@ def test_the_slower_of_loader_and_model_is_the_limit(loader: float, model: float
     assert forecast_of((8, 1, 80, pace(loader, model, live))).stages[0].limit == limit
 
 
-def test_the_advice_for_a_run_within_its_budget_is_the_time_to_spare() -> None:
-    result = forecast_of((8, 3, 80, pace(900, 30, 20)))  # 2 + 3 * (4 + 2) s
-    assert advice(result, 25.0, None) == ["fits the budget of 25.0 s: 5.0 s to spare"]
-
-
 def test_the_advised_number_of_epochs_is_the_largest_that_fits() -> None:
     rng = random.Random(0)
-    for _ in range(50):
-        stages = [(8, rng.randint(1, 20), 80, pace(900, 30, rng.uniform(5, 50))) for _ in range(rng.randint(1, 4))]
+    for _ in range(20):
+        stages = [(8, rng.randint(2, 20), 80, pace(900, 30, rng.uniform(5, 50))) for _ in range(rng.randint(1, 4))]
         result = forecast_of(*stages)
         want, least = [stage[1] for stage in stages], result.total_s([1] * len(stages))
-        budget = rng.uniform(least, result.total_s())
-        if sum(want) == len(want) or budget >= result.total_s():
-            continue
+        budget = rng.uniform(least, 0.999 * result.total_s())
         (line,) = [line for line in advice(result, budget, None) if "fewer epochs" in line]
         epochs = [int(word) for word in line.split(": ")[1].split(" instead of ")[0].split(", ")]
         assert all(1 <= few <= all_ for few, all_ in zip(epochs, want, strict=True))
         assert result.total_s(epochs) <= budget
         share = sum(epochs) / sum(want)
         assert all(few == 1 or abs(few - share * all_) < 1 + len(want) for few, all_ in zip(epochs, want, strict=True))
-        dearest = max(stage.epoch_s + stage.eval_s for stage in result.stages)
+        costs = [stage.epoch_s + stage.eval_s for stage in result.stages]
         # in other proportions there might be room for a cheaper epoch, not for one of each
-        assert result.total_s(epochs) + sum(s.epoch_s + s.eval_s for s in result.stages) + dearest > budget
+        assert result.total_s(epochs) + sum(costs) + max(costs) > budget
 
 
-def test_the_advised_epochs_keep_the_fewest_of_each_stage() -> None:
-    result = forecast_of((8, 8, 80, pace(900, 30, 20)), (16, 2, 80, pace(900, 30, 20)))  # 2 + 10 * 6 s
-    lines = advice(result, 35.0, None, least=[4, 1])
-    assert any("fewer epochs: 4, 1 instead of 8, 2: 32.0 s" in line for line in lines)
-    assert any("not enough, 4, 1 take 32.0 s" in line for line in advice(result, 31.0, None, least=[4, 1]))
-
-
-def test_advice_that_is_not_sufficient_says_so() -> None:
-    result = forecast_of((8, 3, 80, pace(900, 30, 20)), folds=4)  # 4 * 20 s
-    assert result.total_s() == pytest.approx(80.0)
-    lines = advice(result, 45.0, None)
-    assert "35.0 s too long" in lines[0]
-    assert any("fewer epochs: 1 instead of 3: 32.0 s" in line for line in lines)
-    assert any("fewer folds: 2 of 4: 40.0 s" in line for line in lines)
-    lines = advice(result, 10.0, None)
-    assert any("fewer epochs: not enough, 1 take 32.0 s" in line for line in lines)
-    assert any("fewer folds: not enough, one fold takes 20.0 s" in line for line in lines)
+def test_advice_is_the_time_to_spare_or_what_would_save_enough() -> None:
+    result = forecast_of((8, 3, 80, pace(900, 30, 20)))  # 2 + 3 * (4 + 2) s
+    assert advice(result, 25.0, None) == ["fits the budget of 25.0 s: 5.0 s to spare"]
+    lines = "\n".join(advice(dataclasses.replace(result, folds=4), 45.0, None))
+    assert "35.0 s too long" in lines
+    assert "fewer epochs: 1 instead of 3: 32.0 s" in lines
+    assert "fewer folds: 2 of 4: 40.0 s" in lines
+    lines = "\n".join(advice(dataclasses.replace(result, folds=4), 10.0, None))
+    assert "fewer epochs: not enough, 1 take 32.0 s" in lines
+    assert "fewer folds: not enough, one fold takes 20.0 s" in lines
+    two = forecast_of((8, 8, 80, pace(900, 30, 20)), (16, 2, 80, pace(900, 30, 20)))  # 2 + 10 * 6 s
+    assert "fewer epochs: 4, 1 instead of 8, 2: 32.0 s" in "\n".join(advice(two, 35.0, None, least=[4, 1]))
+    assert "not enough, 4, 1 take 32.0 s" in "\n".join(advice(two, 31.0, None, least=[4, 1]))
 
 
 def test_larger_batches_speed_up_the_model_only() -> None:
     before = forecast_of((8, 3, 80, pace(100, 50, 40)), (16, 1, 80, pace(100, 50, 40)))
     same = with_doubled_batches(before, [50.0, None], shared=True)
     assert [stage.pace.live_images_per_s for stage in same.stages] == pytest.approx([40, 40])
-    assert [stage.batch_size for stage in same.stages] == [16, 16]
     faster = with_doubled_batches(before, [80.0, None], shared=True)  # an image: 1/40 - 1/50 + 1/80 s
     assert faster.stages[0].pace.live_images_per_s == pytest.approx(1 / (0.025 - 0.02 + 0.0125))
     starved = forecast_of((8, 3, 80, pace(50, 100, 45)))
     assert with_doubled_batches(starved, [200.0], shared=False).stages[0].pace.live_images_per_s == pytest.approx(45)
-    lines = advice(before, 10.0, faster)
-    assert any("16, 16 instead of 8, 16" in line and "still too long" in line for line in lines)
+    assert any("16, 16 instead of 8, 16" in line and "still too long" in line for line in advice(before, 10.0, faster))
     assert any("no gain" in line for line in advice(before, 10.0, same))
 
 
 def test_a_budget_is_a_number_with_a_unit() -> None:
     assert [parse_duration(text) for text in ("90s", "11m", "1.5h")] == [90, 660, 5400]
-    for text in ("11", "0m", "m", "11 minutes", "-3m"):
+    for text in ("11", "0m", "11 minutes", "-3m"):
         with pytest.raises(ResoluteError, match=r"--budget: got .* expected a time like 90s"):
             parse_duration(text)
 
 
-def test_the_table_has_one_aligned_line_per_stage() -> None:
-    text = table(forecast_of((8, 3, 80, pace(900, 30, 20)), (8, 3, 80, pace(900, 30, 20))))
-    lines = text.splitlines()
-    assert len(lines) == 4
+def test_the_table_has_a_line_per_stage_and_says_if_the_machine_was_busy() -> None:
+    lines = table(forecast_of((8, 3, 80, pace(900, 30, 20)), (1000, 3, 80, pace(900, 30, 20)))).splitlines()
     assert len({len(line) for line in lines[:3]}) == 1
-    assert lines[-1].startswith("total 38.0 s")
-    assert "busy" not in text
-    assert " 1000 " not in table(forecast_of((1000, 3, 44, pace(900, 30, 20)))), "no batch is larger than its epoch"
-
-
-def test_a_forecast_from_an_impossible_rate_says_that_the_machine_is_busy() -> None:
+    assert " 1000 " not in lines[2], "no batch is larger than its epoch"
+    assert lines[3].startswith("total 38.0 s")
+    assert len(lines) == 4
     stages = [(8, 3, 80, pace(900, 30, live)) for live in (20, 61, 33, 50)]  # 33: as fast, within the noise
-    assert table(forecast_of(*stages)).splitlines()[-1] == (
-        "stage 1, 3: got 61.0 images/s live, expected at most the model's 30.0, also when measured again: the machine "
-        "is busy, the forecast is unreliable; repeat it when nothing else runs"
-    )
+    busy = table(forecast_of(*stages)).splitlines()[-1]
+    assert busy.startswith("stage 1, 3: got 61.0 images/s live, expected at most the model's 30.0")
+    assert "the machine is busy" in busy
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two stages of few steps, with EMA, dropout and unfreezing."""
-    path = tmp_path_factory.mktemp("small") / "small.toml"
-    path.write_text("""
+# two stages of few steps, with EMA, dropout and unfreezing
+SMALL = """
 model = { name = "test_resnet", kwargs = { drop_rate = 0.1 } }
 precision = { amp = "off" }
 ema = { decay = 0.9 }
@@ -267,13 +245,12 @@ stages = [
     { res = 32, epochs = 2, batch_size = 12, fraction = 0.5, unfreeze_to = "layer4" },
     { res = 48, epochs = 1, batch_size = 18 },
 ]
-""")
-    return path
+"""
 
 
 @pytest.mark.usefixtures("quick")
-def test_measuring_does_not_change_the_training(shard_set: ShardSet, small: Path) -> None:
-    recipe = Recipe.load(small)
+def test_measuring_does_not_change_the_training(shard_set: ShardSet) -> None:
+    recipe = Recipe.parse(tomllib.loads(SMALL), name="small")
     plan = Plan(shard_set, recipe.stages, seed=5, eval_batch_size=8)
 
     def losses(*, measured: bool) -> list[float]:
@@ -296,9 +273,10 @@ def test_measuring_does_not_change_the_training(shard_set: ShardSet, small: Path
 
 @pytest.mark.usefixtures("quick")
 def test_the_plan_command_prints_the_estimate_and_leaves_nothing(
-    words: Callable[[Path], list[str]], small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: Callable[[Path], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "plan.json"
+    file, small = tmp_path / "plan.json", tmp_path / "small.toml"
+    small.write_text(SMALL)
     line = [*words(tmp_path / "runs"), "--recipe", str(small), "--threads", "1"]
     assert main(["plan", *line[1:], "--budget", "0.1s", "--json", str(file)]) == 0
     out = capsys.readouterr().out
@@ -311,8 +289,6 @@ def test_the_plan_command_prints_the_estimate_and_leaves_nothing(
     assert not (tmp_path / "runs").exists()
     assert main(["plan", *line[1:], "--budget", "soon"]) == 2
     assert "--budget: got 'soon'" in capsys.readouterr().err
-    assert main([*line, "--budget", "1s"]) == 2
-    assert "Unknown option: --budget" in capsys.readouterr().err
 
 
 def test_the_plan_command_shows_how_often_rare_and_frequent_classes_are_used(shard_set: ShardSet) -> None:
@@ -321,14 +297,10 @@ def test_the_plan_command_shows_how_often_rare_and_frequent_classes_are_used(sha
     kept = (train.samples["label"] != 1) | (np.arange(75) % 5 == 0)
     part = dataclasses.replace(shard_set, splits={**shard_set.splits, "train": train.subset("train", kept)})
     plan = Plan(part, [stage], sampling="balanced")
-    title, heads, *rows = before._sampling_lines(plan).splitlines()
-    assert title == "sampling balanced, in an epoch of all samples:"
-    assert heads.split()[0] == "class"
-    rare = int(plan.class_samples[1])
+    rare, used = int(plan.class_samples[1]), plan.class_counts(0)[1]
+    rows = [line.split() for line in before._sampling_lines(plan).splitlines()]
+    assert rows[-1] == ["class1", str(rare), f"{used:.1f}", f"{used / rare:.2f}"]
     assert rare < 10
-    assert rows[-1].split() == ["class1", str(rare), f"{plan.class_counts(0)[1]:.1f}",
-                                f"{plan.class_counts(0)[1] / rare:.2f}"]  # fmt: skip
-    assert len({len(line) for line in (heads, *rows)}) == 1
 
 
 def test_a_synthetic_batch_has_the_shapes_of_a_real_one(shard_set: ShardSet) -> None:

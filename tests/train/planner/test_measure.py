@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +17,11 @@ from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
 from resolute.train import trainer
 from resolute.train.devices.distributed import Ranks
-from resolute.train.devices.trial import trial_fault
 from resolute.train.inference.saved_run import open_saved_run
+from resolute.train.planner.gpu_decode import difference
 from resolute.train.planner.measure import Stopwatch, choose_decode
 from resolute.train.setup import Options
 from resolute.train.trainer import _Session, session
-from tests.support import trials
 
 STAGES = [Stage(res=32, epochs=1, batch_size=2), Stage(res=48, epochs=5, batch_size=4)]
 
@@ -87,22 +85,16 @@ def test_the_faster_device_is_chosen_without_counting_prefetched_batches(
     assert measured == pytest.approx(cost)
 
 
-@pytest.mark.parametrize("disk_s", [0.1, 1.0])
-def test_neither_device_is_charged_for_reading_the_photos_for_the_first_time(
-    shard_set: ShardSet, disk_s: float
-) -> None:
-    _, _, measured = choose(shard_set, {"cpu": 0.1, "gpu": 0.1}, disk_s=disk_s)
-    assert measured == pytest.approx({"cpu": 0.1, "gpu": 0.1})
+def test_neither_device_is_favoured_by_cached_photos_or_a_machine_that_changes_its_speed(shard_set: ShardSet) -> None:
+    equal = {"cpu": 0.1, "gpu": 0.1}
+    _, _, measured = choose(shard_set, equal, disk_s=1.0)
+    assert measured == pytest.approx(equal), "photos are read from the disk once"
+    for slows in (-0.02, 0.02):
+        _, _, measured = choose(shard_set, equal, slows=slows)
+        assert measured["cpu"] == pytest.approx(measured["gpu"], rel=0.01)
 
 
-@pytest.mark.parametrize("slows", [-0.02, 0.02])
-def test_a_machine_that_grows_slower_or_faster_favours_neither_device(shard_set: ShardSet, slows: float) -> None:
-    _, _, measured = choose(shard_set, {"cpu": 0.1, "gpu": 0.1}, slows=slows)
-    assert measured["cpu"] == pytest.approx(measured["gpu"], rel=0.01)
-
-
-@pytest.mark.parametrize("open_s", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("step_s", [0.001, 0.1, 0.3])
+@pytest.mark.parametrize(("step_s", "open_s"), [(0.001, 0.0), (0.1, 0.5), (0.3, 1.0)])
 def test_the_measurement_takes_a_few_steps_and_at_most_ten_seconds(
     shard_set: ShardSet, step_s: float, open_s: float
 ) -> None:
@@ -130,41 +122,42 @@ def test_a_run_keeps_its_decode_device_and_evaluates_with_it(
         assert resumed.decode == "cpu"
 
 
+def a_session(**words: Any) -> Any:
+    """A run on a GPU that could not run a step, with these attributes."""
+    begun: Any = object.__new__(_Session)
+    begun.learner = SimpleNamespace(device=torch.device("cuda", 0), train_step=None, ranks=Ranks())
+    vars(begun).update(words)
+    return begun
+
+
 @pytest.mark.parametrize(
     ("kept", "flag", "expected"), [("cpu", "auto", "cpu"), ("gpu", "auto", "gpu"), ("cpu", "gpu", "gpu")]
 )
-def test_a_decided_device_is_not_measured_again(kept: Any, flag: str, expected: str) -> None:
-    """Nothing here could run a step, so a measurement would fail."""
-    resumed: Any = object.__new__(_Session)
-    resumed.learner, resumed.options = SimpleNamespace(device=torch.device("cuda", 0)), SimpleNamespace(decode=flag)
-    resumed.decode = kept
-    assert resumed._decode() == expected
-
-
-@pytest.mark.parametrize(("trial", "line"), [
-    (trials.crash, "decoding: a trial on the GPU failed (killed by SIGSEGV); this run decodes on the CPU\n"),
-    (trials.hang, "decoding: a trial on the GPU failed (no end within 0.5 s); this run decodes on the CPU\n"),
-    (trials.disagree, "decoding: a trial on the GPU failed (images differ); this run decodes on the CPU\n"),
-    (trials.succeed, "decoding: step time is 2.0 ms on the CPU, 1.0 ms on the GPU; this run decodes on the GPU\n"),
-], ids=["crash", "hang", "difference", "success"])  # fmt: skip
-def test_auto_decodes_on_the_gpu_only_after_a_child_process_did(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], shard_set: ShardSet, trial: Any, line: str
-) -> None:
-    begun: Any = object.__new__(_Session)
-    begun.learner = SimpleNamespace(device=torch.device("cuda", 0), train_step=None, ranks=Ranks())
-    begun.ranks, begun.decode, begun.options = Ranks(), None, SimpleNamespace(decode="auto", threads=1)
-    begun.plan, begun._warm_up = Plan(shard_set, STAGES, eval_batch_size=8), lambda: None
-    monkeypatch.setattr(trainer, "difference", trial)
-    limit_s = 0.5 if trial is trials.hang else 60.0
-    monkeypatch.setattr(trainer, "trial_fault", partial(trial_fault, limit_s=limit_s))
-    monkeypatch.setattr(trainer, "restored", contextlib.nullcontext)
-    monkeypatch.setattr(trainer, "choose_decode", lambda *_: ("gpu", {"cpu": 0.002, "gpu": 0.001}))
-    assert begun._decode() == ("gpu" if trial is trials.succeed else "cpu")
-    assert capfd.readouterr() == (line, "")
+def test_a_decided_device_is_not_measured_again(kept: str, flag: str, expected: str) -> None:
+    assert a_session(decode=kept, options=SimpleNamespace(decode=flag))._decode() == expected
 
 
 def test_a_run_decodes_on_the_cpu_unless_told_otherwise(tmp_path: Path) -> None:
-    begun: Any = object.__new__(_Session)
-    begun.options = Options(shards=tmp_path, recipe=tmp_path / "x.toml", folder=tmp_path)
-    begun.learner, begun.decode = SimpleNamespace(device=torch.device("cuda", 0)), None
-    assert begun._decode() == "cpu"
+    options = Options(shards=tmp_path, recipe=tmp_path / "x.toml", folder=tmp_path)
+    assert a_session(decode=None, options=options)._decode() == "cpu"
+
+
+@pytest.mark.parametrize(("fault", "decode", "line"), [
+    ("killed by SIGSEGV", "cpu", "a trial on the GPU failed (killed by SIGSEGV); this run decodes on the CPU"),
+    (None, "gpu", "step time is 2.0 ms on the CPU, 1.0 ms on the GPU; this run decodes on the GPU"),
+])  # fmt: skip
+def test_auto_decodes_on_the_gpu_only_after_a_child_process_did(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shard_set: ShardSet, fault: str | None,
+    decode: str, line: str,
+) -> None:  # fmt: skip
+    begun = a_session(
+        ranks=Ranks(), decode=None, options=SimpleNamespace(decode="auto", threads=1), _warm_up=lambda: None,
+        plan=Plan(shard_set, STAGES, eval_batch_size=8),
+    )  # fmt: skip
+    trials: list[Any] = []
+    monkeypatch.setattr(trainer, "trial_fault", lambda trial: trials.append(trial.func) or fault)
+    monkeypatch.setattr(trainer, "restored", contextlib.nullcontext)
+    monkeypatch.setattr(trainer, "choose_decode", lambda *_: ("gpu", {"cpu": 0.002, "gpu": 0.001}))
+    assert begun._decode() == decode
+    assert trials == [difference]
+    assert capsys.readouterr().out == f"decoding: {line}\n"

@@ -1,9 +1,10 @@
-"""The table of keys lists every field of the recipe's dataclasses, with its help."""
+"""The table of keys lists every field of the recipe's dataclasses, with its help and range."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,16 +13,14 @@ from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.stage import Augment
 from resolute.settings import definitions
-from resolute.train.recipe.keys import keys, table
+from resolute.train.recipe.keys import keys
 from resolute.train.recipe.schema import Data, Distill, Ema, Eval, Loss, Model, Optim, Recipe, Schedule, Stop
 from resolute.train.recipe.stages import RecipeStage, Regularization
+from tests import ROOT
 
 
-def test_every_key_has_help() -> None:
+def test_the_keys_are_exactly_those_of_a_recipe_each_with_help() -> None:
     assert [f"{key.section}.{key.name}" for key in keys() if not key.help] == []
-
-
-def test_the_table_has_exactly_the_keys_of_a_recipe() -> None:
     for key in keys():
         stage: dict[str, Any] = {"res": 32, "epochs": 1, "batch_size": 8}
         table: dict[str, Any] = {"stages": [stage]}
@@ -31,27 +30,23 @@ def test_the_table_has_exactly_the_keys_of_a_recipe() -> None:
         with pytest.raises(ResoluteError, match=rf"{key.name}: got \[.*\], expected "):
             Recipe.parse(table, name="x")
     recipe = Recipe(name="x", stages=(RecipeStage(res=32, epochs=1, batch_size=8),))
-    listed_keys = {(key.section, key.name) for key in keys()}
-    for section in dataclasses.fields(Recipe):
-        value = getattr(recipe, section.name)
-        if dataclasses.is_dataclass(value):
-            assert {(section.name, field.name) for field in dataclasses.fields(value)} <= listed_keys
-    for name, cls in (("augment", Augment), ("regularization", Regularization)):
-        assert {(name, field.name) for field in dataclasses.fields(cls)} <= listed_keys
-    of_a_stage = {("stages", field.name) for field in dataclasses.fields(RecipeStage)}
-    assert of_a_stage - {("stages", "augment")} <= listed_keys
+    sections = {field.name: type(getattr(recipe, field.name)) for field in dataclasses.fields(Recipe)}
+    sections = {name: cls for name, cls in sections.items() if dataclasses.is_dataclass(cls)}
+    sections |= {"augment": Augment, "regularization": Regularization, "stages": RecipeStage}
+    fields = {(name, field.name) for name, cls in sections.items() for field in dataclasses.fields(cls)}
+    assert fields - {("stages", "augment")} <= {(key.section, key.name) for key in keys()}
 
 
 def test_values_out_of_range_are_refused_with_the_range() -> None:
-    outside = {"gt": 0, "ge": -1, "lt": 0, "le": 1}  # added to the bound
+    outside = {"above": 0, "at least": -1, "below": 0, "at most": 1, "to": 1}  # added to the bound
     checked = 0
     for cls in (Augment, Data, Distill, Ema, Eval, Loss, Model, Optim, Regularization, Schedule, RecipeStage, Stop):
         good: dict[str, Any] = {"res": 32, "epochs": 1, "batch_size": 8} if cls is RecipeStage else {}
         for key in definitions(cls):
             default: Any = key.default
-            for words, name in (("above", "gt"), ("at least", "ge"), ("below", "lt"), ("at most", "le"), ("to", "le")):
+            for words, more in outside.items():
                 for bound in re.findall(rf"\b{words} (-?[\d.]+)", key.kind)[:1]:
-                    value = float(bound) + outside[name] if "number" in key.kind else int(bound) + outside[name]
+                    value = float(bound) + more if "number" in key.kind else int(bound) + more
                     wrong = [value] * (len(default) or 1) if isinstance(default, tuple) else value
                     message = f"{key.name}: got {value}, expected {key.kind}; correct it".replace("`", "")
                     with pytest.raises(ResoluteError, match=re.escape(message)):
@@ -60,13 +55,13 @@ def test_values_out_of_range_are_refused_with_the_range() -> None:
     assert checked > 80
 
 
-def test_a_row_has_type_range_default_and_help_with_escaped_bars(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table_or_writes_the_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines == table().splitlines()
     assert "| `label_smoothing` | number, at least 0, below 1 | `0.0` | ce, bce: label smoothing |" in lines
     assert '| `channels_last` | `true`, `false` | `true` | memory format of images and weights |' in lines
-    assert any(line.startswith('| `amp` | `"auto"`, `"bf16"`, `"fp16"`, `"off"` | `"auto"` | ') for line in lines)
     rows = [line for line in lines if line.startswith("| `")]
     assert len(rows) == len(list(keys()))
     assert all(line.replace("\\|", "").count("|") == 5 for line in rows)
+    assert main(["keys", "--schema", str(tmp_path / "x.json")]) == 0
+    assert (tmp_path / "x.json").read_bytes() == (ROOT / "docs" / "recipe.schema.json").read_bytes()
