@@ -19,8 +19,6 @@ from resolute.train.optim.schedule import Rates
 from resolute.train.recipe.schema import Optim, Recipe, Schedule
 from resolute.train.recipe.stages import RecipeStage
 
-STAGES = [RecipeStage(res=32, epochs=1, batch_size=8)]
-
 
 @pytest.mark.parametrize("name", ["test_vit", "swin_tiny_patch4_window7_224", "test_resnet"])
 def test_norms_biases_and_what_a_model_excludes_have_no_weight_decay(name: str) -> None:
@@ -39,36 +37,30 @@ def test_norms_biases_and_what_a_model_excludes_have_no_weight_decay(name: str) 
     assert bool(tables) == (name != "test_resnet")
 
 
-def test_layer_decay_lowers_the_learning_rate_from_head_to_stem() -> None:
-    network = timm.create_model("test_vit", num_classes=3)
-    optim = Optim(lr=0.5, weight_decay=0.1, layer_decay=0.5)
-    optimizer = build_optimizer(optim, network)
-    lr = Rates(Schedule(), optim, STAGES, total_steps=10).apply(optimizer, 3, stage=0)
+def lr_by_name(network: nn.Module, **optim: Any) -> dict[str, float]:
+    """The learning rate of each parameter in step 3, as a part of that of the schedule."""
+    recipe = Optim(lr=0.5, **optim)
+    optimizer = build_optimizer(recipe, network)
+    stages = [RecipeStage(res=32, epochs=1, batch_size=8)]
+    lr = Rates(Schedule(), recipe, stages, total_steps=10).apply(optimizer, 3, stage=0)
     names = {id(parameter): name for name, parameter in network.named_parameters()}
-    relative_lr = {names[id(p)]: group["lr"] / lr for group in optimizer.param_groups for p in group["params"]}
-    assert relative_lr.keys() == set(names.values())
-    assert relative_lr["head.weight"] == 1.0
+    result = {names[id(p)]: group["lr"] / lr for group in optimizer.param_groups for p in group["params"]}
+    assert result.keys() == set(names.values())
+    return result
+
+
+def test_layer_decay_lowers_the_learning_rate_from_head_to_stem_and_the_head_has_its_own() -> None:
+    network = timm.create_model("test_vit", num_classes=3)
+    assert set(lr_by_name(network).values()) == {1.0}
+    plain = lr_by_name(network, layer_decay=0.5)
     depth = len(network.blocks)
     for number in range(depth):
-        assert relative_lr[f"blocks.{number}.attn.qkv.weight"] == pytest.approx(0.5 ** (depth - number))
-    assert relative_lr["patch_embed.proj.weight"] == min(relative_lr.values())
-
-
-@pytest.mark.parametrize("decay", [None, 0.5])
-def test_the_head_has_its_own_learning_rate_and_all_else_is_unchanged(decay: float | None) -> None:
-    network = timm.create_model("test_vit", num_classes=3)
-    names, groups = {id(parameter): name for name, parameter in network.named_parameters()}, []
-    for scale in (1.0, 10.0):
-        optim = Optim(lr=0.5, weight_decay=0.1, layer_decay=decay, head_lr_scale=scale)
-        optimizer = build_optimizer(optim, network)
-        Rates(Schedule(), optim, STAGES, total_steps=10).apply(optimizer, 3, stage=0)
-        groups.append({names[id(parameter)]: (group["lr"], group["weight_decay"], group["momentum"])
-                       for group in optimizer.param_groups for parameter in group["params"]})  # fmt: skip
-    plain, scaled = groups
-    assert plain.keys() == scaled.keys() == set(names.values())
-    for name, (lr, *others) in plain.items():
-        expected = 10 * lr if name in ("head.weight", "head.bias") else lr
-        assert scaled[name] == (pytest.approx(expected), *others), name
+        assert plain[f"blocks.{number}.attn.qkv.weight"] == pytest.approx(0.5 ** (depth - number))
+    assert plain["head.weight"] == 1.0
+    assert plain["patch_embed.proj.weight"] == min(plain.values())
+    for decay, others in ((None, dict.fromkeys(plain, 1.0)), (0.5, plain)):
+        scaled = lr_by_name(network, layer_decay=decay, head_lr_scale=10.0)
+        assert scaled == pytest.approx(others | {"head.weight": 10.0, "head.bias": 10.0})
 
 
 def test_a_model_without_head_refuses_a_learning_rate_for_it() -> None:
@@ -123,10 +115,9 @@ def _newton_schulz(gradient: torch.Tensor) -> torch.Tensor:
 def test_muon_iterates_in_float32_where_bf16_is_emulated(monkeypatch: pytest.MonkeyPatch, emulated: bool) -> None:
     monkeypatch.setattr("resolute.train.optim.muon.bf16_is_emulated", lambda device: emulated)
     network = nn.Linear(24, 16, bias=False)
-    optimizer = build_optimizer(Optim(name="muon", lr=0.1, weight_decay=0.0), network)
     before = network.weight.detach().clone()
     gradient = network.weight.grad = torch.randn(16, 24, generator=torch.Generator().manual_seed(0))
-    optimizer.step()
+    build_optimizer(Optim(name="muon", lr=0.1, weight_decay=0.0), network).step()
     expected = -0.1 * 0.2 * 24**0.5 * _newton_schulz(gradient)
     error = ((network.weight.detach() - before - expected).norm() / expected.norm()).item()
     assert error < 1e-5 if emulated else 1e-4 < error < 0.1

@@ -34,11 +34,11 @@ class Machine:
     """
 
     def __init__(
-        self, plan: Plan, cost: dict[str, float], open_s: float = 0.0, *, disk_s: float = 0.0, slows: float = 0.0
+        self, shards: ShardSet, cost: dict[str, float], *, open_s: float = 0.0, disk_s: float = 0.0, slows: float = 0.0
     ) -> None:
-        self.plan, self.cost, self.open_s, self.now = plan, cost, open_s, 0.0
-        self.disk_s, self.slows, self.cached = disk_s, slows, set[int]()
-        self.decode, self.at, self.since_open = "", 0, 0
+        self.plan = Plan(shards, STAGES, eval_batch_size=8)
+        self.cost, self.open_s, self.disk_s, self.slows = cost, open_s, disk_s, slows
+        self.now, self.decode, self.at, self.since_open, self.cached = 0.0, "", 0, 0, set[int]()
         self.steps: dict[str, int] = {}
 
     @contextlib.contextmanager
@@ -53,9 +53,8 @@ class Machine:
         self.at, self.since_open = state["next_batch"], 0
 
     def __next__(self) -> Any:
-        if self.at not in self.cached:
-            self.now += self.disk_s
-            self.cached.add(self.at)
+        self.now += 0.0 if self.at in self.cached else self.disk_s
+        self.cached.add(self.at)
         self.at, self.since_open = self.at + 1, self.since_open + 1
         return SimpleNamespace(spec=SimpleNamespace(global_size=1), segment=self.plan.phase_at(self.at - 1))
 
@@ -65,32 +64,27 @@ class Machine:
         self.steps[self.decode] = self.steps.get(self.decode, 0) + 1
         self.now += self.cost[self.decode] * (0.1 if self.since_open <= 3 else 1) * (1 + self.slows * self.now)
 
+    def choose(self, **words: Any) -> tuple[str, dict[Any, float]]:
+        """The faster device, and the seconds of a step on each."""
+        watch = Stopwatch(sync=lambda: None, clock=lambda: self.now, **words)
+        return choose_decode(self.plan, self.open, self.step, watch)
 
-def choose(
-    shards: ShardSet, cost: dict[str, float], open_s: float = 0.0, disk_s: float = 0.0, slows: float = 0.0, **words: Any
-) -> tuple[Machine, str, dict[Any, float]]:
-    plan = Plan(shards, STAGES, eval_batch_size=8)
-    machine = Machine(plan, cost, open_s, disk_s=disk_s, slows=slows)
-    watch = Stopwatch(sync=lambda: None, clock=lambda: machine.now, **words)
-    decode, measured = choose_decode(plan, machine.open, machine.step, watch)
-    return machine, decode, measured
+
+EQUAL = {"cpu": 0.1, "gpu": 0.1}
 
 
 @pytest.mark.parametrize(("cost", "expected"), [({"cpu": 1.0, "gpu": 2.0}, "cpu"), ({"cpu": 0.3, "gpu": 0.2}, "gpu")])
 def test_the_faster_device_is_chosen_without_counting_prefetched_batches(
     shard_set: ShardSet, cost: dict[str, float], expected: str
 ) -> None:
-    _, decode, measured = choose(shard_set, cost)
-    assert decode == expected
-    assert measured == pytest.approx(cost)
+    assert Machine(shard_set, cost).choose() == (expected, pytest.approx(cost))
 
 
 def test_neither_device_is_favoured_by_cached_photos_or_a_machine_that_changes_its_speed(shard_set: ShardSet) -> None:
-    equal = {"cpu": 0.1, "gpu": 0.1}
-    _, _, measured = choose(shard_set, equal, disk_s=1.0)
-    assert measured == pytest.approx(equal), "photos are read from the disk once"
+    _, measured = Machine(shard_set, EQUAL, disk_s=1.0).choose()
+    assert measured == pytest.approx(EQUAL), "photos are read from the disk once"
     for slows in (-0.02, 0.02):
-        _, _, measured = choose(shard_set, equal, slows=slows)
+        _, measured = Machine(shard_set, EQUAL, slows=slows).choose()
         assert measured["cpu"] == pytest.approx(measured["gpu"], rel=0.01)
 
 
@@ -98,13 +92,15 @@ def test_neither_device_is_favoured_by_cached_photos_or_a_machine_that_changes_i
 def test_the_measurement_takes_a_few_steps_and_at_most_ten_seconds(
     shard_set: ShardSet, step_s: float, open_s: float
 ) -> None:
-    machine, _, _ = choose(shard_set, {"cpu": step_s, "gpu": step_s}, open_s)
+    machine = Machine(shard_set, {"cpu": step_s, "gpu": step_s}, open_s=open_s)
+    machine.choose()
     assert machine.now <= 10
     assert max(machine.steps.values()) <= 3 * 28
 
 
 def test_every_rank_runs_the_number_of_steps_of_rank_0(shard_set: ShardSet) -> None:
-    machine, _, _ = choose(shard_set, {"cpu": 0.1, "gpu": 0.1}, broadcast=lambda count: 3)
+    machine = Machine(shard_set, EQUAL)
+    machine.choose(broadcast=lambda count: 3)
     assert machine.steps == {"cpu": 3 * (4 + 3), "gpu": 2 * (4 + 3)}
 
 
@@ -114,10 +110,9 @@ def test_a_run_keeps_its_decode_device_and_evaluates_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(_Session, "_decode", lambda self: "cpu")  # as on a GPU that decodes more slowly
-    assert main([*words(tmp_path), "--threads", "1"]) == 0
-    folder = tmp_path / "tiny"
-    assert open_saved_run(folder).decode == "cpu"
-    options = Options(shards=shard_root, recipe=recipe_file, folder=folder, device="cpu", threads=1)
+    assert main(words(tmp_path)) == 0
+    assert open_saved_run(tmp_path / "tiny").decode == "cpu"
+    options = Options(shards=shard_root, recipe=recipe_file, folder=tmp_path / "tiny", device="cpu", threads=1)
     with session(options, Ranks()) as resumed:
         assert resumed.decode == "cpu"
 

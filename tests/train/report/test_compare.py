@@ -15,17 +15,7 @@ from resolute.errors import ResoluteError
 from resolute.train.report.page import differences, first_reached_s, open_runs, page
 from resolute.train.score import best_score
 from tests.support.synthetic_log import write_log
-
-
-def _charts(text: str) -> dict[str, dict[str, Any]]:
-    """The data of the charts, by title."""
-    titles = re.findall(r'aria-label="([^;"]+); x: ', text)
-    return dict(zip(titles, map(json.loads, re.findall(r'application/json">(.+?)</script>', text)), strict=True))
-
-
-def _rows(text: str, name: str) -> list[list[str]]:
-    table = text.partition(f'<table aria-label="{name}">')[2].partition("</table>")[0]
-    return [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in table.split("<tr>")[1:]]
+from tests.train.report.parsed_page import charts, rows
 
 
 def _rewrite(folder: Path, records: list[dict[str, Any]]) -> None:
@@ -38,25 +28,25 @@ def test_curves_and_tables_are_those_of_the_logs(tmp_path: Path) -> None:
             for name, options in kinds.items()}  # fmt: skip
     runs = open_runs([str(tmp_path / name) for name in logs])
     text = page(runs).decode()
-    charts = _charts(text)
+    drawn = charts(text)
     for title, x in (("Accuracy against time", "elapsed_s"), ("Accuracy against epochs", "epoch")):
-        for series, (name, epochs) in zip(charts[title]["series"], logs.items(), strict=True):
+        for series, (name, epochs) in zip(drawn[title]["series"], logs.items(), strict=True):
             assert series["name"] == name
             assert series["x"] == pytest.approx([epoch[x] for epoch in epochs], rel=1e-4)
             assert series["y"] == pytest.approx([100 * best_score(epoch) for epoch in epochs], rel=1e-4)
-    for series, run in zip(charts["Step time"]["series"], runs, strict=True):
+    for series, run in zip(drawn["Step time"]["series"], runs, strict=True):
         assert len(series["x"]) <= 303
         assert max(series["y"]) == pytest.approx(1e3 * run.log.binned(300)["time_s"].max(), rel=1e-4)
     best = max(best_score(epoch) for epoch in logs["short"])
     reached = [next(epoch["elapsed_s"] for epoch in epochs if best_score(epoch) >= best) for epochs in logs.values()]
     assert [first_reached_s(run, best) for run in runs] == reached
-    assert _rows(text, "Time to top-1")[-1] == [f"{100 * best:.2f} %", *(f"{s:.1f} s" for s in reached)]
-    assert [row[:2] for row in _rows(text, "Runs")[1:]] == [["short", "made_up"], ["long", "made_up"]]
-    assert [row[4] for row in _rows(text, "Runs")[1:]] == [run.text(run.best[1]) for run in runs]
-    first, *changes = [row[12] for row in _rows(text, "Stages") if row[0] == "long"]
+    assert rows(text, "Time to top-1")[-1] == [f"{100 * best:.2f} %", *(f"{s:.1f} s" for s in reached)]
+    assert [row[:2] for row in rows(text, "Runs")[1:]] == [["short", "made_up"], ["long", "made_up"]]
+    assert [row[4] for row in rows(text, "Runs")[1:]] == [run.text(run.best[1]) for run in runs]
+    first, *changes = [row[12] for row in rows(text, "Stages") if row[0] == "long"]
     assert first == "-"
     assert all(450 < float(cost.split()[0]) < 550 for cost in changes)
-    assert _rows(text, "What differs in the recipes")[1:] == [["stages[2].epochs", "2", "6"]]
+    assert rows(text, "What differs in the recipes")[1:] == [["stages[2].epochs", "2", "6"]]
     assert "The times are not comparable" not in text
 
 
@@ -90,7 +80,7 @@ def test_folds_are_compared_under_their_own_names_without_those_that_have_just_b
     text = page(runs).decode()
     scores = [100 * run.best[1] for run in runs[:2]]
     mean = f"{statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f} %"
-    assert [row[4] for row in _rows(text, "Runs") if row[0] == "cv: mean ± deviation"] == [mean]
+    assert [row[4] for row in rows(text, "Runs") if row[0] == "cv: mean ± deviation"] == [mean]
     assert main(["report", str(tmp_path / "cv")]) == 0
     assert "cv/fold-1" in (tmp_path / "cv" / "report.html").read_text(encoding="utf-8")
     (tmp_path / "cv" / "fold-1" / "run.jsonl").unlink()
