@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -19,9 +15,7 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
-from resolute.train.devices.distributed import Ranks
 from resolute.train.logs.metrics import Meter, RunLogWriter, read_log
-from resolute.train.trainer import _Session
 
 
 @pytest.fixture
@@ -50,24 +44,6 @@ def test_steps_are_logged_and_shown_during_an_epoch(plan: Plan, tmp_path: Path) 
         assert meter.sums["loss"] == sum(range(50))
         meter.flush()
     assert [record["loss"] for record in read_log(tmp_path / "run.jsonl")] == list(range(70))
-
-
-def test_the_progress_bar_shows_loss_and_rate(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    with open_meter(tmp_path / "run.jsonl") as meter:
-        session: Any = SimpleNamespace(bar=None, plan=plan, ranks=Ranks(), meter=meter)
-        take(meter, plan, 0)
-        _Session._progress(session, plan.batch(0), 75)
-        with contextlib.closing(session.bar):
-            assert "epoch 0 train 32 px:   1%" in str(session.bar)
-            assert "1/75" in str(session.bar)
-            assert "loss 0.250, 1 images/s" in str(session.bar)
 
 
 def test_a_resume_drops_records_logged_after_the_checkpoint(plan: Plan, tmp_path: Path) -> None:

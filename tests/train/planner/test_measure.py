@@ -125,16 +125,12 @@ def a_session(**words: Any) -> Any:
     return begun
 
 
-@pytest.mark.parametrize(
-    ("kept", "flag", "expected"), [("cpu", "auto", "cpu"), ("gpu", "auto", "gpu"), ("cpu", "gpu", "gpu")]
-)
-def test_a_decided_device_is_not_measured_again(kept: str, flag: str, expected: str) -> None:
-    assert a_session(decode=kept, options=SimpleNamespace(decode=flag))._decode() == expected
-
-
-def test_a_run_decodes_on_the_cpu_unless_told_otherwise(tmp_path: Path) -> None:
-    options = Options(shards=tmp_path, recipe=tmp_path / "x.toml", folder=tmp_path)
-    assert a_session(decode=None, options=options)._decode() == "cpu"
+def test_a_decided_device_is_not_measured_again(tmp_path: Path) -> None:
+    defaults = Options(shards=tmp_path, recipe=tmp_path / "x.toml", folder=tmp_path)
+    auto, gpu = SimpleNamespace(decode="auto"), SimpleNamespace(decode="gpu")
+    for kept, options, expected in (("cpu", auto, "cpu"), ("gpu", auto, "gpu"), ("cpu", gpu, "gpu"),
+                                    (None, defaults, "cpu")):  # fmt: skip
+        assert a_session(decode=kept, options=options)._decode() == expected
 
 
 @pytest.mark.parametrize(("fault", "decode", "line"), [
