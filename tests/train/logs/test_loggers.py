@@ -70,19 +70,26 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def test_csv_files_have_every_step_once_after_a_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records, texts = cut_log(tmp_path)
     follow(tmp_path, "csv", texts=texts)
+    assert capsys.readouterr().out == f"logger csv: {tmp_path / 'csv'}\n" * 2
     rows = read_csv(tmp_path / "csv" / "step.csv")
     assert {int(row["step"]): float(row["loss"]) for row in rows} == expected(records, "step", "loss")
     assert len(rows) == 40
     epochs = read_csv(tmp_path / "csv" / "epoch.csv")
     assert {int(row["step"]): float(row["top1"]) for row in epochs} == expected(records, "epoch", "top1")
     config = {row["name"]: row["value"] for row in read_csv(tmp_path / "csv" / "config.csv")}
-    assert config["recipe.optim.lr"] == "0.5"
     assert config["recipe.optim.betas"] == "[0.9, 0.999]"
     assert config["recipe.stages.1.res"] == "160"
     assert config["recipe.data.fold"] == "null"
     assert config["environment.machine.cpu"] == "A <CPU> & more"
     assert not any(name.startswith(("environment.recipe_text", "environment.kind")) for name in config)
-    assert capsys.readouterr().out == f"logger csv: {tmp_path / 'csv'}\n" * 2
+
+
+def test_csv_has_the_columns_of_a_first_validation_in_the_epochs_before(tmp_path: Path) -> None:
+    logger = Csv(tmp_path, {}, None)
+    epochs: list[dict[str, float]] = [{"loss": 2.0}, {"loss": 1.0, "top1": 0.5}, {"loss": 0.9}]
+    for step, values in enumerate(epochs):
+        logger.add([Point("epoch", step, values)])
+    assert (tmp_path / "csv" / "epoch.csv").read_text() == "step,loss,top1\n0,2.0,\n1,1.0,0.5\n2,0.9,\n"
 
 
 def test_tensorboard_shows_the_scalars_of_the_log_after_a_resume(tmp_path: Path) -> None:
@@ -90,11 +97,10 @@ def test_tensorboard_shows_the_scalars_of_the_log_after_a_resume(tmp_path: Path)
     records, texts = cut_log(tmp_path)
     follow(tmp_path, "tensorboard", texts=texts)
     events = accumulator.EventAccumulator(str(tmp_path / "tb")).Reload()
-    scalars = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
-    assert scalars["step/loss"] == pytest.approx(expected(records, "step", "loss"))
-    assert scalars["step/wait_s"] == pytest.approx(expected(records, "step", "wait_s"))
-    assert scalars["epoch/top1"] == pytest.approx(expected(records, "epoch", "top1"))
-    assert "epoch/gpu_frac" not in scalars
+    for kind, name in (("step", "loss"), ("epoch", "top1")):
+        scalars = {event.step: event.value for event in events.Scalars(f"{kind}/{name}")}
+        assert scalars == pytest.approx(expected(records, kind, name))
+    assert "epoch/gpu_frac" not in events.Tags()["scalars"]
     text = events.Tensors("recipe/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "    seed = 1" in text
 
@@ -110,9 +116,9 @@ def test_mlflow_continues_the_same_run_with_every_step_once(tmp_path: Path) -> N
     follow(tmp_path, "mlflow", texts=texts[1:])
     (resumed,) = client.search_runs([experiment])
     assert (resumed.info.run_id, resumed.info.status) == (run.info.run_id, "FINISHED")
-    for kind, name in (("step", "loss"), ("step", "lr"), ("epoch", "top1")):
+    for kind, name in (("step", "loss"), ("epoch", "top1")):
         history = client.get_metric_history(run.info.run_id, f"{kind}/{name}")
-        assert sorted(metric.step for metric in history) == sorted(expected(records, kind, name))
+        assert len(history) == len(expected(records, kind, name))
         assert {metric.step: metric.value for metric in history} == expected(records, kind, name)
     assert resumed.data.params["recipe.optim.lr"] == "0.5"
     assert resumed.data.params["environment.recipe_hash"] == "0123456789ab"
@@ -222,11 +228,3 @@ def test_loggers_that_are_unknown_or_not_installed_are_refused(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ResoluteError, match=r"wandb is not installed.*pip install 'resolute-vision\[wandb\]'"):
         Options(shards="x", recipe=Path("x"), folder=Path("x"), loggers=("csv", "wandb"))
-
-
-def test_csv_has_the_columns_of_a_first_validation_in_the_epochs_before(tmp_path: Path) -> None:
-    logger = Csv(tmp_path, {}, None)
-    epochs: list[dict[str, float]] = [{"loss": 2.0}, {"loss": 1.0, "top1": 0.5}, {"loss": 0.9}]
-    for step, values in enumerate(epochs):
-        logger.add([Point("epoch", step, values)])
-    assert (tmp_path / "csv" / "epoch.csv").read_text() == "step,loss,top1\n0,2.0,\n1,1.0,0.5\n2,0.9,\n"

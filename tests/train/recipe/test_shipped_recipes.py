@@ -178,8 +178,8 @@ def test_three_steps_of_every_stage_train_with_a_small_model(
     small = _small(RECIPES[name], 75 if RECIPES[name].data.folds is None else 50)
     monkeypatch.setattr(Recipe, "load", lambda path: small)
     path = FOLDER / f"{name}.toml"
-    assert run(Options(shards=shard_root, recipe=path, folder=tmp_path, device="cpu", threads=1)) == 0
-    steps = [record for record in read_log(tmp_path / "run.jsonl") if record["kind"] == "step"]
+    assert run(Options(shards=shard_root, recipe=path, folder=tmp_path / "run", device="cpu", threads=1)) == 0
+    steps = [record for record in read_log(tmp_path / "run" / "run.jsonl") if record["kind"] == "step"]
     expected = [number for number, stage in enumerate(small.stages) for _ in range(3 * stage.epochs)]
     assert [step["stage"] for step in steps] == expected
     assert all(math.isfinite(step["loss"]) and step["lr"] > 0 for step in steps)
