@@ -35,21 +35,29 @@ def _rates(schedule: Schedule, steps: list[int] = STEPS, optim: Optim = OPTIM) -
     return Rates(schedule, optim, STAGES, total_steps=sum(steps), epoch_steps=steps)
 
 
-def _torch_rates(oracle: Oracle, steps: int) -> list[float]:
-    """The learning rates of `steps` steps of an optimizer with the peak, by one of torch's schedulers."""
-    optimizer = build_optimizer(OPTIM, nn.Linear(2, 2))
-    scheduler, rates = oracle(optimizer), []
-    for _ in range(steps):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
+def _torch_rates(*parts: tuple[Oracle, int]) -> list[float]:
+    """The learning rates of so many steps by each of torch's schedulers, with the peak as the base."""
+    rates = []
+    for oracle, steps in parts:
+        optimizer = build_optimizer(OPTIM, nn.Linear(2, 2))
+        scheduler = oracle(optimizer)
+        for _ in range(steps):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
     return rates
 
 
-def _assert_equal(rates: Rates, first: int, expected: list[float]) -> None:
-    got = [rates.at(first + step) for step in range(len(expected))]
-    assert [lr for lr, _ in got] == pytest.approx(expected, rel=1e-6, abs=1e-9)
-    assert {momentum for _, momentum in got} == {OPTIM.momentum}
+def _rise(steps: int) -> tuple[Oracle, int]:
+    return partial(lr_scheduler.LinearLR, start_factor=1 / 20, total_iters=steps), steps
+
+
+def _flat(steps: int) -> tuple[Oracle, int]:
+    return partial(lr_scheduler.ConstantLR, factor=1.0), steps
+
+
+def _fall(steps: int, last: float) -> tuple[Oracle, int]:
+    return partial(lr_scheduler.CosineAnnealingLR, T_max=steps, eta_min=last), steps
 
 
 @pytest.mark.parametrize(("name", "steps", "key"), [("sgd", 137, "momentum"), ("adamw", 10, "betas")])
@@ -79,18 +87,36 @@ def test_one_cycle_by_stage_is_a_complete_cycle_per_stage() -> None:
         assert [rates.at(first + step) for step in range(steps)] == [whole.at(step) for step in range(steps)]
 
 
-def test_cosine_by_stage_equals_torchs_per_stage() -> None:
-    rates = _rates(Schedule(kind="cosine_stage", final_div_factor=50.0))
-    for first, steps in ((0, 21), (21, 10)):
-        oracle: Oracle = partial(lr_scheduler.CosineAnnealingLR, T_max=steps, eta_min=0.7 / 50)
-        _assert_equal(rates, first, _torch_rates(oracle, steps))
+DIVIDED = {"div_factor": 20.0, "final_div_factor": 50.0}
+LOW, LOWEST = 0.7 / 50, 0.7 / 20 / 50
+
+
+@pytest.mark.parametrize(("schedule", "expected"), [
+    (Schedule(kind="cosine_stage", final_div_factor=50.0), [_fall(21, LOW), _fall(10, LOW)]),
+    (Schedule(kind="warmup_cosine", pct_start=0.35, **DIVIDED), [_rise(11), _fall(20, LOWEST)]),
+    # a fraction of an epoch is that fraction of its own steps
+    (Schedule(kind="warmup_cosine", warmup_epochs=0.5, **DIVIDED), [_rise(4), _fall(27, LOWEST)]),
+    (Schedule(kind="warmup_cosine", warmup_epochs=3.8, **DIVIDED), [_rise(25), _fall(6, LOWEST)]),
+    (Schedule(kind="flat_cosine", flat_until=0.6, **DIVIDED), [_flat(19), _fall(12, LOW)]),
+    (Schedule(kind="flat_cosine", flat_until=0.6, warmup_epochs=1.0, **DIVIDED),
+     [_rise(7), _flat(12), _fall(12, LOWEST)]),
+    (Schedule(kind="flat_cosine", flat_until=0.1, warmup_epochs=4.0, **DIVIDED), [_rise(26), _fall(5, LOWEST)]),
+    (Schedule(kind="step", milestone_epochs=(1, 4), gamma=0.2),
+     [(partial(lr_scheduler.MultiStepLR, milestones=[7, 26], gamma=0.2), 31)]),
+])  # fmt: skip
+def test_a_schedule_equals_torchs_in_steps(schedule: Schedule, expected: list[tuple[Oracle, int]]) -> None:
+    """Epochs of 7, 7, 7, 5 and 5 steps."""
+    got = [_rates(schedule).at(step) for step in range(31)]
+    assert [lr for lr, _ in got] == pytest.approx(_torch_rates(*expected), rel=1e-6, abs=1e-9)
+    assert {momentum for _, momentum in got} == {OPTIM.momentum}
 
 
 @pytest.mark.parametrize(("period", "mult"), [(2, 1), (1, 2)])
 def test_warm_restarts_equal_torchs(period: int, mult: int) -> None:
     schedule = Schedule(kind="cosine_restarts", period_epochs=period, period_mult=mult, final_div_factor=50.0)
-    oracle = partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=6 * period, T_mult=mult, eta_min=0.7 / 50)
-    _assert_equal(_rates(schedule, [6] * 5), 0, _torch_rates(oracle, 30))
+    oracle = partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=6 * period, T_mult=mult, eta_min=LOW)
+    got = [_rates(schedule, [6] * 5).at(step)[0] for step in range(30)]
+    assert got == pytest.approx(_torch_rates((oracle, 30)), rel=1e-6, abs=1e-9)
 
 
 def test_warm_restarts_fall_on_epochs_of_any_length() -> None:
@@ -99,48 +125,10 @@ def test_warm_restarts_fall_on_epochs_of_any_length() -> None:
     assert rates.at(14 + 6)[0] == pytest.approx((0.7 + 0.7 / 1000) / 2)  # half of 7 + 5 steps
 
 
-@pytest.mark.parametrize(("warmup", "rise"), [
-    ({"pct_start": 0.35}, 11), ({"warmup_epochs": 0.5}, 4), ({"warmup_epochs": 3.8}, 25),
-])  # fmt: skip
-def test_linear_warm_up_and_cosine_equal_torchs(warmup: dict[str, float], rise: int) -> None:
-    """Steps of epochs are 7, 7, 7, 5, 5; a fraction of an epoch is that fraction of its own steps."""
-    schedule = Schedule(kind="warmup_cosine", div_factor=20.0, final_div_factor=50.0, **warmup)
-    rising = partial(lr_scheduler.LinearLR, start_factor=1 / 20, total_iters=rise)
-    falling = partial(lr_scheduler.CosineAnnealingLR, T_max=31 - rise, eta_min=0.7 / 20 / 50)
-    _assert_equal(_rates(schedule), 0, [*_torch_rates(rising, rise), *_torch_rates(falling, 31 - rise)])
-
-
 def test_one_cycle_with_a_warm_up_in_epochs_equals_that_with_their_fraction() -> None:
     by_epochs, by_fraction = _rates(Schedule(warmup_epochs=2.0)), _rates(Schedule(pct_start=14 / 31))
     for step in range(31):
         assert by_epochs.at(step) == pytest.approx(by_fraction.at(step))
-
-
-@pytest.mark.parametrize("warmup", [None, 1.0])
-def test_flat_then_cosine_equals_torchs_schedulers_in_sequence(warmup: float | None) -> None:
-    schedule = Schedule(
-        kind="flat_cosine", warmup_epochs=warmup, flat_until=0.6, div_factor=20.0, final_div_factor=50.0
-    )
-    rise, flat_end = (7 if warmup else 0), round(0.6 * 31)
-    low = (0.7 / 20 if warmup else 0.7) / 50
-    rising = partial(lr_scheduler.LinearLR, start_factor=1 / 20, total_iters=7)
-    falling = partial(lr_scheduler.CosineAnnealingLR, T_max=31 - flat_end, eta_min=low)
-    flat = [0.7] * (flat_end - rise)
-    expected = [*_torch_rates(rising, rise), *flat, *_torch_rates(falling, 31 - flat_end)]
-    _assert_equal(_rates(schedule), 0, expected)
-
-
-def test_a_warm_up_that_is_longer_than_the_flat_part_ends_it() -> None:
-    rates = _rates(Schedule(kind="flat_cosine", warmup_epochs=4.0, flat_until=0.1))
-    lrs = [rates.at(step)[0] for step in range(31)]
-    assert lrs[:27] == sorted(lrs[:27])
-    assert lrs[26] == OPTIM.lr > lrs[27]
-
-
-def test_milestones_in_epochs_equal_torchs_in_steps() -> None:
-    schedule = Schedule(kind="step", milestone_epochs=(1, 4), gamma=0.2)
-    oracle: Oracle = partial(lr_scheduler.MultiStepLR, milestones=[7, 26], gamma=0.2)
-    _assert_equal(_rates(schedule), 0, _torch_rates(oracle, 31))
 
 
 @pytest.mark.parametrize(("rule", "base", "factors"), [

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -23,7 +22,6 @@ from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
 from resolute.train.loop import Learner
-from resolute.train.planner import plan as before
 from resolute.train.planner.estimate import (
     Forecast,
     StageForecast,
@@ -34,7 +32,7 @@ from resolute.train.planner.estimate import (
     table,
     with_doubled_batches,
 )
-from resolute.train.planner.measure import Pace, Stopwatch, measure, measure_stages, synthetic
+from resolute.train.planner.measure import Pace, Stopwatch, measure, measure_stages
 from resolute.train.recipe.schema import Recipe
 
 
@@ -270,25 +268,3 @@ def test_the_plan_command_prints_the_estimate_and_leaves_nothing(
     assert not (tmp_path / "runs").exists()
     assert main(["plan", *line[1:], "--budget", "soon"]) == 2
     assert "--budget: got 'soon'" in capsys.readouterr().err
-
-
-def test_the_plan_command_shows_how_often_rare_and_frequent_classes_are_used(shard_set: ShardSet) -> None:
-    stage, train = Stage(res=32, epochs=1, batch_size=8), shard_set.splits["train"]
-    assert before._sampling_lines(Plan(shard_set, [stage])) == ""
-    kept = (train.samples["label"] != 1) | (np.arange(75) % 5 == 0)
-    part = dataclasses.replace(shard_set, splits={**shard_set.splits, "train": train.subset("train", kept)})
-    plan = Plan(part, [stage], sampling="balanced")
-    rare, used = int(plan.class_samples[1]), plan.class_counts(0)[1]
-    rows = [line.split() for line in before._sampling_lines(plan).splitlines()]
-    assert rows[-1] == ["class1", str(rare), f"{used:.1f}", f"{used / rare:.2f}"]
-    assert rare < 10
-
-
-def test_a_synthetic_batch_has_the_shapes_of_a_real_one(shard_set: ShardSet) -> None:
-    spec = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=10)]).batch(0, rank=1, world_size=2)
-    for times, count in ((1.0, len(spec)), (2.0, 2 * len(spec))):
-        batch = synthetic(spec, device=torch.device("cpu"), dtype=torch.float32, times=times)
-        assert batch.images.shape == (count, 3, 32, 32)
-        assert batch.images.is_contiguous(memory_format=torch.channels_last)
-        assert (len(batch.spec), batch.spec.global_size) == (count, times * 10)
-        assert {len(batch.labels), len(batch.partner_labels), len(batch.lam)} == {count}

@@ -1,9 +1,12 @@
-"""The choice of the decode device: measured from a few real steps, once per run, and kept with it."""
+"""The choice of the decode device: a GPU that decodes as the CPU does is measured by a few steps, once per run."""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,15 +16,19 @@ import torch
 
 from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.loader import Batch, Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
 from resolute.train import trainer
 from resolute.train.devices.distributed import Ranks
+from resolute.train.devices.trial import trial_fault
 from resolute.train.inference.saved_run import open_saved_run
 from resolute.train.planner.gpu_decode import difference
 from resolute.train.planner.measure import Stopwatch, choose_decode
 from resolute.train.setup import Options
 from resolute.train.trainer import _Session, session
+from tests.support import trials
+from tests.support.gpu_on_cpu import GpuLoader
 
 STAGES = [Stage(res=32, epochs=1, batch_size=2), Stage(res=48, epochs=5, batch_size=4)]
 
@@ -145,10 +152,39 @@ def test_auto_decodes_on_the_gpu_only_after_a_child_process_did(
         ranks=Ranks(), decode=None, options=SimpleNamespace(decode="auto", threads=1), _warm_up=lambda: None,
         plan=Plan(shard_set, STAGES, eval_batch_size=8),
     )  # fmt: skip
-    trials: list[Any] = []
-    monkeypatch.setattr(trainer, "trial_fault", lambda trial: trials.append(trial.func) or fault)
+    tried: list[Any] = []
+    monkeypatch.setattr(trainer, "trial_fault", lambda trial: tried.append(trial.func) or fault)
     monkeypatch.setattr(trainer, "restored", contextlib.nullcontext)
     monkeypatch.setattr(trainer, "choose_decode", lambda *_: ("gpu", {"cpu": 0.002, "gpu": 0.001}))
     assert begun._decode() == decode
-    assert trials == [difference]
+    assert tried == [difference]
     assert capsys.readouterr().out == f"decoding: {line}\n"
+
+
+# ---- the trial in a child process: the images of a GPU's decoder, here simulated, and the CPU's ----------------------
+
+SETTINGS: dict[str, Any] = {"res": 48, "batch_size": 16, "device": "cuda:0", "threads": 1}
+
+
+@pytest.mark.parametrize(("damaged", "change"), [
+    (slice(0), lambda images: images), (slice(1), lambda images: images + 0.2),  # 12 levels of 255
+    (slice(1), torch.zeros_like), (slice(None), lambda images: images * math.nan),
+], ids=["no image", "a lighter image", "a black image", "no numbers"])  # fmt: skip
+def test_only_decoders_that_differ_by_more_than_rounding_are_refused(
+    monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet, damaged: slice, change: Callable[[Any], Any]
+) -> None:
+    def damage(loader: GpuLoader) -> Batch:
+        batch = Loader.__next__(loader)
+        batch.images[damaged] = change(batch.images[damaged])
+        return batch
+
+    monkeypatch.setattr(GpuLoader, "__next__", damage)
+    found = trials.in_simulation(shard_set, **SETTINGS)
+    assert (found or "").startswith("images differ from the CPU's by ") == (damaged != slice(0))
+    assert "\n" not in (found or "")
+
+
+@pytest.mark.slow
+def test_the_trial_runs_in_a_child_process_without_the_records_of_the_set(shard_set: ShardSet) -> None:
+    assert len(pickle.dumps(shard_set)) < 100_000
+    assert trial_fault(partial(trials.in_simulation, shard_set, **SETTINGS)) is None
