@@ -79,7 +79,8 @@ def test_the_command_prints_a_table_or_writes_the_schema(tmp_path: Path, capsys:
 
 
 def test_the_file_is_up_to_date_and_has_every_key_with_its_help() -> None:
-    assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == schema(), "run: make keys"
+    made = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    assert made == schema(), "run: resolute keys --schema docs/recipe.schema.json"
     Draft7Validator.check_schema(schema())
     tables = {name: table["properties"] for name, table in schema()["$defs"].items()} | {"": schema()["properties"]}
     tables["Stages"] = tables["RecipeStage"]
