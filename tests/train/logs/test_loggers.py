@@ -105,6 +105,7 @@ def test_tensorboard_shows_the_scalars_of_the_log_after_a_resume(tmp_path: Path)
     assert "    seed = 1" in text
 
 
+@pytest.mark.slow
 def test_mlflow_continues_the_same_run_with_every_step_once(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     records, texts = cut_log(tmp_path)
@@ -201,6 +202,7 @@ def test_a_full_disk_ends_a_logger_only(tmp_path: Path, capsys: pytest.CaptureFi
     assert "logger csv: is off, the training continues without it (OSError: [Errno 28]" in line
 
 
+@pytest.mark.slow
 @pytest.mark.timing
 def test_a_server_that_never_answers_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -39,13 +39,16 @@ def test_norms_biases_and_what_a_model_excludes_have_no_weight_decay(name: str) 
 
 def lr_by_name(network: nn.Module, **optim: Any) -> dict[str, float]:
     """The learning rate of each parameter in step 3, as a part of that of the schedule."""
-    recipe = Optim(lr=0.5, **optim)
+    recipe = Optim(lr=0.5, weight_decay=0.1, **optim)
     optimizer = build_optimizer(recipe, network)
     stages = [RecipeStage(res=32, epochs=1, batch_size=8)]
     lr = Rates(Schedule(), recipe, stages, total_steps=10).apply(optimizer, 3, stage=0)
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     result = {names[id(p)]: group["lr"] / lr for group in optimizer.param_groups for p in group["params"]}
     assert result.keys() == set(names.values())
+    matrices = {name for name, p in network.named_parameters() if p.ndim > 1} - {"pos_embed", "cls_token"}
+    assert matrices == {names[id(p)] for group in optimizer.param_groups for p in group["params"]
+                        if group["weight_decay"]}, "whatever the learning rates"  # fmt: skip
     return result
 
 
@@ -71,20 +74,18 @@ def test_a_model_without_head_refuses_a_learning_rate_for_it() -> None:
 def test_muon_makes_orthogonal_steps_of_matrices() -> None:
     """The step is the orthogonal factor of the averaged gradient (Jordan, kellerjordan.github.io/posts/muon).
 
-    timm finds it by five Newton-Schulz iterations, and scales it by 0.2 sqrt(max(rows, columns)), as in Liu et al.,
-    arXiv 2502.16982, equation 4.
+    It is found by five Newton-Schulz iterations, and scaled by 0.2 sqrt(max(rows, columns)) (Liu et al., arXiv
+    2502.16982, equation 4).
     """
-    network, lr, momentum = nn.Linear(24, 16, bias=False), 0.1, 0.9
-    optimizer = build_optimizer(Optim(name="muon", lr=lr, momentum=momentum, weight_decay=0.0), network)
-    average = torch.zeros(16, 24)
+    network, average = nn.Linear(24, 16, bias=False), torch.zeros(16, 24)
+    optimizer = build_optimizer(Optim(name="muon", lr=0.1, momentum=0.9, weight_decay=0.0), network)
     for number in range(3):
         before = network.weight.detach().clone()
-        grad = torch.randn(16, 24, generator=torch.Generator().manual_seed(number))
-        network.weight.grad = grad.clone()
+        network.weight.grad = torch.randn(16, 24, generator=torch.Generator().manual_seed(number))
+        average = 0.9 * average + 0.1 * network.weight.grad
         optimizer.step()
-        average = momentum * average + (1 - momentum) * grad
         left, _, right = torch.linalg.svd(average, full_matrices=False)
-        expected = -lr * 0.2 * 24**0.5 * left @ right
+        expected = -0.1 * 0.2 * 24**0.5 * left @ right
         assert (network.weight.detach() - before - expected).norm() < 0.15 * expected.norm()
 
 
@@ -130,10 +131,9 @@ def test_orthogonalisation_by_the_gram_matrix_equals_the_textbook_iteration(shap
     gradient = left * torch.logspace(0, -4, rank) @ right.T
     expected = _newton_schulz(gradient if shape[0] <= shape[1] else gradient.T)
     expected = expected if shape[0] <= shape[1] else expected.T
-    for batch in (gradient, torch.stack([gradient, 7 * gradient])):
-        got = orthogonalize(batch, _COEFFICIENTS["quintic"])
-        for each in got if got.dim() == 3 else [got]:
-            assert (each - expected).norm() < 1e-3 * expected.norm()
+    batch = torch.stack([gradient, 7 * gradient])
+    for got in (orthogonalize(gradient, _COEFFICIENTS["quintic"]), *orthogonalize(batch, _COEFFICIENTS["quintic"])):
+        assert (got - expected).norm() < 1e-3 * expected.norm()
     assert not orthogonalize(torch.zeros(shape), _COEFFICIENTS["quintic"]).any()
 
 

@@ -160,11 +160,10 @@ def test_the_loaders_memory_grows_with_the_batch_and_with_the_stored_images(shar
     assert inspect.signature(Loader).parameters["prefetch_batches"].default + 2 == _IN_FLIGHT
     plan = Plan(shard_set, recipe(8, 8).stages)
     small, large = (plan.batch(plan.largest_batch(stage)) for stage in range(2))
-    none, base, more = (loader_bytes(plan, small, n, dtype=torch.float16) for n in (0, 100, 200))
+    none, base = (loader_bytes(plan, small, n, dtype=torch.float16) for n in (0, 100))
     # five batches of 32 x 32 px in 8 bits and in float16, and of stored images that are no smaller
     values = 100 * 5 * 32 * 32 * 3
     assert values * (1 + 1 + 2) <= base - none <= values * 10
-    assert more - none == pytest.approx(2 * (base - none), abs=2)
     assert loader_bytes(plan, small, 100, dtype=torch.float32) - base == values * 2
     assert loader_bytes(plan, large, 100, dtype=torch.float16) > base
 
