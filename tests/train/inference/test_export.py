@@ -69,6 +69,7 @@ def test_predict_py_writes_the_predictions_of_the_run(trained: Path, shard_root:
             assert float(row["prob1"]) == pytest.approx(float(ours[name]["prob1"]), abs=2e-3)
 
 
+@pytest.mark.slow
 def test_an_export_runs_without_the_project_from_any_folder(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,7 +101,7 @@ def test_an_ensemble_predicts_the_mean_probabilities_of_its_folds(
         state["model"]["fc.weight"] = state["model"]["fc.weight"] * scale
         checkpoint.save(tmp_path / f"fold-{k}" / "best.pt", state)
     words = ("--weights", "raw", "--format", "wide")
-    each = [predict(tmp_path / f"fold-{k}", shard_root, tmp_path / "one.csv", *words) for k in (0, 1)]
+    each = [predict(tmp_path / f"fold-{k}", shard_root, tmp_path / f"{k}.csv", *words) for k in (0, 1)]
     rows = predict(tmp_path, shard_root, tmp_path / "both.csv", *words)
     assert len(rows) == 15
     for row, first, second in zip(rows, *each, strict=True):

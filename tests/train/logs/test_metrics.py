@@ -45,8 +45,9 @@ def test_steps_are_logged_and_shown_during_an_epoch(plan: Plan, tmp_path: Path) 
         for step in range(70):
             take(meter, plan, step, loss=step)
             assert meter.status == f"loss {step:.3f}, 1 images/s"
-            logged = [record["step"] for record in read_log(tmp_path / "run.jsonl")]
-            assert logged == list(range((step + 1) // 50 * 50))
+            if step in (48, 49, 69):
+                logged = [record["step"] for record in read_log(tmp_path / "run.jsonl")]
+                assert logged == list(range((step + 1) // 50 * 50))
         assert meter.sums["loss"] == sum(range(50))
         meter.flush()
     assert [record["loss"] for record in read_log(tmp_path / "run.jsonl")] == list(range(70))

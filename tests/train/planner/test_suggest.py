@@ -43,7 +43,7 @@ def score(epochs: Sequence[int], result: Forecast) -> float:
 
 def test_the_budget_is_used_and_hardly_any_epochs_would_gain_more() -> None:
     rng = random.Random(0)
-    for _ in range(12):
+    for _ in range(8):
         rates = sorted((rng.uniform(100, 2000) for _ in range(rng.randint(1, 3))), reverse=True)
         result = machine(*rates, every=rng.choice([1, 2, 5]))
         budget_s = result.total_s([2] * len(rates)) + rng.uniform(0, 15) * 1000 / rates[-1]

@@ -37,7 +37,7 @@ def of_stages(*changes: dict[str, Any], **tables: Any) -> Recipe:
     ({"augment": {"scale": [0.5, math.inf]}}, "augment.scale: got inf, expected 2 numbers, above 0, at most 1"),
     ({"augment": {"scale": [0.9, 0.1]}}, "augment.scale"),
     ({"optim": {"lr": 10**400}}, "0000…, expected number, above 0"),
-    ({"seed": datetime.date(2026, 1, 1)}, "seed: got datetime.date("),
+    ({"seed": datetime.date(2026, 1, 1)}, "got datetime.date(2026, 1, 1), expected a number, text"),
     ({"model": {"weights": [[]]}}, "model.weights: got [[]], expected "),
     ({"stages": [{**STAGE, "batch_size": 10**9}]}, "stages.batch_size: got 1000000000, expected integer or list of "
      'numbers, 1 to 1048576 or "auto", "constant_pixels"; correct it'),
