@@ -169,8 +169,8 @@ def _small(recipe: Recipe, samples: int) -> Recipe:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [
-    "cifar10", "imagenette_cpu", "dogs_efficientnet_b4", "imagenet_rn50", "imagenet_rn50_ffcv",
-    "imagenet_rn50_efficienttrain", "imagenet_deit3_small", "imagenet_convnextv2_atto",
+    "cifar10", "dogs_efficientnet_b4", "imagenet_rn50", "imagenet_rn50_efficienttrain", "imagenet_deit3_small",
+    "imagenet_convnextv2_atto",
 ])  # fmt: skip
 def test_three_steps_of_every_stage_train_with_a_small_model(
     name: str, shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
