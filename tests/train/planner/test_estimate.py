@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import random
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -151,22 +150,6 @@ def test_the_total_is_the_sum_over_all_passes(shard_set: ShardSet) -> None:
 )
 def test_the_slower_of_loader_and_model_is_the_limit(loader: float, model: float, live: float, limit: str) -> None:
     assert forecast_of((8, 1, 80, pace(loader, model, live))).stages[0].limit == limit
-
-
-def test_the_advised_epochs_keep_their_proportions_and_fill_the_budget() -> None:
-    rng = random.Random(0)
-    for _ in range(20):
-        stages = [(8, rng.randint(2, 20), 80, pace(900, 30, rng.uniform(5, 50))) for _ in range(rng.randint(1, 4))]
-        result, want = forecast_of(*stages), [stage[1] for stage in stages]
-        budget = rng.uniform(result.total_s([1] * len(stages)), 0.999 * result.total_s())
-        (line,) = [line for line in advice(result, budget, None) if "fewer epochs" in line]
-        epochs = [int(word) for word in line.split(": ")[1].split(" instead of ")[0].split(", ")]
-        assert result.total_s(epochs) <= budget
-        share = sum(epochs) / sum(want)
-        assert all(few == 1 or abs(few - share * all_) < 1 + len(want) for few, all_ in zip(epochs, want, strict=True))
-        costs = [stage.epoch_s + stage.eval_s for stage in result.stages]
-        # in other proportions there might be room for a cheaper epoch, not for one of each
-        assert result.total_s(epochs) + sum(costs) + max(costs) > budget
 
 
 def test_advice_is_the_time_to_spare_or_what_would_save_enough() -> None:
