@@ -20,47 +20,47 @@ from resolute.train import checkpoint
 from resolute.train.inference.evaluate import evaluate
 from resolute.train.inference.saved_run import open_saved_run
 from resolute.train.logs.metrics import read_log
+from resolute.train.recipe.schema import Recipe
 from tests.train.conftest import SMALL
 
 CPU = torch.device("cpu")
 
 
 def test_an_evaluation_equals_the_validation_of_the_run(trained: Path, shard_root: Path, tmp_path: Path) -> None:
+    assert open_saved_run(trained).recipe == Recipe.load(trained.parent / "small.toml")
     assert main(["eval", str(trained / "last.pt"), "--shards", str(shard_root), "--device", "cpu", "--threads", "1",
                  "--json", str(tmp_path / "e.json")]) == 0  # fmt: skip
     result = json.loads((tmp_path / "e.json").read_text())
     epoch = [record for record in read_log(trained / "run.jsonl") if record["kind"] == "epoch"][-1]
-    rows = {row["weights"]: row for row in result["rows"]}
     assert result["flip"]  # the recipe's
-    assert [row["res"] for row in result["rows"]] == [48, 48]
-    assert {row["samples"] for row in result["rows"]} == {15}
-    assert (rows["raw"]["top1"], rows["raw"]["top5"]) == (epoch["top1"], epoch["top5"])
-    assert (rows["ema"]["top1"], rows["ema"]["top5"]) == (epoch["ema_top1"], epoch["ema_top5"])
+    assert [(row["res"], row["samples"]) for row in result["rows"]] == [(48, 15)] * 2
+    rows = {row["weights"]: (row["top1"], row["top5"]) for row in result["rows"]}
+    assert rows["raw"] == (epoch["top1"], epoch["top5"])
+    assert rows["ema"] == (epoch["ema_top1"], epoch["ema_top5"])
 
 
 def test_every_resolution_and_split_equals_a_count_by_hand(trained: Path, shard_set: ShardSet) -> None:
     saved = open_saved_run(trained)
-    rows = evaluate(saved, shard_set, [32, 40, 64], device=CPU, threads=1, split="train")
-    assert [(row["res"], row["weights"]) for row in rows] == [(r, w) for r in (32, 40, 64) for w in ("raw", "ema")]
+    rows = evaluate(saved, shard_set, [40, 64], device=CPU, threads=1, split="train")
+    assert [(row["res"], row["weights"]) for row in rows] == [(r, w) for r in (40, 64) for w in ("raw", "ema")]
     assert {row["samples"] for row in rows} == {75}
     assert any(row["top1"] < 1 for row in rows)
-    for res, stored in ((32, 32), (40, 48), (64, 64)):
-        network = saved.network("ema", CPU)
-        val = shard_set.splits["val"]
-        stage = Stage(res=stored, epochs=1, batch_size=15, eval_res=res)
-        right = 0
-        # the training images as validation sees them: the splits swapped
-        swapped = dataclasses.replace(shard_set, splits={"train": val, "val": shard_set.splits["train"]})
-        with Loader(Plan(swapped, [stage], eval_batch_size=8), num_threads=1) as loader:
+    network = saved.network("ema", CPU)
+    # the training images as validation sees them: the splits swapped
+    swapped = dataclasses.replace(
+        shard_set, splits={"train": shard_set.splits["val"], "val": shard_set.splits["train"]}
+    )
+    for res, stored in ((40, 48), (64, 64)):
+        stage, right = Stage(res=stored, epochs=1, batch_size=15, eval_res=res), 0
+        with Loader(Plan(swapped, [stage], eval_batch_size=8), num_threads=1, start=1) as loader, torch.no_grad():
             for batch in loader:
-                if batch.spec.split == "val":
-                    assert batch.spec.res == res
-                    with torch.no_grad():
-                        right += int((network(batch.images).argmax(1) == batch.labels).sum())
+                assert (batch.spec.split, batch.spec.res) == ("val", res)
+                right += int((network(batch.images).argmax(1) == batch.labels).sum())
         (row,) = (row for row in rows if (row["res"], row["weights"]) == (res, "ema"))
         assert row["top1"] == right / 75
 
 
+@pytest.mark.slow
 def test_a_run_remembers_its_set_from_any_working_directory(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,29 +68,22 @@ def test_a_run_remembers_its_set_from_any_working_directory(
     (tmp_path / "small.toml").write_text(SMALL.replace("epochs = 2", "epochs = 1"))
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--shards", "s", "--recipe", "small.toml",
-                 "--run", "small", "--device", "cpu", "--threads", "1"]) == 0
+                 "--run", "small", "--device", "cpu", "--threads", "1"]) == 0  # fmt: skip
     monkeypatch.chdir("/")
-    run = str(tmp_path / "runs" / "small")
-    results = []
-    for more in ([], ["--shards", str(tmp_path / "s")]):
-        capsys.readouterr()
-        assert main(["eval", run, "--device", "cpu", "--json", str(tmp_path / "e.json"), *more]) == 0
-        assert f"15 samples of {tmp_path / 's'}, val, flip on" in capsys.readouterr().out
-        results.append(json.loads((tmp_path / "e.json").read_text()))
-    assert results[0] == results[1]
-    words = ["predict", run, "--device", "cpu", "--out", str(tmp_path / "p.csv")]
-    assert main(words) == 0
+    evaluation = ["eval", str(tmp_path / "runs" / "small"), "--device", "cpu"]
+    prediction = ["predict", *evaluation[1:], "--out", str(tmp_path / "p.csv")]
+    assert main(evaluation) == main(prediction) == 0
+    assert f"15 samples of {tmp_path / 's'}, val, flip on" in capsys.readouterr().out
     with (tmp_path / "p.csv").open(newline="") as file:
         assert len([*csv.DictReader(file)]) == 15
     (tmp_path / "s").rename(tmp_path / "moved")
-    for command in (["eval", run, "--device", "cpu"], words):
-        capsys.readouterr()
+    for command in (evaluation, prediction):
         assert main(command) == 2
         err = capsys.readouterr().err
         assert err.count("\n") == 1
         assert f"{tmp_path / 's'}/manifest.json: not found" in err
         assert "best.pt; if it is elsewhere now, name it with SHARDS, of predict SRC)" in err
-    assert main([*words, "--src", str(tmp_path / "moved")]) == 0
+    assert main([*prediction, "--src", str(tmp_path / "moved")]) == 0
 
 
 def test_a_run_of_an_earlier_version_is_refused(
@@ -101,3 +94,8 @@ def test_a_run_of_an_earlier_version_is_refused(
     checkpoint.save(tmp_path / "best.pt", state)
     assert main(["eval", str(tmp_path), "--device", "cpu"]) == 2
     assert "made by another version, got no 'set', expected it; train again" in capsys.readouterr().err
+
+
+def test_a_run_without_folds_takes_none(trained: Path, shard_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(trained), "--shards", str(shard_root), "--device", "cpu", "--fold", "1"]) == 2
+    assert "--fold: got 1 for a run without folds, expected none; omit it" in capsys.readouterr().err

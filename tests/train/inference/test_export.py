@@ -24,65 +24,17 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
-from resolute.train.inference.evaluate import evaluate
 from resolute.train.inference.export import export, preprocessing
 from resolute.train.inference.saved_run import SavedRun, open_saved_run
 from resolute.train.model.build import build_model
-from resolute.train.recipe.schema import Model, Recipe
-from tests.support.cli import prep
+from resolute.train.recipe.schema import Data, Model
 from tests.support.exported import predict_exported
 
 CPU = torch.device("cpu")
-# far from timm's defaults for this model: 160 px, crop 0.95, mean and std 0.5
-RECIPE = """
-seed = 1
-[model]
-name = "test_resnet"
-[optim]
-lr = 0.01
-[precision]
-amp = "off"
-[data]
-mean = [0.9, 0.8, 0.9]
-std = [0.1, 0.1, 0.1]
-[eval]
-flip = true
-[[stages]]
-res = 48
-epochs = 8
-batch_size = 16
-augment = { scale = [0.5, 1.0], ratio = [1.0, 1.0] }
-"""
 
 
-@pytest.fixture(scope="module")
-def textures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """150 photos of three classes that differ in the width of their stripes, below photos/CLASS."""
-    folder = tmp_path_factory.mktemp("textures")
-    rng = np.random.default_rng(0)
-    for label, period in (("coarse", 0.5), ("fine", 0.12), ("medium", 0.25)):
-        (folder / "photos" / label).mkdir(parents=True)
-        for number in range(50):
-            width, height = (int(side) for side in rng.integers(90, 180, 2))
-            x = np.arange(width) / min(width, height)
-            wave = np.sin(2 * np.pi * (x / (period * rng.uniform(0.85, 1.15)) + rng.uniform()))
-            row = 215 + 30 * wave[:, None] * rng.uniform(0.6, 1.0, 3)
-            pixels = np.clip(row[None] + rng.normal(0, 6, (height, width, 3)), 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / "photos" / label / f"{number:02d}.jpg", quality=97)
-    words = ["--src", folder / "photos", "--out", folder / "shards", "--res", "48", "--workers", "1"]
-    assert prep([*map(str, words), "--val-frac", "0.4"]) == 0
-    (folder / "stripes.toml").write_text(RECIPE)
-    words = ["train", "--shards", folder / "shards", "--recipe", folder / "stripes.toml",
-             "--run", "stripes", "--runs", folder]  # fmt: skip
-    assert main([*map(str, words), "--device", "cpu", "--threads", "1"]) == 0
-    return folder
-
-
-def every_photo(folder: Path) -> tuple[list[Path], torch.Tensor]:
-    """The photos in the order of their classes and names, and their labels (N,)."""
-    paths = sorted((folder / "photos").rglob("*.jpg"))
-    names = sorted({path.parent.name for path in paths})
-    return paths, torch.tensor([names.index(path.parent.name) for path in paths])
+def with_recipe(saved: SavedRun, **tables: Any) -> SavedRun:
+    return dataclasses.replace(saved, recipe=dataclasses.replace(saved.recipe, **tables))
 
 
 def predicted(run: Path, source: Path, out: Path) -> list[dict[str, str]]:
@@ -90,36 +42,6 @@ def predicted(run: Path, source: Path, out: Path) -> list[dict[str, str]]:
     assert main([*map(str, words)]) == 0
     with out.open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-@pytest.mark.slow
-def test_an_exported_folder_has_the_accuracy_of_eval(textures: Path, tmp_path: Path) -> None:
-    assert main(["export", str(textures / "stripes"), "--out", str(tmp_path / "m")]) == 0
-    paths, labels = every_photo(textures)
-    saved, shards = open_saved_run(textures / "stripes"), ShardSet.open(textures / "shards")
-    rows = [row for split in ("train", "val") for row in evaluate(saved, shards, [48], device=CPU, threads=1,
-            flip=True, split=split) if row["weights"] == saved.best_weights]  # fmt: skip
-    assert sum(row["samples"] for row in rows) == len(paths)
-    evaluated = sum(row["top1"] * row["samples"] for row in rows) / len(paths)
-    assert evaluated > 0.8
-    # why not equal: eval reads the resized photos from JPEGs of quality 90, these resize the photos themselves
-    written = predict_exported(tmp_path / "m", textures / "photos")
-    assert abs(np.mean([row["class1"] == Path(row["image"]).parent.name for row in written]) - evaluated) <= 0.02
-    model = timm.create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True).eval()
-    photos = [Image.open(path) for path in paths]
-
-    def accuracy(**settings: Any) -> float:
-        transform: Any = timm.data.create_transform(**settings, is_training=False)
-        images = torch.stack([transform(photo) for photo in photos])
-        with torch.inference_mode():
-            return float(((model(images) + model(images.flip(3))).argmax(1) == labels).float().mean())
-
-    ours = timm.data.resolve_model_data_config(model)
-    assert abs(accuracy(**ours) - evaluated) <= 0.02
-    # timm's own defaults for this model, and each of their parts alone, fail by a wide margin
-    defaults = timm.data.resolve_model_data_config(timm.create_model("test_resnet"))
-    for keys in (("input_size", "mean", "std", "crop_pct"), ("input_size",), ("mean", "std")):
-        assert accuracy(**{**ours, **{key: defaults[key] for key in keys}}) < evaluated - 0.1, keys
 
 
 def test_predict_py_writes_the_predictions_of_the_run(trained: Path, shard_root: Path, tmp_path: Path) -> None:
@@ -141,33 +63,30 @@ def test_predict_py_writes_the_predictions_of_the_run(trained: Path, shard_root:
     assert rows.keys() == ours.keys()
     assert [*rows["cut.jpg"]] == [*ours["cut.jpg"]]
     assert {name for name, row in rows.items() if row["error"]} == {"cut.jpg", "float.tif"}
-    assert "truncated" in rows["cut.jpg"]["error"]
     for name, row in rows.items():
         if not row["error"]:
             assert row["class1"] == ours[name]["class1"]
             assert float(row["prob1"]) == pytest.approx(float(ours[name]["prob1"]), abs=2e-3)
 
 
+@pytest.mark.slow
 def test_an_export_runs_without_the_project_from_any_folder(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "my model"
     assert main(["export", str(trained), "--out", str(folder)]) == 0
     out = capsys.readouterr().out
-    assert out.count("\n") == 2
     assert "3 classes: class0, class1, class2\n" in out
     assert out.endswith(f"python '{folder}/predict.py' photo.jpg folder/ > predictions.csv\n")
     folder.rename(tmp_path / "moved")
     Image.new("RGB", (70, 60), "red").save(tmp_path / "photo.png")
-    command = [sys.executable, "-P", "../moved/predict.py"]  # -P: the program's folder is not on Python's path
     (tmp_path / "elsewhere").mkdir()
-    done = subprocess.run([*command, "../photo.png"], capture_output=True, text=True, check=True,
-                          cwd=tmp_path / "elsewhere")  # fmt: skip
+    code = "import runpy, sys; sys.modules['resolute'] = None; runpy.run_path('../moved/predict.py', None, '__main__')"
+    done = subprocess.run([sys.executable, "-P", "-c", code, "../photo.png"], cwd=tmp_path / "elsewhere",
+                          capture_output=True, text=True, check=True)  # fmt: skip
     head, row = done.stdout.splitlines()
     assert head == "image,class1,prob1,class2,prob2,class3,prob3,error"
     assert row.startswith("../photo.png,class")
-    code = "import runpy, sys; sys.modules['resolute'] = None; runpy.run_path('../moved/predict.py')"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path / "elsewhere")
 
 
 def test_timms_transform_reproduces_the_validation_pixels(trained: Path, shard_set: ShardSet) -> None:
@@ -185,17 +104,18 @@ def test_timms_transform_reproduces_the_validation_pixels(trained: Path, shard_s
     assert np.abs(np.roll(nearest, 1, axis=3) - validation).mean() > 1.5 * difference  # not off by a pixel
 
 
-@pytest.mark.parametrize(("res", "margin"), [(224, 256 / 224), (48, 256 / 224), (133, 1.143), (7, 3.0), (128, 1.0)])
+@pytest.mark.parametrize(("res", "margin"), [(224, 256 / 224), (133, 1.143), (7, 3.0), (128, 1.0)])
 def test_timm_resizes_to_the_stored_short_side(trained: Path, res: int, margin: float) -> None:
-    other: SavedRun = dataclasses.replace(open_saved_run(trained), res=res, margin=margin)
+    other = dataclasses.replace(open_saved_run(trained), res=res, margin=margin)
     assert int(res / preprocessing(other)["crop_pct"]) == round(res * margin)
 
 
 @pytest.mark.parametrize("which", ["raw", "ema"])
-def test_timm_builds_the_model_with_the_best_weights(
+def test_timm_builds_the_model_with_the_best_weights_and_the_runs_preprocessing(
     trained: Path, tmp_path: Path, which: Literal["raw", "ema"]
 ) -> None:
-    saved = dataclasses.replace(open_saved_run(trained), best_weights=which)
+    data = Data(mean=(0.9, 0.8, 0.9), std=(0.1, 0.1, 0.1))  # far from timm's defaults for this model
+    saved = with_recipe(dataclasses.replace(open_saved_run(trained), best_weights=which), data=data)
     export(saved, tmp_path / "m")
     export(saved, tmp_path / "m")  # an export may be replaced
     assert {path.name for path in (tmp_path / "m").iterdir()} == {"config.json", "model.safetensors", "predict.py"}
@@ -207,35 +127,26 @@ def test_timm_builds_the_model_with_the_best_weights(
     with torch.inference_mode():
         torch.testing.assert_close(model(images), saved.network(which, CPU)(images))
     assert model.pretrained_cfg["label_names"] == ["class0", "class1", "class2"]
-    resolved, ours = (json.loads(json.dumps(settings)) for settings in (  # tuples as lists
-        timm.data.resolve_model_data_config(model), preprocessing(saved)
-    ))  # fmt: skip
-    assert {name: resolved[name] for name in ours} == ours
+    resolved = timm.data.resolve_model_data_config(model)
+    assert (tuple(resolved["mean"]), tuple(resolved["std"])) == (data.mean, data.std)
+    assert tuple(resolved["input_size"]) == (3, 48, 48)
+    assert resolved["crop_pct"] == preprocessing(saved)["crop_pct"]
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     about = config["resolute"]
     assert not {"license", "origin_url", "paper_ids"} & config["pretrained_cfg"].keys()  # of timm's own weights
     assert (about["names"], about["weights"], about["recipe_hash"]) == (saved.classes, which, saved.recipe.hash)
-    assert (about["res"], about["recipe"]["stages"][1]["res"]) == (48, 48)
 
 
-@pytest.mark.parametrize(
-    ("model", "options"),
-    [
-        ("test_vit", {}),
-        ("test_resnet", {"drop_rate": 0.1}),
-        ("swin_tiny_patch4_window7_224", {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2]}),
-    ],
-)
+@pytest.mark.parametrize(("model", "options"), [
+    ("test_vit", {}), ("swin_tiny_patch4_window7_224", {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2]}),
+])  # fmt: skip
 def test_fixed_size_models_load_at_the_resolutions_of_the_run(
     trained: Path, tmp_path: Path, model: str, options: dict[str, Any]
 ) -> None:
-    recipe = dataclasses.replace(open_saved_run(trained).recipe, model=Model(name=model, kwargs=options))
-    network = build_model(recipe.model, classes=3, channels_last=False, device=CPU,
-                          resolutions=recipe.resolutions).eval()  # fmt: skip
-    saved = dataclasses.replace(
-        open_saved_run(trained), recipe=recipe, weights={"raw": network.state_dict()}, best_weights="raw"
-    )
-    export(saved, tmp_path / "m")
+    saved = with_recipe(open_saved_run(trained), model=Model(name=model, kwargs=options))
+    network = build_model(saved.recipe.model, classes=3, channels_last=False, device=CPU,
+                          resolutions=saved.recipe.resolutions).eval()  # fmt: skip
+    export(dataclasses.replace(saved, weights={"raw": network.state_dict()}, best_weights="raw"), tmp_path / "m")
     theirs = timm.create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True).eval()
     for res in (48, 32):
         images = torch.randn(1, 3, res, res)
@@ -269,9 +180,7 @@ def test_an_onnx_model_gives_the_outputs_of_the_network_for_any_batch_size(
 
 @pytest.mark.parametrize(("name", "message"), [
     ("photos", "photos exists and is not a run exported for timm, expected a new name; choose another"),
-    ("model.safetensors", "expected a folder; choose --out {tmp_path}/model\n"),
     ("model.onnx", "expected a folder; choose --out {tmp_path}/model --format onnx\n"),
-    ("photos/config.json", "exists and is not a run exported"),
     ("photos/config.json/x", "not written (Not a directory)"),
 ])  # fmt: skip
 def test_only_an_earlier_export_is_written_over(
@@ -286,26 +195,15 @@ def test_only_an_earlier_export_is_written_over(
     assert [path.name for path in tmp_path.rglob("*")] == ["photos", "config.json"]
 
 
-@pytest.mark.parametrize(("setting", "text"), [({"norm": "group"}, "group"), ({"blurpool": True}, "blurpool")])
-def test_models_that_timm_cannot_describe_are_refused(
-    trained: Path, tmp_path: Path, setting: dict[str, Any], text: str
-) -> None:
-    saved = open_saved_run(trained)
-    recipe = dataclasses.replace(saved.recipe, model=Model(name="test_resnet", **setting))
-    with pytest.raises(ResoluteError, match=rf"{text}.*choose --format onnx"):
-        export(dataclasses.replace(saved, recipe=recipe), tmp_path / "folder")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_export_to_onnx_without_its_package_says_what_to_install(
+def test_what_a_format_cannot_hold_is_refused(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    saved = open_saved_run(trained)
+    for model, text in ((Model(name="test_resnet", norm="group"), "group"),
+                        (Model(name="test_resnet", blurpool=True), "blurpool")):  # fmt: skip
+        with pytest.raises(ResoluteError, match=rf"{text}.*choose --format onnx"):
+            export(with_recipe(saved, model=model), tmp_path / "m")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ResoluteError, match=r"onnx is not installed.*pip install 'resolute-vision\[onnx\]'"):
-        export(open_saved_run(trained), tmp_path / "m", onnx=True)
+        export(saved, tmp_path / "m", onnx=True)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_checkpoint_holds_the_recipe_of_its_training(trained: Path) -> None:
-    saved = open_saved_run(trained)
-    assert saved.recipe == Recipe.load(trained.parent / "small.toml")

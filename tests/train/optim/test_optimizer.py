@@ -20,16 +20,8 @@ from resolute.train.recipe.schema import Optim, Recipe, Schedule
 from resolute.train.recipe.stages import RecipeStage
 
 
-def test_norms_and_biases_have_no_weight_decay() -> None:
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
-    free, decayed = build_optimizer(Optim(weight_decay=0.1), network).param_groups
-    assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
-    assert {id(p) for p in decayed["params"]} == {id(network[0].weight), id(network[3].weight)}
-    assert len(free["params"]) == 4
-
-
-@pytest.mark.parametrize("name", ["test_vit", "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "test_resnet"])
-def test_parameters_that_a_model_excludes_have_no_weight_decay(name: str) -> None:
+@pytest.mark.parametrize("name", ["test_vit", "swin_tiny_patch4_window7_224", "test_resnet"])
+def test_norms_biases_and_what_a_model_excludes_have_no_weight_decay(name: str) -> None:
     with torch.device("meta"):
         network = timm.create_model(name)
     excluded = network.no_weight_decay() if hasattr(network, "no_weight_decay") else set()
@@ -45,59 +37,33 @@ def test_parameters_that_a_model_excludes_have_no_weight_decay(name: str) -> Non
     assert bool(tables) == (name != "test_resnet")
 
 
-def test_layer_decay_lowers_the_learning_rate_from_head_to_stem() -> None:
-    network = timm.create_model("test_vit", num_classes=3)
-    optim = Optim(lr=0.5, weight_decay=0.1, layer_decay=0.5)
-    optimizer = build_optimizer(optim, network)
-    rates = Rates(Schedule(), optim, [RecipeStage(res=32, epochs=1, batch_size=8)], total_steps=10)
-    lr = rates.apply(optimizer, 3, stage=0)
+def lr_by_name(network: nn.Module, **optim: Any) -> dict[str, float]:
+    """The learning rate of each parameter in step 3, as a part of that of the schedule."""
+    recipe = Optim(lr=0.5, weight_decay=0.1, **optim)
+    optimizer = build_optimizer(recipe, network)
+    stages = [RecipeStage(res=32, epochs=1, batch_size=8)]
+    lr = Rates(Schedule(), recipe, stages, total_steps=10).apply(optimizer, 3, stage=0)
     names = {id(parameter): name for name, parameter in network.named_parameters()}
-    relative_lr = {names[id(p)]: group["lr"] / lr for group in optimizer.param_groups for p in group["params"]}
-    assert relative_lr.keys() == set(names.values())
-    assert relative_lr["head.weight"] == 1.0
+    result = {names[id(p)]: group["lr"] / lr for group in optimizer.param_groups for p in group["params"]}
+    assert result.keys() == set(names.values())
+    matrices = {name for name, p in network.named_parameters() if p.ndim > 1} - {"pos_embed", "cls_token"}
+    assert matrices == {names[id(p)] for group in optimizer.param_groups for p in group["params"]
+                        if group["weight_decay"]}, "whatever the learning rates"  # fmt: skip
+    return result
+
+
+def test_layer_decay_lowers_the_learning_rate_from_head_to_stem_and_the_head_has_its_own() -> None:
+    network = timm.create_model("test_vit", num_classes=3)
+    assert set(lr_by_name(network).values()) == {1.0}
+    plain = lr_by_name(network, layer_decay=0.5)
     depth = len(network.blocks)
     for number in range(depth):
-        assert relative_lr[f"blocks.{number}.attn.qkv.weight"] == pytest.approx(0.5 ** (depth - number))
-    assert relative_lr["patch_embed.proj.weight"] == min(relative_lr.values())
-    decays = {names[id(p)]: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
-    assert (decays["head.weight"], decays["head.bias"], decays["pos_embed"]) == (0.1, 0.0, 0.0)
-
-
-@pytest.mark.parametrize("decay", [None, 0.5])
-def test_the_head_has_its_own_learning_rate_and_all_else_is_unchanged(decay: float | None) -> None:
-    network = timm.create_model("test_vit", num_classes=3)
-    names, groups = {id(parameter): name for name, parameter in network.named_parameters()}, []
-    for scale in (1.0, 10.0):
-        optim = Optim(lr=0.5, weight_decay=0.1, layer_decay=decay, head_lr_scale=scale)
-        optimizer = build_optimizer(optim, network)
-        stages = [RecipeStage(res=32, epochs=1, batch_size=8)]
-        Rates(Schedule(), optim, stages, total_steps=10).apply(optimizer, 3, stage=0)
-        groups.append({names[id(parameter)]: (group["lr"], group["weight_decay"], group["momentum"])
-                       for group in optimizer.param_groups for parameter in group["params"]})  # fmt: skip
-    plain, scaled = groups
-    assert plain.keys() == scaled.keys() == set(names.values())
-    for name, (lr, *others) in plain.items():
-        expected = 10 * lr if name in ("head.weight", "head.bias") else lr
-        assert scaled[name] == (pytest.approx(expected), *others), name
-
-
-def test_a_head_with_its_own_learning_rate_makes_the_steps_of_torchs_parameter_groups() -> None:
-    ours, theirs = (timm.create_model("test_resnet", num_classes=3) for _ in range(2))
-    theirs.load_state_dict(ours.state_dict())
-    mine = build_optimizer(Optim(lr=0.05, momentum=0.0, weight_decay=0.0, head_lr_scale=4.0), ours)
-    optim = Optim(lr=0.05, momentum=0.0, head_lr_scale=4.0)
-    rates = Rates(Schedule(kind="cosine_stage"), optim, [RecipeStage(res=32, epochs=1, batch_size=8)], total_steps=9,
-                  epoch_steps=[9])  # fmt: skip
-    head = list(theirs.get_classifier().parameters())
-    body = [p for p in theirs.parameters() if not any(p is h for h in head)]
-    oracle = torch.optim.SGD([{"params": body}, {"params": head, "lr": 0.2}], lr=0.05)
-    rates.apply(mine, 0, stage=0)
-    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    for network, optimizer in ((ours, mine), (theirs, oracle)):
-        network(images).square().mean().backward()
-        optimizer.step()
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
+        assert plain[f"blocks.{number}.attn.qkv.weight"] == pytest.approx(0.5 ** (depth - number))
+    assert plain["head.weight"] == 1.0
+    assert plain["patch_embed.proj.weight"] == min(plain.values())
+    for decay, others in ((None, dict.fromkeys(plain, 1.0)), (0.5, plain)):
+        scaled = lr_by_name(network, layer_decay=decay, head_lr_scale=10.0)
+        assert scaled == pytest.approx(others | {"head.weight": 10.0, "head.bias": 10.0})
 
 
 def test_a_model_without_head_refuses_a_learning_rate_for_it() -> None:
@@ -108,34 +74,26 @@ def test_a_model_without_head_refuses_a_learning_rate_for_it() -> None:
 def test_muon_makes_orthogonal_steps_of_matrices() -> None:
     """The step is the orthogonal factor of the averaged gradient (Jordan, kellerjordan.github.io/posts/muon).
 
-    timm finds it by five Newton-Schulz iterations, and scales it by 0.2 sqrt(max(rows, columns)), as in Liu et al.,
-    arXiv 2502.16982, equation 4.
+    It is found by five Newton-Schulz iterations, and scaled by 0.2 sqrt(max(rows, columns)) (Liu et al., arXiv
+    2502.16982, equation 4).
     """
-    network, lr, momentum = nn.Linear(24, 16, bias=False), 0.1, 0.9
-    optimizer = build_optimizer(Optim(name="muon", lr=lr, momentum=momentum, weight_decay=0.0), network)
-    average = torch.zeros(16, 24)
+    network, average = nn.Linear(24, 16, bias=False), torch.zeros(16, 24)
+    optimizer = build_optimizer(Optim(name="muon", lr=0.1, momentum=0.9, weight_decay=0.0), network)
     for number in range(3):
         before = network.weight.detach().clone()
-        grad = torch.randn(16, 24, generator=torch.Generator().manual_seed(number))
-        network.weight.grad = grad.clone()
+        network.weight.grad = torch.randn(16, 24, generator=torch.Generator().manual_seed(number))
+        average = 0.9 * average + 0.1 * network.weight.grad
         optimizer.step()
-        average = momentum * average + (1 - momentum) * grad
         left, _, right = torch.linalg.svd(average, full_matrices=False)
-        expected = -lr * 0.2 * 24**0.5 * left @ right
+        expected = -0.1 * 0.2 * 24**0.5 * left @ right
         assert (network.weight.detach() - before - expected).norm() < 0.15 * expected.norm()
 
 
-@pytest.mark.parametrize(("table", "betas"), [({}, (0.9, 0.95)), ({"betas": [0.6, 0.8]}, (0.6, 0.8))])
-def test_muon_updates_vectors_by_adamw_with_the_betas_of_the_recipe(
-    table: dict[str, Any], betas: tuple[float, float]
-) -> None:
-    optim = {"name": "muon", "lr": 0.1, "weight_decay": 0.0, **table}
-    recipe = Recipe.parse({"optim": optim, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}, name="x")
-    assert Recipe.from_values(recipe.values(), name="x") == recipe
+def test_muon_updates_vectors_by_adamw_with_the_betas_of_the_recipe() -> None:
     ours, plain = nn.Linear(3, 2), nn.Linear(3, 2)
     plain.load_state_dict(ours.state_dict())
-    optimizer = build_optimizer(recipe.optim, ours)
-    oracle = torch.optim.AdamW([plain.bias], lr=0.1, betas=betas, eps=1e-7, weight_decay=0.0)
+    optimizer = build_optimizer(Optim(name="muon", lr=0.1, weight_decay=0.0, betas=(0.6, 0.8)), ours)
+    oracle = torch.optim.AdamW([plain.bias], lr=0.1, betas=(0.6, 0.8), eps=1e-7, weight_decay=0.0)
     for number in range(3):
         ours.weight.grad = torch.ones(2, 3)
         ours.bias.grad = torch.randn(2, generator=torch.Generator().manual_seed(number))
@@ -158,46 +116,31 @@ def _newton_schulz(gradient: torch.Tensor) -> torch.Tensor:
 def test_muon_iterates_in_float32_where_bf16_is_emulated(monkeypatch: pytest.MonkeyPatch, emulated: bool) -> None:
     monkeypatch.setattr("resolute.train.optim.muon.bf16_is_emulated", lambda device: emulated)
     network = nn.Linear(24, 16, bias=False)
-    optimizer = build_optimizer(Optim(name="muon", lr=0.1, weight_decay=0.0), network)
     before = network.weight.detach().clone()
     gradient = network.weight.grad = torch.randn(16, 24, generator=torch.Generator().manual_seed(0))
-    optimizer.step()
+    build_optimizer(Optim(name="muon", lr=0.1, weight_decay=0.0), network).step()
     expected = -0.1 * 0.2 * 24**0.5 * _newton_schulz(gradient)
     error = ((network.weight.detach() - before - expected).norm() / expected.norm()).item()
     assert error < 1e-5 if emulated else 1e-4 < error < 0.1
 
 
-@pytest.mark.parametrize("rank", [1, 10, 40])
-@pytest.mark.parametrize("shape", [(40, 360), (360, 40), (40, 40)])
+@pytest.mark.parametrize(("shape", "rank"), [((40, 360), 10), ((360, 40), 40), ((40, 40), 1)])
 def test_orthogonalisation_by_the_gram_matrix_equals_the_textbook_iteration(shape: tuple[int, int], rank: int) -> None:
     generator = torch.Generator().manual_seed(rank)
     left, right = (torch.randn(side, rank, generator=generator) for side in shape)
     gradient = left * torch.logspace(0, -4, rank) @ right.T
     expected = _newton_schulz(gradient if shape[0] <= shape[1] else gradient.T)
     expected = expected if shape[0] <= shape[1] else expected.T
-    for batch in (gradient, torch.stack([gradient, 7 * gradient])):
-        got = orthogonalize(batch, _COEFFICIENTS["quintic"])
-        for each in got if got.dim() == 3 else [got]:
-            assert (each - expected).norm() < 1e-3 * expected.norm()
+    batch = torch.stack([gradient, 7 * gradient])
+    for got in (orthogonalize(gradient, _COEFFICIENTS["quintic"]), *orthogonalize(batch, _COEFFICIENTS["quintic"])):
+        assert (got - expected).norm() < 1e-3 * expected.norm()
     assert not orthogonalize(torch.zeros(shape), _COEFFICIENTS["quintic"]).any()
 
 
-@pytest.mark.parametrize(("name", "near"), [("adamww", "adamw"), ("moun", "muon"), ("SGD", "sgd")])
-def test_an_unknown_optimizer_is_one_line_with_the_closest_names(name: str, near: str) -> None:
-    with pytest.raises(ResoluteError, match=rf"optim\.name: got '{name}', .*near: .*{near}") as error:
-        Recipe.parse({"optim": {"name": name}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}, name="x")
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["adafactor", "adahessian", "adan", "fusedsgd"])
+@pytest.mark.parametrize("name", ["adahessian", "fusedsgd"])
 def test_unsupported_or_missing_optimizers_are_refused(name: str) -> None:
     with pytest.raises(ResoluteError, match=rf"optim\.name: got {name} .*choose another"):
         build_optimizer(Optim(name=name), _network())
-
-
-def test_sgd_without_momentum_has_no_nesterov() -> None:
-    optimizer = build_optimizer(Optim(momentum=0.0), _network())
-    assert (optimizer.defaults["momentum"], optimizer.defaults["nesterov"]) == (0.0, False)
 
 
 def _network() -> nn.Module:
@@ -217,40 +160,12 @@ def _weights(network: nn.Module) -> list[torch.Tensor]:
     return [p.detach().clone() for p in network.parameters()]
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_fused_optimizers_make_the_same_steps(name: Any) -> None:
-    ends = []
+def test_the_recipe_chooses_fused_kernels() -> None:
     for fused in (False, True):
-        network = _network()
-        optimizer = build_optimizer(Optim(name=name, lr=0.05, weight_decay=0.01, fused=fused), network)
-        assert bool(optimizer.defaults["fused"]) == fused
-        for number in range(5):
-            _step(network, optimizer, number)
-        ends.append(_weights(network))
-    for plain, same in zip(*ends, strict=True):
-        torch.testing.assert_close(plain, same)
+        assert bool(build_optimizer(Optim(name="adamw", fused=fused), _network()).defaults["fused"]) == fused
 
 
-def test_lamb_scales_adams_step_by_the_norm_of_each_layer() -> None:
-    """You et al., arXiv 1904.00962, algorithm 2, with bias correction; layers without decay make Adam's steps."""
-    network, (beta1, beta2), decay, lr = _network(), (0.9, 0.99), 0.1, 0.02
-    optimizer = build_optimizer(Optim(name="lamb", lr=lr, weight_decay=decay, betas=(beta1, beta2)), network)
-    expected, m, v = _weights(network), [0.0] * 4, [0.0] * 4
-    for number in range(4):
-        _step(network, optimizer, number)
-        for i, parameter in enumerate(network.parameters()):
-            grad, weight = parameter.grad, expected[i]
-            m[i], v[i] = beta1 * m[i] + (1 - beta1) * grad, beta2 * v[i] + (1 - beta2) * grad**2
-            t = number + 1
-            update = (m[i] / (1 - beta1**t)) / ((v[i] / (1 - beta2**t)).sqrt() + 1e-6)
-            if weight.ndim > 1:
-                update = update + decay * weight
-                update = update * weight.norm() / update.norm()
-            expected[i] = weight - lr * update
-            torch.testing.assert_close(parameter.detach(), expected[i], rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
+@pytest.mark.parametrize("name", ["sgd", "lamb"])
 def test_lookahead_equals_its_algorithm(name: Any) -> None:
     """Zhang et al., arXiv 1907.08610, algorithm 1, from the weights after k steps on, as timm has it."""
     optim, k, alpha = Optim(name=name, lr=0.05), 3, 0.3
@@ -270,7 +185,7 @@ def test_lookahead_equals_its_algorithm(name: Any) -> None:
             torch.testing.assert_close(mine, expected)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "lion", "nadamw", "muon"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
 def test_an_optimizer_resumes_bit_identically_from_its_state(name: Any) -> None:
     optim, network = Optim(name=name, lr=0.05, lookahead=4), _network()
     optimizer = build_optimizer(optim, network)
@@ -302,18 +217,12 @@ def test_lookahead_of_an_unfrozen_parameter_starts_when_it_is_unfrozen() -> None
     torch.testing.assert_close(weights[6], (slow + fast) / 2)
 
 
-@pytest.mark.parametrize(
-    ("table", "reason"),
-    [
-        ({"name": "lamb", "momentum": 0.8}, "optim.momentum: without effect, lamb uses optim.betas"),
-        ({"name": "lion", "momentum": 0.8}, "optim.momentum: without effect, lion uses optim.betas"),
-        ({"name": "rmsprop", "betas": [0.9, 0.99]}, "optim.betas: without effect, rmsprop uses optim.momentum"),
-        ({"name": "adamw", "layer_decay": 0.0}, "optim.layer_decay: got 0.0, expected number, above 0, at most 1"),
-        ({"name": "lamb", "fused": True}, "optim.fused: without effect, lamb has no fused"),
-        ({"lookahead_alpha": 0.4}, "optim.lookahead_alpha: without effect, optim.lookahead is 0"),
-        ({"lookahead": -1}, "optim.lookahead: got -1"),
-    ],
-)
+@pytest.mark.parametrize(("table", "reason"), [
+    ({"name": "lion", "momentum": 0.8}, "optim.momentum: without effect, lion uses optim.betas"),
+    ({"name": "rmsprop", "betas": [0.9, 0.99]}, "optim.betas: without effect, rmsprop uses optim.momentum"),
+    ({"name": "lamb", "fused": True}, "optim.fused: without effect, lamb has no fused"),
+    ({"lookahead_alpha": 0.4}, "optim.lookahead_alpha: without effect, optim.lookahead is 0"),
+])  # fmt: skip
 def test_keys_without_effect_are_refused(table: dict[str, Any], reason: str) -> None:
     with pytest.raises(ResoluteError, match=reason):
         Recipe.parse({"optim": table, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}, name="x")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import re
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.train.optim.optimizer import build_optimizer
 from resolute.train.optim.schedule import Rates, epoch_samples, epoch_steps
-from resolute.train.plot_lr import Curve, stage_lines
+from resolute.train.plot_lr import Curve
 from resolute.train.recipe.schema import Optim, Recipe, Schedule
 from resolute.train.recipe.stages import RecipeStage
 
@@ -36,41 +35,45 @@ def _rates(schedule: Schedule, steps: list[int] = STEPS, optim: Optim = OPTIM) -
     return Rates(schedule, optim, STAGES, total_steps=sum(steps), epoch_steps=steps)
 
 
-def _torch_rates(oracle: Oracle, steps: int) -> list[float]:
-    """The learning rates of `steps` steps of an optimizer with the peak, by one of torch's schedulers."""
-    optimizer = build_optimizer(OPTIM, nn.Linear(2, 2))
-    scheduler, rates = oracle(optimizer), []
-    for _ in range(steps):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
+def _torch_rates(*parts: tuple[Oracle, int]) -> list[float]:
+    """The learning rates of so many steps by each of torch's schedulers, with the peak as the base."""
+    rates = []
+    for oracle, steps in parts:
+        optimizer = build_optimizer(OPTIM, nn.Linear(2, 2))
+        scheduler = oracle(optimizer)
+        for _ in range(steps):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
     return rates
 
 
-def _assert_equal(rates: Rates, first: int, expected: list[float]) -> None:
-    got = [rates.at(first + step) for step in range(len(expected))]
-    assert [lr for lr, _ in got] == pytest.approx(expected, rel=1e-6, abs=1e-9)
-    assert {momentum for _, momentum in got} == {OPTIM.momentum}
+def _rise(steps: int) -> tuple[Oracle, int]:
+    return partial(lr_scheduler.LinearLR, start_factor=1 / 20, total_iters=steps), steps
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-@pytest.mark.parametrize("steps", [10, 137])
-def test_one_cycle_equals_torchs(name: Any, steps: int) -> None:
+def _flat(steps: int) -> tuple[Oracle, int]:
+    return partial(lr_scheduler.ConstantLR, factor=1.0), steps
+
+
+def _fall(steps: int, last: float) -> tuple[Oracle, int]:
+    return partial(lr_scheduler.CosineAnnealingLR, T_max=steps, eta_min=last), steps
+
+
+@pytest.mark.parametrize(("name", "steps", "key"), [("sgd", 137, "momentum"), ("adamw", 10, "betas")])
+def test_one_cycle_equals_torchs(name: Any, steps: int, key: str) -> None:
     optim = Optim(name=name, lr=0.7, momentum=0.95, betas=(0.95, 0.99))
     schedule = Schedule(pct_start=0.3, div_factor=25.0, final_div_factor=100.0, base_momentum=0.85)
-    network = nn.Linear(3, 2)
-    theirs = build_optimizer(optim, network)
+    ours, theirs = (build_optimizer(optim, nn.Linear(3, 2)) for _ in range(2))
     oracle = lr_scheduler.OneCycleLR(
         theirs, max_lr=0.7, total_steps=steps, pct_start=0.3, div_factor=25.0, final_div_factor=100.0,
         base_momentum=0.85, max_momentum=0.95,
     )  # fmt: skip
-    ours = build_optimizer(optim, network)
     rates = Rates(schedule, optim, STAGES, total_steps=steps)
     for step in range(steps):
         lr = rates.apply(ours, step, stage=0)
         for mine, expected in zip(ours.param_groups, theirs.param_groups, strict=True):
             assert mine["lr"] == pytest.approx(expected["lr"], rel=1e-9, abs=1e-12) == lr
-            key = "momentum" if name == "sgd" else "betas"
             assert mine[key] == pytest.approx(expected[key], rel=1e-9)
         if step + 1 < steps:
             theirs.step()
@@ -84,138 +87,86 @@ def test_one_cycle_by_stage_is_a_complete_cycle_per_stage() -> None:
         assert [rates.at(first + step) for step in range(steps)] == [whole.at(step) for step in range(steps)]
 
 
-def test_cosine_by_stage_equals_torchs_per_stage() -> None:
-    rates = _rates(Schedule(kind="cosine_stage", final_div_factor=50.0))
-    for first, steps in ((0, 21), (21, 10)):
-        oracle: Oracle = partial(lr_scheduler.CosineAnnealingLR, T_max=steps, eta_min=0.7 / 50)
-        _assert_equal(rates, first, _torch_rates(oracle, steps))
+DIVIDED = {"div_factor": 20.0, "final_div_factor": 50.0}
+LOW, LOWEST = 0.7 / 50, 0.7 / 20 / 50
 
 
-@pytest.mark.parametrize(("period", "mult"), [(2, 1), (1, 2), (4, 3)])
+@pytest.mark.parametrize(("schedule", "expected"), [
+    (Schedule(kind="cosine_stage", final_div_factor=50.0), [_fall(21, LOW), _fall(10, LOW)]),
+    (Schedule(kind="warmup_cosine", pct_start=0.35, **DIVIDED), [_rise(11), _fall(20, LOWEST)]),
+    # a fraction of an epoch is that fraction of its own steps
+    (Schedule(kind="warmup_cosine", warmup_epochs=0.5, **DIVIDED), [_rise(4), _fall(27, LOWEST)]),
+    (Schedule(kind="warmup_cosine", warmup_epochs=3.8, **DIVIDED), [_rise(25), _fall(6, LOWEST)]),
+    (Schedule(kind="flat_cosine", flat_until=0.6, **DIVIDED), [_flat(19), _fall(12, LOW)]),
+    (Schedule(kind="flat_cosine", flat_until=0.6, warmup_epochs=1.0, **DIVIDED),
+     [_rise(7), _flat(12), _fall(12, LOWEST)]),
+    (Schedule(kind="flat_cosine", flat_until=0.1, warmup_epochs=4.0, **DIVIDED), [_rise(26), _fall(5, LOWEST)]),
+    (Schedule(kind="step", milestone_epochs=(1, 4), gamma=0.2),
+     [(partial(lr_scheduler.MultiStepLR, milestones=[7, 26], gamma=0.2), 31)]),
+])  # fmt: skip
+def test_a_schedule_equals_torchs_in_steps(schedule: Schedule, expected: list[tuple[Oracle, int]]) -> None:
+    """Epochs of 7, 7, 7, 5 and 5 steps."""
+    got = [_rates(schedule).at(step) for step in range(31)]
+    assert [lr for lr, _ in got] == pytest.approx(_torch_rates(*expected), rel=1e-6, abs=1e-9)
+    assert {momentum for _, momentum in got} == {OPTIM.momentum}
+
+
+@pytest.mark.parametrize(("period", "mult"), [(2, 1), (1, 2)])
 def test_warm_restarts_equal_torchs(period: int, mult: int) -> None:
     schedule = Schedule(kind="cosine_restarts", period_epochs=period, period_mult=mult, final_div_factor=50.0)
-    oracle = partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=6 * period, T_mult=mult, eta_min=0.7 / 50)
-    _assert_equal(_rates(schedule, [6] * 5), 0, _torch_rates(oracle, 30))
+    oracle = partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=6 * period, T_mult=mult, eta_min=LOW)
+    got = [_rates(schedule, [6] * 5).at(step)[0] for step in range(30)]
+    assert got == pytest.approx(_torch_rates((oracle, 30)), rel=1e-6, abs=1e-9)
 
 
 def test_warm_restarts_fall_on_epochs_of_any_length() -> None:
     rates = _rates(Schedule(kind="cosine_restarts", period_epochs=2))
-    peaks = [step for step in range(31) if rates.at(step)[0] == 0.7]
-    assert peaks == [0, 14, 26]
+    assert [step for step in range(31) if rates.at(step)[0] == 0.7] == [0, 14, 26]
     assert rates.at(14 + 6)[0] == pytest.approx((0.7 + 0.7 / 1000) / 2)  # half of 7 + 5 steps
-
-
-@pytest.mark.parametrize("warmup", [0.1, 0.35])
-def test_linear_warm_up_and_cosine_equal_torchs(warmup: float) -> None:
-    schedule = Schedule(kind="warmup_cosine", pct_start=warmup, div_factor=20.0, final_div_factor=50.0)
-    rise = round(31 * warmup)
-    rising = partial(lr_scheduler.LinearLR, start_factor=1 / 20, total_iters=rise)
-    falling = partial(lr_scheduler.CosineAnnealingLR, T_max=31 - rise, eta_min=0.7 / 20 / 50)
-    _assert_equal(_rates(schedule), 0, [*_torch_rates(rising, rise), *_torch_rates(falling, 31 - rise)])
-
-
-@pytest.mark.parametrize(("epochs", "rise"), [(2.0, 14), (0.5, 4), (3.8, 25)])
-def test_a_warm_up_in_epochs_equals_torchs_in_steps(epochs: float, rise: int) -> None:
-    """Steps of epochs are 7, 7, 7, 5, 5; a fraction of an epoch is that fraction of its own steps."""
-    schedule = Schedule(kind="warmup_cosine", warmup_epochs=epochs, div_factor=20.0, final_div_factor=50.0)
-    rising = partial(lr_scheduler.LinearLR, start_factor=1 / 20, total_iters=rise)
-    falling = partial(lr_scheduler.CosineAnnealingLR, T_max=31 - rise, eta_min=0.7 / 20 / 50)
-    _assert_equal(_rates(schedule), 0, [*_torch_rates(rising, rise), *_torch_rates(falling, 31 - rise)])
 
 
 def test_one_cycle_with_a_warm_up_in_epochs_equals_that_with_their_fraction() -> None:
     by_epochs, by_fraction = _rates(Schedule(warmup_epochs=2.0)), _rates(Schedule(pct_start=14 / 31))
-    expected = [by_fraction.at(step) for step in range(31)]
-    assert [by_epochs.at(step) for step in range(31)] == [pytest.approx(pair) for pair in expected]
-
-
-@pytest.mark.parametrize("progress", ["samples", "epochs"])
-@pytest.mark.parametrize("kind", ["onecycle", "warmup_cosine", "flat_cosine"])
-def test_the_peak_lies_at_the_end_of_the_warm_up_epochs_whatever_the_progress(kind: Any, progress: Any) -> None:
-    stages = (RecipeStage(res=32, epochs=30, batch_size=16, fraction=0.5), RecipeStage(res=48, epochs=20, batch_size=4))
-    samples, steps = epoch_samples(stages, 1600), epoch_steps(stages, 1600)
-    schedule = Schedule(kind=kind, warmup_epochs=32.0, progress=progress)
-    rates = Rates(schedule, OPTIM, stages, total_steps=sum(steps), epoch_steps=steps, epoch_samples=samples)
-    lrs = [rates.at(step)[0] for step in range(sum(steps))]
-    assert lrs.index(max(lrs)) == pytest.approx(sum(steps[:32]), rel=0.01)
-
-
-@pytest.mark.parametrize("warmup", [None, 1.0])
-def test_flat_then_cosine_equals_torchs_schedulers_in_sequence(warmup: float | None) -> None:
-    schedule = Schedule(
-        kind="flat_cosine", warmup_epochs=warmup, flat_until=0.6, div_factor=20.0, final_div_factor=50.0
-    )
-    rise, flat_end = (7 if warmup else 0), round(0.6 * 31)
-    low = (0.7 / 20 if warmup else 0.7) / 50
-    rising = partial(lr_scheduler.LinearLR, start_factor=1 / 20, total_iters=7)
-    falling = partial(lr_scheduler.CosineAnnealingLR, T_max=31 - flat_end, eta_min=low)
-    flat = [0.7] * (flat_end - rise)
-    expected = [*_torch_rates(rising, rise), *flat, *_torch_rates(falling, 31 - flat_end)]
-    _assert_equal(_rates(schedule), 0, expected)
-
-
-def test_a_warm_up_that_is_longer_than_the_flat_part_ends_it() -> None:
-    rates = _rates(Schedule(kind="flat_cosine", warmup_epochs=4.0, flat_until=0.1))
-    lrs = [rates.at(step)[0] for step in range(31)]
-    assert lrs[:27] == sorted(lrs[:27])
-    assert lrs[26] == OPTIM.lr > lrs[27]
-
-
-def test_milestones_in_epochs_equal_torchs_in_steps() -> None:
-    schedule = Schedule(kind="step", milestone_epochs=(1, 4), gamma=0.2)
-    oracle: Oracle = partial(lr_scheduler.MultiStepLR, milestones=[7, 26], gamma=0.2)
-    _assert_equal(_rates(schedule), 0, _torch_rates(oracle, 31))
-
-
-def test_lr_scale_multiplies_the_learning_rate_only() -> None:
-    optimizer, rates = build_optimizer(OPTIM, nn.Linear(2, 2)), _rates(Schedule())
-    full = rates.apply(optimizer, 20, stage=0)
-    momentum = optimizer.param_groups[0]["momentum"]
-    assert rates.apply(optimizer, 20, stage=1) == full / 2
-    assert optimizer.param_groups[1]["lr"] == full / 2
-    assert optimizer.param_groups[0]["momentum"] == momentum
+    for step in range(31):
+        assert by_epochs.at(step) == pytest.approx(by_fraction.at(step))
 
 
 @pytest.mark.parametrize(("rule", "base", "factors"), [
     ("none", None, (1.0, 0.5)), ("linear", None, (1.0, 1.0)), ("sqrt", None, (1.0, 0.5 * 2**0.5)),
-    ("linear", 4, (2.0, 2.0)), ("sqrt", 16, (0.5**0.5, 0.5)),
+    ("linear", 4, (2.0, 2.0)),
 ])  # fmt: skip
-def test_the_learning_rate_is_scaled_by_batch_rule_and_lr_scale(
+def test_the_learning_rate_is_scaled_by_batch_rule_and_lr_scale_and_momentum_is_not(
     rule: Any, base: int | None, factors: tuple[float, float]
 ) -> None:
     rates, plain = _rates(Schedule(batch_rule=rule, base_batch=base)), _rates(Schedule())
     assert tuple(rates.factor(stage) for stage in (0, 1)) == pytest.approx(factors)
     optimizer = build_optimizer(OPTIM, nn.Linear(2, 2))
-    assert rates.apply(optimizer, 3, stage=1) == pytest.approx(plain.at(3)[0] * factors[1])
+    lr, momentum = plain.at(3)
+    assert rates.apply(optimizer, 3, stage=1) == pytest.approx(lr * factors[1])
+    for group in optimizer.param_groups:
+        assert (group["lr"], group["momentum"]) == pytest.approx((lr * factors[1], momentum))
 
 
-@pytest.mark.parametrize("kind", ["onecycle", "warmup_cosine"])
-@pytest.mark.parametrize("progress", ["samples", "epochs"])
+@pytest.mark.parametrize(("kind", "progress"), [("onecycle", "samples"), ("warmup_cosine", "epochs")])
 def test_progress_by_samples_or_epochs_moves_the_peak_and_keeps_the_ends(kind: Any, progress: Any) -> None:
+    """30 epochs of 5 steps with 80 samples and 20 of 40 steps with 160."""
     stages = (RecipeStage(res=32, epochs=30, batch_size=16, fraction=0.5), RecipeStage(res=48, epochs=20, batch_size=4))
     samples, steps = epoch_samples(stages, 160), epoch_steps(stages, 160)
-    assert (samples, steps) == ([80] * 30 + [160] * 20, [5] * 30 + [40] * 20)
-    rates, plain = (
-        Rates(Schedule(kind=kind, pct_start=0.25, progress=by), OPTIM, stages, total_steps=sum(steps),
-              epoch_steps=steps, epoch_samples=samples) for by in (progress, "steps")
-    )  # fmt: skip
-    lrs = [rates.at(step)[0] for step in range(sum(steps))]
-    rising = lrs.index(max(lrs))
-    assert lrs[: rising + 1] == sorted(lrs[: rising + 1])
-    assert lrs[rising:] == sorted(lrs[rising:], reverse=True)
-    done = {"samples": 80 * rising / 5 / (30 * 80 + 20 * 160), "epochs": rising / 5 / 50}[progress]
+    words: dict[str, Any] = {"total_steps": sum(steps), "epoch_steps": steps, "epoch_samples": samples}
+
+    def rates(**how: Any) -> list[float]:
+        made = Rates(Schedule(kind=kind, **how), OPTIM, stages, **words)
+        return [made.at(step)[0] for step in range(sum(steps))]
+
+    plain, lrs = rates(pct_start=0.25), rates(pct_start=0.25, progress=progress)
+    peak = lrs.index(max(lrs))
+    assert lrs == [*sorted(lrs[:peak]), *sorted(lrs[peak:], reverse=True)]
+    done = {"samples": 80 * peak / 5 / (30 * 80 + 20 * 160), "epochs": peak / 5 / 50}[progress]
     assert done == pytest.approx(0.25, abs=0.01)
     assert max(lrs) == pytest.approx(OPTIM.lr, rel=0.01)
-    assert (lrs[0], lrs[-1]) == pytest.approx((plain.at(0)[0], plain.at(sum(steps) - 1)[0]))
-
-
-@pytest.mark.parametrize("progress", ["samples", "epochs"])
-def test_with_equal_epochs_every_progress_equals_that_of_steps(progress: Any) -> None:
-    plain, other = (
-        Rates(Schedule(progress=by), OPTIM, STAGES, total_steps=35, epoch_steps=[7] * 5, epoch_samples=[56] * 5)
-        for by in ("steps", progress)
-    )
-    assert [other.at(step)[0] for step in range(35)] == pytest.approx([plain.at(step)[0] for step in range(35)])
+    assert (lrs[0], lrs[-1]) == pytest.approx((plain[0], plain[-1]))
+    late = rates(warmup_epochs=32.0, progress=progress)
+    assert late.index(max(late)) == pytest.approx(sum(steps[:32]), abs=2), "whatever the progress"
 
 
 def test_a_schedule_does_not_add_momentum_to_plain_sgd() -> None:
@@ -244,20 +195,14 @@ def _recipe(**schedule: Any) -> Recipe:
     return Recipe.parse({"schedule": schedule, "stages": stages}, name="x")
 
 
-@pytest.mark.parametrize(("kind", "key"), [
-    *itertools.product(["cosine_stage", "cosine_restarts", "step"], ["pct_start", "div_factor", "progress"]),
-    *itertools.product(["warmup_cosine", "cosine_stage", "step"], ["base_momentum"]), ("step", "final_div_factor"),
-    *itertools.product(["onecycle_stage", "cosine_stage", "step"], ["warmup_epochs", "flat_until"]),
-    *itertools.product(["flat_cosine"], ["pct_start", "div_factor", "base_momentum"]), ("onecycle", "flat_until"),
-    *itertools.product(["onecycle", "cosine_stage"], ["period_epochs", "period_mult", "milestone_epochs", "gamma"]),
+@pytest.mark.parametrize(("kind", "key", "value"), [
+    ("cosine_stage", "pct_start", 0.3), ("cosine_restarts", "progress", "steps"), ("onecycle", "flat_until", 0.5),
+    ("warmup_cosine", "base_momentum", 0.8), ("onecycle_stage", "warmup_epochs", 1), ("cosine_stage", "gamma", 0.1),
+    ("onecycle", "milestone_epochs", [1]),
 ])  # fmt: skip
-def test_keys_of_other_schedules_are_refused(kind: str, key: str) -> None:
-    table: dict[str, Any] = {"kind": kind, key: getattr(Schedule(), key)}
-    table = {"milestone_epochs": [1], **table} if kind == "step" else table
-    if key in ("milestone_epochs", "warmup_epochs"):
-        table[key] = [1] if key == "milestone_epochs" else 1
+def test_keys_of_other_schedules_are_refused(kind: str, key: str, value: Any) -> None:
     with pytest.raises(ResoluteError, match=rf"schedule\.{key}: without effect, schedule\.kind .*{kind}.*remove it"):
-        _recipe(**table)
+        _recipe(kind=kind, **{key: value})
 
 
 @pytest.mark.parametrize(("table", "message"), [
@@ -265,23 +210,18 @@ def test_keys_of_other_schedules_are_refused(kind: str, key: str) -> None:
     ({"kind": "step", "milestone_epochs": [3, 2]}, "rising epochs"),
     ({"kind": "step", "milestone_epochs": [5]}, "below the run's 5 epochs"),
     ({"base_batch": 32}, "schedule.base_batch: without effect, schedule.batch_rule is none"),
-    ({"kind": "linear"}, "schedule.kind"),
     ({"warmup_epochs": 1, "pct_start": 0.3}, "schedule.pct_start: without effect, schedule.warmup_epochs sets the"),
     ({"warmup_epochs": 5}, "schedule.warmup_epochs: got 5.0, expected below the run's 5 epochs"),
-    ({"warmup_epochs": 0}, "schedule.warmup_epochs: got 0, expected number, above 0"),
 ])  # fmt: skip
 def test_invalid_schedules_are_refused(table: dict[str, Any], message: str) -> None:
-    with pytest.raises(ResoluteError) as error:
+    with pytest.raises(ResoluteError, match=message):
         _recipe(**table)
-    assert message in str(error.value)
 
 
 def test_a_batch_rule_without_effect_is_refused() -> None:
     table = {"schedule": {"batch_rule": "linear"}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}] * 2}
     with pytest.raises(ResoluteError, match="batch_rule: without effect, every batch_size is the base"):
         Recipe.parse(table, name="x")
-    table["schedule"] = {"batch_rule": "linear", "base_batch": 256}
-    assert Recipe.parse(table, name="x").schedule.base_batch == 256
 
 
 def test_steps_per_epoch_equal_those_of_the_plan(shard_set: ShardSet) -> None:
@@ -292,35 +232,31 @@ def test_steps_per_epoch_equal_those_of_the_plan(shard_set: ShardSet) -> None:
     assert epoch_steps(stages, len(shard_set.splits["train"])) == expected
 
 
-def test_printed_learning_rates_equal_the_optimizers(shard_root: Path, tmp_path: Path,
-                                                            capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
-    path = tmp_path / "x.toml"
-    path.write_text(
-        '[optim]\nlr = 0.8\n[schedule]\nkind = "cosine_stage"\nbatch_rule = "linear"\n[freeze]\nmode = "unfreeze"\n'
-        '[[stages]]\nres = 32\nepochs = 1\nbatch_size = 8\nunfreeze_to = "layer4"\n'
-        "[[stages]]\nres = 48\nepochs = 2\nbatch_size = 16\n"
-    )
-    assert main(["lr", "--recipe", str(path), "--shards", str(shard_root), "--out", str(tmp_path / "a.html")]) == 0
+def test_the_command_prints_and_draws_the_optimizers_learning_rates(
+    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, page = tmp_path / "x.toml", tmp_path / "a.html"
+    path.write_text("""
+schedule = { kind = "cosine_stage", batch_rule = "linear" }
+optim = { lr = 0.8 }
+freeze = { mode = "unfreeze" }
+stages = [{ res = 32, epochs = 1, batch_size = 8, unfreeze_to = "layer4" }, { res = 48, epochs = 2, batch_size = 16 }]
+""")
+    line = ["lr", "--recipe", str(path), "--out", str(page)]
+    assert main([*line, "--shards", str(shard_root)]) == 0
     printed = capsys.readouterr().out
-    assert main(["lr", "--recipe", str(path), "--samples", "75", "--out", str(tmp_path / "b.html")]) == 0
-    assert capsys.readouterr().out.replace("b.html", "a.html") == printed
+    assert main([*line, "--samples", "75"]) == 0
+    assert capsys.readouterr().out == printed
     curve = Curve(Recipe.load(path), 75)
-    page = (tmp_path / "a.html").read_text()
-    lr, momentum, _resolution = (json.loads(data) for data in re.findall('json">({.*?})</script>', page))
-    for drawn, part in ((lr, 0), (momentum, 1)):
-        (series,) = drawn["series"]
-        assert series["x"] == list(range(20))
-        assert series["y"] == pytest.approx([curve.at(step // 10, step)[part] for step in range(20)], rel=1e-4)
+    charts = [json.loads(data)["series"][0] for data in re.findall('json">({.*?})</script>', page.read_text())]
+    for drawn, part in zip(charts, (0, 1), strict=False):  # the third is the resolution
+        assert drawn["x"] == list(range(20))
+        assert drawn["y"] == pytest.approx([curve.at(step // 10, step)[part] for step in range(20)], rel=1e-4)
     lasts = [curve.at(0, 9)[0], curve.at(1, 19)[0]]
-    assert stage_lines(curve) == [
-        f"stage 0: 32 px, batch 8, steps 0..9, LR 0.8 first, 0.8 peak, {lasts[0]:.4g} last; unfreeze_to layer4",
-        f"stage 1: 48 px, batch 16, steps 10..19, LR 1.6 first, 1.6 peak, {lasts[1]:.4g} last",
-    ]
-    assert "\n".join(stage_lines(curve)) in printed
-
-
-def test_a_schedule_with_batch_size_auto_cannot_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "x.toml"
+    assert (
+        f"stage 0: 32 px, batch 8, steps 0..9, LR 0.8 first, 0.8 peak, {lasts[0]:.4g} last; unfreeze_to layer4\n"
+        f"stage 1: 48 px, batch 16, steps 10..19, LR 1.6 first, 1.6 peak, {lasts[1]:.4g} last\n"
+    ) in printed
     path.write_text('[[stages]]\nres = 32\nepochs = 1\nbatch_size = "auto"\n')
-    assert main(["lr", "--recipe", str(path), "--samples", "75", "--out", str(tmp_path / "a.html")]) == 2
+    assert main([*line, "--samples", "75"]) == 2
     assert "stages.batch_size: got auto, expected a number" in capsys.readouterr().err

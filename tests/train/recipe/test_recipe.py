@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,129 +17,47 @@ from resolute.pipeline.storage.local import Folder
 from resolute.train.recipe.keys import keys
 from resolute.train.recipe.schema import AUTO, Augment, Distill, Eval, Model, Optim, Recipe, RecipeStage, Schedule
 
-ONE_STAGE = {"stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}
+STAGE = {"res": 32, "epochs": 1, "batch_size": 8}
+ONE_STAGE = {"stages": [STAGE]}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"optim": {"momentun": 0.9}}, "optim.momentun: no such setting; did you mean momentum?"),
-        ({"stagez": []}, "stagez: no such setting; did you mean stages?"),
-        ({"stages": []}, "stages: got none, expected at least one"),
-        ({"stages": [{"res": 32, "epochs": 1}]}, "stages.batch_size: missing"),
-        ({"stages": [{"res": "32", "epochs": 1, "batch_size": 8}]}, "stages.res: got '32', expected integer or list of "
-         "numbers, 1 to 16384; correct it"),
-        ({"stages": [{"res": 32, "epochs": 1, "batch_size": 8, "fraction": 1.5}]}, "stages.fraction: got 1.5"),
-        ({"optim": {"name": "adamm"}}, "optim.name: got 'adamm', expected an optimizer of timm.optim (near: adam"),
-        ({"optim": {"lr": True}}, "optim.lr: got True, expected number, above 0"),
-        ({"optim": {"lr": math.inf}}, "optim.lr: got inf, expected number, above 0"),
-        ({"optim": {"lr": math.nan}}, "optim.lr: got nan, expected number, above 0"),
-        ({"augment": {"scale": [0.5, math.inf]}}, "augment.scale: got inf, expected 2 numbers, above 0, at most 1"),
-        ({"optim": {"lr": 10**400}}, "0000…, expected number, above 0"),
-        ({"seed": 10**30}, f"seed: got {10**30}, expected integer, 0 to 9223372036854775807"),
-        ({"seed": -1}, "seed: got -1, expected integer, 0 to 9223372036854775807"),
-        ({"data": {"std": [0.0, 0.0, 0.0]}}, "data.std: got 0.0, expected 3 numbers, above 0"),
-        ({"stages": [{"res": 32, "epochs": 1, "batch_size": 10**9}]}, "stages.batch_size: got 1000000000, expected "
-         'integer or list of numbers, 1 to 1048576 or "auto", "constant_pixels"; correct it'),
-        ({"stages": [{"res": 32, "epochs": 1, "batch_size": 0}]}, 'stages.batch_size: got 0, expected 1 to 1048576'),
-        ({"stages": [{"res": 32, "epochs": 10**15, "batch_size": 8}]}, "stages.epochs: got 1000000000000000, expected "
-         "integer, 1 to 100000"),
-        ({"stages": [{"res": 32, "epochs": 60_000, "batch_size": 8}] * 2}, "stages.epochs: got 120000, expected at "
-         "most 100000 over all stages"),
-        ({"stages": [{"res": 10**6, "epochs": 1, "batch_size": 8}]}, "stages.res: got 1000000"),
-        ({"eval": {"batch_size": 10**9}}, "eval.batch_size: got 1000000000"),
-        ({"optim": {"grad_accum_steps": 100}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]},
-         "optim.grad_accum_steps: got 100, expected at most the smallest batch_size, 8"),
-        ({"augment": {"scale": [0.9, 0.1]}}, "augment.scale"),
-        ({"ema": {"decay": 1.0}}, "ema.decay: got 1.0"),
-        ({"optim": {"name": "adamw", "momentum": 0.9}}, "optim.momentum: without effect, adamw uses optim.betas"),
-        ({"augment": {"cutmix_alpha": 1.0, "mixup_switch_prob": 0.3}}, "augment.mixup_switch_prob: without effect"),
-        ({"ema": {"warmup": False}}, "ema.warmup: without effect, ema.decay is 0"),
-        ({"eval": 3}, "eval: got 3, expected table"),
-    ],
-)
+def of_stages(*changes: dict[str, Any], **tables: Any) -> Recipe:
+    return Recipe.parse({"stages": [{**STAGE, **change} for change in changes], **tables}, name="x")
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"optim": {"momentun": 0.9}}, "optim.momentun: no such setting; did you mean momentum?"),
+    ({"stages": []}, "stages: got none, expected at least one"),
+    ({"stages": [{"res": 32, "epochs": 1}]}, "stages.batch_size: missing"),
+    ({"stages": [{**STAGE, "res": "32"}]}, "stages.res: got '32', expected integer or list of numbers, 1 to 16384"),
+    ({"stages": [{**STAGE, "fraction": 1.5}]}, "stages.fraction: got 1.5"),
+    ({"optim": {"name": "adamm"}}, "optim.name: got 'adamm', expected an optimizer of timm.optim (near: adam"),
+    ({"optim": {"lr": True}}, "optim.lr: got True, expected number, above 0"),
+    ({"optim": {"lr": math.nan}}, "optim.lr: got nan, expected number, above 0"),
+    ({"augment": {"scale": [0.5, math.inf]}}, "augment.scale: got inf, expected 2 numbers, above 0, at most 1"),
+    ({"augment": {"scale": [0.9, 0.1]}}, "augment.scale"),
+    ({"optim": {"lr": 10**400}}, "0000…, expected number, above 0"),
+    ({"seed": datetime.date(2026, 1, 1)}, "got datetime.date(2026, 1, 1), expected a number, text"),
+    ({"model": {"weights": [[]]}}, "model.weights: got [[]], expected "),
+    ({"stages": [{**STAGE, "batch_size": 10**9}]}, "stages.batch_size: got 1000000000, expected integer or list of "
+     'numbers, 1 to 1048576 or "auto", "constant_pixels"; correct it'),
+    ({"stages": [{**STAGE, "epochs": 60_000}] * 2}, "stages.epochs: got 120000, expected at most 100000 over all"),
+    ({"optim": {"grad_accum_steps": 100}}, "optim.grad_accum_steps: got 100, expected at most the smallest batch_size"),
+    ({"optim": {"name": "adamw", "momentum": 0.9}}, "optim.momentum: without effect, adamw uses optim.betas"),
+    ({"augment": {"cutmix_alpha": 1.0, "mixup_switch_prob": 0.3}}, "augment.mixup_switch_prob: without effect"),
+    ({"ema": {"warmup": False}}, "ema.warmup: without effect, ema.decay is 0"),
+    ({"eval": 3}, "eval: got 3, expected table"),
+    ({"data": {"fold": 0}}, "data: got only one of fold and folds, expected both"),
+    ({"data": {"fold": 3, "folds": 3}}, "data.fold: got 3, expected 0 to 2"),
+    ({"stages": [{**STAGE, "order": "auto"}]}, "order: got 'auto', expected \"full\", \"block\"; correct it"),
+    ({"stages": [{**STAGE, "order": "full"}], "data": {"order": "block"}}, "without effect, every stage has"),
+])  # fmt: skip
 def test_mistakes_are_reported_with_the_expected_value(change: dict[str, object], message: str) -> None:
     with pytest.raises(ResoluteError) as caught:
         Recipe.parse({**ONE_STAGE, **change}, name="x", where="x.toml")
     assert str(caught.value).startswith("x.toml: ")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_missing_and_damaged_files_are_reported_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ResoluteError, match=r"none\.toml: no readable recipe.*included recipes: cifar10, demo"):
-        Recipe.load(tmp_path / "none.toml")
-    (tmp_path / "bad.toml").write_text("[[stages]\nres = 3")
-    with pytest.raises(ResoluteError, match=r"bad\.toml: not TOML"):
-        Recipe.load(tmp_path / "bad.toml")
-
-
-def test_a_stage_overrides_single_augmentations() -> None:
-    table = {
-        "augment": {"mixup_alpha": 0.2, "flip_prob": 0.25},
-        "stages": [{"res": 32, "epochs": 1, "batch_size": 8, "augment": {"mixup_alpha": 0.0}}, *ONE_STAGE["stages"]],
-    }
-    first, second = Recipe.parse(table, name="x").stages
-    assert (first.augment.mixup_alpha, first.augment.flip_prob) == (0.0, 0.25)
-    assert (second.augment.mixup_alpha, second.augment.flip_prob) == (0.2, 0.25)
-
-
-@pytest.mark.parametrize(
-    ("order", "remote", "saved", "planned"),
-    [("auto", False, None, "full"), ("auto", True, None, "block"), ("auto", False, "block", "block"),
-     ("auto", True, "full", "full"), ("block", False, None, "block"), ("full", True, None, "full")],
-)  # fmt: skip
-def test_order_auto_means_block_for_remote_sets_unless_a_checkpoint_has_an_order(
-    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, order: str, remote: bool, saved: Order | None, planned: str
-) -> None:
-    monkeypatch.setattr(Folder, "remote", remote)
-    recipe = Recipe.parse({"stages": [{"res": 32, "epochs": 1, "batch_size": 8}], "data": {"order": order}}, name="a")
-    plan = recipe.plan(shard_set, auto_order=saved)
-    assert (plan.order, {phase.order for phase in plan.phases}) == (planned, {planned})
-
-
-def test_orders_are_validated_and_one_without_effect_is_refused() -> None:
-    stage = {"res": 160, "epochs": 1, "batch_size": 8}
-    recipe = Recipe.parse({"stages": [{**stage, "order": "block"}, stage], "data": {"order": "auto"}}, name="a")
-    assert (recipe.data.order, [s.order for s in recipe.stages]) == ("auto", ["block", None])
-    assert Recipe.parse({"stages": [stage]}, name="a").data.order == "full"
-    for table, message in (
-        ({"stages": [{**stage, "order": "auto"}]}, "order: got 'auto', expected \"full\", \"block\"; correct it"),
-        ({"stages": [stage], "data": {"order": "random"}}, 'expected "full", "block", "auto"; correct it'),
-        ({"stages": [{**stage, "order": "full"}], "data": {"order": "block"}}, "without effect, every stage has"),
-    ):
-        with pytest.raises(ResoluteError, match=message):
-            Recipe.parse(table, name="a")
-
-
-def test_the_hash_depends_on_every_value_but_not_on_the_name() -> None:
-    recipe = Recipe.parse(ONE_STAGE, name="x")
-    assert recipe.hash == dataclasses.replace(recipe, name="y").hash
-    assert recipe.hash != dataclasses.replace(recipe, seed=1).hash
-
-
-def test_the_resolutions_to_open_are_those_of_the_stages() -> None:
-    stage = {"res": 160, "epochs": 1, "batch_size": 8}
-    small = {**stage, "res": 128}
-    assert Recipe.parse({"stages": [stage, small, stage]}, name="a").resolutions == (128, 160)
-    assert Recipe.parse({"stages": [{**stage, "eval_res": 160}]}, name="a").resolutions == (160,)
-    assert Recipe.parse({"stages": [{**stage, "eval_res": 208}]}, name="a").resolutions == (160, 208)
-
-
-def test_optional_values_are_checked_if_present() -> None:
-    stage = {"res": 160, "epochs": 1, "batch_size": 8}
-    assert Recipe.parse({"stages": [stage], "eval": {"crop_pct": 1}}, name="a").eval.crop_pct == 1.0
-    for table, message in (
-        ({"stages": [stage], "eval": {"crop_pct": 1.5}}, "eval.crop_pct: got 1.5, expected number, above 0, at most 1"),
-        ({"stages": [{**stage, "eval_res": "208"}]}, "eval_res: got '208', expected integer, 1 to"),
-        ({"stages": [stage], "data": {"fold": 1.5}}, "data.fold: got 1.5, expected integer, at least 0"),
-        ({"stages": [stage], "data": {"fold": 0}}, "data: got only one of fold and folds, expected both"),
-        ({"stages": [stage], "data": {"folds": 3}}, "data: got only one of fold and folds, expected both"),
-        ({"stages": [stage], "data": {"fold": 0, "folds": 1}}, "data.folds: got 1, expected integer, at least 2"),
-        ({"stages": [stage], "data": {"fold": 3, "folds": 3}}, "data.fold: got 3, expected 0 to 2"),
-    ):
-        with pytest.raises(ResoluteError, match=message):
-            Recipe.parse(table, name="a")
 
 
 @pytest.mark.parametrize(
@@ -153,23 +72,86 @@ def test_an_old_name_of_a_key_is_refused_with_its_current_name(old: str, new: st
     assert new in {f"{key.section}.{key.name}" for key in keys()}
 
 
-def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
-    text = "seed = 7\n[[stages]]\nres = 32\nepochs = 1\nbatch_size = 8\n"
+def test_a_file_is_read_with_or_without_byte_order_mark_or_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ResoluteError, match=r"none\.toml: no readable recipe.*included recipes: cifar10, demo"):
+        Recipe.load(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("[[stages]\nres = 3")
+    with pytest.raises(ResoluteError, match=r"bad\.toml: not TOML"):
+        Recipe.load(tmp_path / "bad.toml")
     for encoding in ("utf-8", "utf-8-sig"):
-        (tmp_path / f"{encoding}.toml").write_text(text, encoding=encoding)
-    first, second = (Recipe.load(tmp_path / f"{encoding}.toml") for encoding in ("utf-8", "utf-8-sig"))
-    assert first.hash == second.hash
+        (tmp_path / f"{encoding}.toml").write_text("[[stages]]\nres = 32\nepochs = 1\nbatch_size = 8\n", encoding)
+        assert Recipe.load(tmp_path / f"{encoding}.toml").hash == Recipe.parse(ONE_STAGE, name="x").hash
 
 
-@pytest.mark.parametrize("value", [datetime.date(2026, 1, 1), [[]]])
-def test_a_value_of_no_known_type_is_refused_in_one_line(value: object) -> None:
-    for table in ({"model": {"weights": value}}, {"seed": value}):
-        with pytest.raises(ResoluteError, match=r"^x: .*got (datetime\.date\(|\[\[\]\]).*, expected [^\n]*$"):
-            Recipe.parse({**ONE_STAGE, **table}, name="x", where="x")
+def test_a_stage_overrides_single_augmentations() -> None:
+    recipe = of_stages({"augment": {"mixup_alpha": 0.0}}, {}, augment={"mixup_alpha": 0.2, "flip_prob": 0.25})
+    assert [(s.augment.mixup_alpha, s.augment.flip_prob) for s in recipe.stages] == [(0.0, 0.25), (0.2, 0.25)]
+
+
+@pytest.mark.parametrize(
+    ("order", "remote", "saved", "planned"),
+    [("auto", False, None, "full"), ("auto", True, None, "block"), ("auto", True, "full", "full"),
+     ("full", True, None, "full")],
+)  # fmt: skip
+def test_order_auto_means_block_for_remote_sets_unless_a_checkpoint_has_an_order(
+    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, order: str, remote: bool, saved: Order | None, planned: str
+) -> None:
+    monkeypatch.setattr(Folder, "remote", remote)
+    plan = of_stages({}, data={"order": order}).plan(shard_set, auto_order=saved)
+    assert (plan.order, {phase.order for phase in plan.phases}) == (planned, {planned})
+
+
+def test_the_hash_depends_on_every_value_but_not_on_the_name() -> None:
+    recipe = Recipe.parse(ONE_STAGE, name="x")
+    assert recipe.hash == dataclasses.replace(recipe, name="y").hash
+    assert recipe.hash != dataclasses.replace(recipe, seed=1).hash
+
+
+def test_the_resolutions_to_open_are_those_of_the_stages() -> None:
+    assert of_stages({"res": 160}, {"res": 128}, {"res": 160}).resolutions == (128, 160)
+    assert of_stages({"res": 160, "eval_res": 160}).resolutions == (160,)
+    assert of_stages({"res": 160, "eval_res": 208}).resolutions == (160, 208)
 
 
 def test_batch_size_auto_is_the_same_in_a_file_in_code_and_in_a_checkpoint() -> None:
-    recipe = Recipe.parse({"stages": [{"res": 32, "epochs": 1, "batch_size": "auto"}]}, name="x")
+    recipe = of_stages({"batch_size": "auto"})
     stages = [RecipeStage(res=32, epochs=1, batch_size=size, augment=Augment()) for size in ("auto", AUTO)]
     assert recipe.stages == (stages[0],) == (stages[1],)
     assert Recipe.from_values(recipe.values(), name="x") == recipe
+
+
+# ---- scale_epochs: all epochs times a factor, rounded halves up, at least 1 ------------------------------------------
+
+
+def of_epochs(*epochs: int, **top: Any) -> Recipe:
+    return of_stages(*({"epochs": count} for count in epochs), **top)
+
+
+@pytest.mark.parametrize(("scale", "expected"), [(0.5, [1, 1, 2, 5, 25, 9]), (0.35, [1, 1, 1, 4, 18, 6]),
+                                                 (1.5, [2, 3, 5, 15, 75, 27])])  # fmt: skip
+def test_every_stage_is_scaled_and_rounded_halves_up_to_at_least_one_epoch(scale: float, expected: list[int]) -> None:
+    assert [stage.epochs for stage in of_epochs(1, 2, 3, 10, 50, 18, scale_epochs=scale).stages] == expected
+
+
+def test_a_scaled_recipe_equals_one_written_with_those_epochs() -> None:
+    schedule = {"kind": "step", "milestone_epochs": [3, 8], "gamma": 0.2}
+    scaled = of_epochs(6, 4, scale_epochs=0.5, schedule=schedule)
+    assert Recipe.from_values(scaled.values(), name="x") == scaled, "read from a checkpoint, it is not scaled again"
+    written = of_epochs(3, 2, schedule={**schedule, "milestone_epochs": [2, 4]})
+    assert dataclasses.replace(scaled, scale_epochs=1.0) == written
+    assert of_epochs(6, 4, scale_epochs=0.5, schedule={"warmup_epochs": 1.5}).schedule.warmup_epochs == 0.75
+    averaged = [of_epochs(6, 4, scale_epochs=0.5, ema={"last_epochs": last}).ema.last_epochs for last in (1, 3, 10)]
+    assert averaged == [1, 2, 5]
+    assert of_epochs(5, 5, 5, scale_epochs=0.26, ema={"last_epochs": 15}).ema.last_epochs == 3  # of 3 x 1 epochs, not 4
+    restarts = of_epochs(6, 4, scale_epochs=0.5, schedule={"kind": "cosine_restarts", "period_epochs": 5})
+    assert restarts.schedule.period_epochs == 3
+
+
+@pytest.mark.parametrize(("table", "message"), [
+    ({"scale_epochs": 1.01}, "scale_epochs: without effect, 1.01 changes no stage's epochs when rounded; remove it"),
+    ({"scale_epochs": 0}, "scale_epochs: got 0, expected number, above 0"),
+    ({"scale_epochs": 0.3, "schedule": {"kind": "step", "milestone_epochs": [3, 4]}}, "expected rising epochs"),
+])  # fmt: skip
+def test_a_factor_that_has_no_effect_or_does_not_fit_is_refused(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(ResoluteError, match=message):
+        of_epochs(6, 4, **table)

@@ -1,5 +1,5 @@
-"""Every recipe of `train/recipes`: planned on a set of its size, trained for a few steps with a small model, and held
-against its heading, the page about recipes and, where it says so, the published schedule.
+"""Every recipe of `train/recipes`: its model takes its settings, a small model trains with them, and the heading, the
+page about recipes and, where it says so, the published schedule agree with it.
 """
 
 from __future__ import annotations
@@ -7,19 +7,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import tomllib
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from timm.scheduler import CosineLRScheduler
-from torch.optim import lr_scheduler
 
-from resolute.pipeline.dataset.shard_set import ShardSet, Split
 from resolute.train.logs.metrics import read_log
 from resolute.train.model.build import build_model
 from resolute.train.model.freeze import trainable_sets
@@ -30,56 +24,17 @@ from resolute.train.plot_lr import Curve
 from resolute.train.recipe.schema import Recipe
 from resolute.train.trainer import Options, run
 from tests import ROOT
-from tests.train.test_targets import of_kind
 
 FOLDER = ROOT / "train" / "recipes"
 PATHS = sorted(FOLDER.glob("*.toml"))
 RECIPES = {path.stem: Recipe.load(path) for path in PATHS}
 # the comments at the top, below the line that names the schema
 HEADINGS = {path.stem: path.read_text().partition("\n[")[0].partition("\n")[2] for path in PATHS}
-IMAGENET, CIFAR = (1_281_167, 50_000), (50_000, 10_000)
-# training and validation photos of other sets
-SIZES = {"demo": (2_700, 300), "dogs_efficientnet_b4": (6_000, 3_000), "cifar10": CIFAR,
-         "imagenette_cpu": (2_911, 720),
-         "imagenette_cpu_whole": (9_469, 3_925), "imagenette_cpu_quick": (9_469, 3_925)}  # fmt: skip
+SAMPLES = {"imagenet": 1_281_167, "dogs": 6_000, "cifar10": 50_000}
 STAND_INS = {"resnet": "test_resnet", "deit": "test_vit", "convnext": "test_convnext",
              "efficientnet": "test_efficientnet"}  # fmt: skip
 
 each_recipe = pytest.mark.parametrize("name", RECIPES)
-
-
-def _samples(name: str) -> tuple[int, int]:
-    return SIZES.get(name, IMAGENET if name.startswith("imagenet_") else (3_000, 300))
-
-
-def _made_up(shards: ShardSet, recipe: Recipe, samples: tuple[int, int]) -> ShardSet:
-    """A set of that many training and validation samples, with the records of the few in `shards` over and over."""
-
-    def split(real: Split, count: int) -> Split:
-        rows = np.resize(np.arange(len(real)), count)
-        stored = max(real.stored)
-        return dataclasses.replace(
-            real, samples=real.samples[rows],
-            stored=dict.fromkeys(recipe.resolutions, real.stored[stored][rows]),
-        )  # fmt: skip
-
-    splits = {name: split(shards.splits[name], count)
-              for name, count in zip(("train", "val"), samples, strict=True)}  # fmt: skip
-    return dataclasses.replace(shards, splits=splits, resolutions=recipe.resolutions)
-
-
-@each_recipe
-def test_every_recipe_can_be_planned_on_a_set_of_its_size(name: str, shard_set: ShardSet) -> None:
-    recipe, samples = RECIPES[name], _samples(name)
-    plan = recipe.plan(_made_up(shard_set, recipe, samples))
-    assert plan.total_steps == sum(epoch_steps(recipe.stages, samples[0]))
-    for number, stage in enumerate(recipe.stages):
-        spec = plan.batch(plan.largest_batch(number))
-        assert (spec.stage, spec.res, len(spec)) == (number, stage.max_res, stage.batch_size_at(stage.max_res))
-        assert len(np.unique(spec.ids)) == len(spec)
-        assert 0 <= spec.ids.min() <= spec.ids.max() < samples[0]
-    last = plan.batch(plan.total_batches - 1)
-    assert (last.split, last.res, last.last) == ("val", recipe.stages[-1].validation_res, True)
 
 
 @each_recipe
@@ -103,47 +58,7 @@ def test_every_recipe_is_rebuilt_from_its_values(name: str) -> None:
     assert Recipe.from_values(RECIPES[name].values(), name=name) == RECIPES[name]
 
 
-def test_the_imagenet_recipe_has_the_three_stages_of_the_design() -> None:
-    got = [(s.res, s.batch_size, s.epochs, s.fraction, s.lr_scale) for s in RECIPES["imagenet_rn50"].stages]
-    assert got == [(128, 1024, 15, 0.5, 1.0), (160, 768, 15, 0.75, 0.8), (224, 512, 20, 1.0, 0.5)]
-
-
-def test_the_dogs_recipe_has_batches_of_128_at_every_resolution() -> None:
-    recipe = RECIPES["dogs_efficientnet_b4"]
-    got = [(s.res, s.batch_size, s.epochs, recipe.optim.lr * s.lr_scale) for s in recipe.stages]
-    assert got == [(160, 128, 3, 2e-3), (224, 128, 3, 1e-3), (320, 128, 8, 8e-4)]
-
-
-@pytest.mark.slow
-def test_a_micro_batch_of_the_dogs_recipe_fits_into_24_gb() -> None:
-    """Activations in bf16, by the bytes of the saved tensors, and four times the weights, of 0.8 of the memory."""
-    recipe, saved = RECIPES["dogs_efficientnet_b4"], dict[int, torch.UntypedStorage]()
-    network = build_model(dataclasses.replace(recipe.model, weights=""), classes=120, channels_last=True,
-                          device=torch.device("cpu")).train()  # fmt: skip
-    weights = sum(parameter.nbytes for parameter in network.parameters())
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if not isinstance(tensor, torch.nn.Parameter):
-            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
-        return tensor
-
-    res, samples = max(recipe.resolutions), recipe.stages[-1].batch_size // recipe.optim.grad_accum_steps
-    images = torch.zeros(1, 3, res, res).to(memory_format=torch.channels_last)
-    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with hooks, torch.autocast("cpu", dtype=torch.bfloat16):
-        network(images)
-    activations = sum(storage.nbytes() for storage in saved.values())
-    assert 24e9 / 3 < samples * activations + 4 * weights < 0.8 * 24e9
-
-
-# ---- headings --------------------------------------------------------------------------------------------------------
-
-PASSES = {
-    "imagenet_rn50": 38.75, "imagenet_rn50_fixed224": 50, "imagenet_rn50_ffcv": 88, "imagenet_rn18_ffcv": 88,
-    "imagenet_rn50_rsb_a3": 100, "imagenet_rn50_torchvision_v2": 600, "imagenet_rn50_efficienttrain": 455,
-    "imagenet_deit3_small": 800, "imagenet_convnextv2_atto": 600, "cifar10": 24, "dogs_efficientnet_b4": 14,
-    "imagenette_cpu": 68, "imagenette_cpu_whole": 23, "imagenette_cpu_quick": 5,
-}  # fmt: skip
+# ---- headings and the page about recipes -----------------------------------------------------------------------------
 
 
 def test_an_included_recipe_is_found_by_its_name_unless_a_file_has_it(
@@ -157,33 +72,12 @@ def test_an_included_recipe_is_found_by_its_name_unless_a_file_has_it(
         assert LrOptions(recipe=Path(own), samples=9).recipe == Path(own)
 
 
-@pytest.mark.parametrize(("name", "passes"), PASSES.items())
-def test_a_recipe_makes_as_many_passes_over_the_data_as_its_heading_says(name: str, passes: float) -> None:
-    samples = _samples(name)[0]
-    assert sum(epoch_samples(RECIPES[name].stages, samples)) / samples == pytest.approx(passes, rel=2e-4)
-    if not name.startswith("imagenette_"):
-        assert re.search(rf"\b{passes:g} (full )?(passes|epochs)\b", HEADINGS[name])
-
-
-def test_the_factors_in_the_heading_of_ffcvs_recipe_give_the_epochs_above_them() -> None:
-    heading, name = HEADINGS["imagenet_rn50_ffcv"], "imagenet_rn50_ffcv.toml"
-    epochs, factors = (re.findall(r"[\d.]+", line.partition("(")[0]) for line in heading.splitlines()
-                       if re.match(r"#   (epochs|scale_epochs) ", line))  # fmt: skip
-    assert list(map(int, epochs)) == [56, 40, 32, 24, 18, 16]
-    for file in (name, "imagenet_rn18_ffcv.toml"):
-        table = tomllib.loads((FOLDER / file).read_text())
-        scaled = [Recipe.parse({**table, "scale_epochs": float(factor)}, name="x") for factor in factors]
-        assert [recipe.total_epochs for recipe in scaled] == list(map(int, epochs))
-        first = {recipe.total_epochs: recipe.stages[0].epochs for recipe in scaled}
-        published = {56: 45, 40: 32, 32: 25, 24: 19, 16: 12}  # epochs at 160 px
-        more = {total: first[total] - count for total, count in published.items()}
-        assert more == {56: 0, 40: 0, 32: 1, 24: 0, 16: 1}
-
-
-def test_the_lr_warm_up_of_the_imagenet_recipe_equals_its_comment() -> None:
-    curve = Curve(RECIPES["imagenet_rn50"], IMAGENET[0])
-    rates = [curve.at(0, step)[0] for step in range(curve.firsts[1])]
-    assert rates.index(max(rates)) / (curve.firsts[1] / 15) == pytest.approx(11.6, abs=0.05)
+@pytest.mark.parametrize("name", [name for name in RECIPES if name.partition("_")[0] in SAMPLES])
+def test_a_recipe_makes_as_many_passes_over_the_data_as_its_heading_says(name: str) -> None:
+    samples = SAMPLES[name.partition("_")[0]]
+    passes = sum(epoch_samples(RECIPES[name].stages, samples)) / samples
+    written = re.findall(r"\b([\d.]+) (?:full )?(?:passes|epochs)\b", HEADINGS[name])
+    assert any(float(number) == pytest.approx(passes, rel=2e-4) for number in written), passes
 
 
 @each_recipe
@@ -205,68 +99,25 @@ def test_the_page_about_recipes_has_each_one_and_says_which_were_not_run() -> No
 # ---- schedules -------------------------------------------------------------------------------------------------------
 
 
-def _torch_rates(lr: float, epochs: int, *build: Callable[[torch.optim.Optimizer], Any], at: int = 0) -> list[float]:
-    """The learning rate of each epoch by torch's schedulers, stepped once an epoch; the second one begins at `at`."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr)
-    schedulers = [make(optimizer) for make in build]
-    scheduler = schedulers[0] if len(build) == 1 else lr_scheduler.SequentialLR(optimizer, schedulers, [at])
-    rates = []
-    for _ in range(epochs):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    return rates
+def _cosine(peak: float, epochs: int, *, rise: int = 0, first: float = 0.0, last: float = 0.0, counts_rise: bool = False
+            ) -> list[float]:  # fmt: skip
+    """A linear rise over `rise` epochs, which may count as epochs of the cosine, as in timm; a rate for each epoch."""
+    fall = np.arange(rise, epochs) - (0 if counts_rise else rise)
+    length = epochs if counts_rise else epochs - rise
+    cosine = last + (peak - last) / 2 * (1 + np.cos(np.pi * fall / length))
+    return [*np.linspace(first, peak, rise + 1)[:-1].tolist(), *cosine.tolist()]
 
 
-def _torchvision() -> list[float]:
-    return _torch_rates(
-        0.5, 600, lambda optimizer: lr_scheduler.LinearLR(optimizer, start_factor=0.01, total_iters=5),
-        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, T_max=595), at=5,
-    )  # fmt: skip
-
-
-def _convnext() -> list[float]:
-    return _torch_rates(8e-4, 600, lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, T_max=600, eta_min=1e-6))
-
-
-def _timm(lr: float, epochs: int, last: float) -> list[float]:
-    """timm's cosine, which counts the five epochs of the warm-up as its own."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr)
-    scheduler = CosineLRScheduler(optimizer, t_initial=epochs, lr_min=last, warmup_t=5, warmup_lr_init=1e-6)
-    rates = []
-    for epoch in range(epochs):
-        scheduler.step(epoch)
-        rates.append(optimizer.param_groups[0]["lr"])
-    return rates
-
-
-def _ffcv(lr: float) -> list[float]:
-    return np.interp(range(88), [0, 2, 88], [1e-4 * lr, lr, 0.0]).tolist()  # type: ignore[no-any-return]
-
-
-def _efficienttrain() -> list[float]:
-    """A tenth of the run at each resolution and magnitude, in a schedule of as many epochs as that size would have."""
-    rates = []
-    for tenth, res in enumerate([96] * 2 + [160] * 4 + [224] * 4):
-        epochs = int(200 * (224 / res) ** 2)
-        warm = np.linspace(0.0, 4e-3, 20).tolist()
-        fall = [1e-6 + 0.5 * (4e-3 - 1e-6) * (1 + math.cos(math.pi * i / (epochs - 20))) for i in range(epochs - 20)]
-        rates += [(warm + fall)[int(epochs * (tenth + i / 109) / 10)] for i in range(109)]
-    return rates
-
-
-@pytest.mark.parametrize(("name", "published", "tolerance"), [
+@pytest.mark.parametrize(("name", "expected", "tolerance"), [
     # tolerance: the largest difference, as a part of the peak, that the heading names
-    ("imagenet_rn50_torchvision_v2", _torchvision, 1e-4), ("imagenet_convnextv2_atto", _convnext, 1e-4),
-    ("imagenet_rn50_rsb_a3", lambda: _timm(8e-3, 100, 1e-6), 0.05),
-    ("imagenet_deit3_small", lambda: _timm(4e-3, 800, 1e-5), 0.01),
-    ("imagenet_rn50_ffcv", lambda: _ffcv(1.7), 0.11), ("imagenet_rn18_ffcv", lambda: _ffcv(0.5), 0.11),
-    ("imagenet_rn50_efficienttrain", _efficienttrain, 0.07),
-])  # fmt: skip
-def test_the_learning_rate_follows_the_published_schedule(
-    name: str, published: Callable[[], list[float]], tolerance: float
-) -> None:
-    recipe, expected = RECIPES[name], published()
+    ("imagenet_rn50_torchvision_v2", _cosine(0.5, 600, rise=5, first=0.005), 1e-4),
+    ("imagenet_convnextv2_atto", _cosine(8e-4, 600, last=1e-6), 1e-4),
+    ("imagenet_rn50_rsb_a3", _cosine(8e-3, 100, rise=5, first=1e-6, last=1e-6, counts_rise=True), 0.05),
+    ("imagenet_deit3_small", _cosine(4e-3, 800, rise=5, first=1e-6, last=1e-5, counts_rise=True), 0.01),
+    ("imagenet_rn50_ffcv", np.interp(range(88), [0, 2, 88], [1.7e-4, 1.7, 0.0]).tolist(), 0.11),
+], ids=["torchvision", "convnext", "rsb", "deit3", "ffcv"])  # fmt: skip
+def test_the_learning_rate_follows_the_published_schedule(name: str, expected: list[float], tolerance: float) -> None:
+    recipe = RECIPES[name]
     curve, steps = Curve(recipe, 12_812), epoch_steps(recipe.stages, 12_812)
     stages = [number for number, stage in enumerate(recipe.stages) for _ in range(stage.epochs)]
     rates = [curve.at(stages[epoch], first)[0] for epoch, first in enumerate(np.cumsum([0, *steps[:-1]]).tolist())]
@@ -317,19 +168,18 @@ def _small(recipe: Recipe, samples: int) -> Recipe:
 
 
 @pytest.mark.slow
-@each_recipe
+@pytest.mark.parametrize("name", [
+    "cifar10", "dogs_efficientnet_b4", "imagenet_rn50", "imagenet_rn50_efficienttrain", "imagenet_deit3_small",
+    "imagenet_convnextv2_atto",
+])  # fmt: skip
 def test_three_steps_of_every_stage_train_with_a_small_model(
     name: str, shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = name.partition("_")[0]
-    root = of_kind(kind, shard_root, tmp_path / "set").root if kind in ("labels", "values") else shard_root
-    samples = 75 if RECIPES[name].data.folds is None else 50
-    small = _small(RECIPES[name], samples)
+    small = _small(RECIPES[name], 75 if RECIPES[name].data.folds is None else 50)
     monkeypatch.setattr(Recipe, "load", lambda path: small)
-    options = Options(shards=root, recipe=FOLDER / f"{name}.toml", folder=tmp_path / "run", device="cpu", threads=1)
-    assert run(options) == 0
+    path = FOLDER / f"{name}.toml"
+    assert run(Options(shards=shard_root, recipe=path, folder=tmp_path / "run", device="cpu", threads=1)) == 0
     steps = [record for record in read_log(tmp_path / "run" / "run.jsonl") if record["kind"] == "step"]
     expected = [number for number, stage in enumerate(small.stages) for _ in range(3 * stage.epochs)]
     assert [step["stage"] for step in steps] == expected
-    assert {step["res"] for step in steps} == {res for stage in small.stages for res in stage.resolutions}
     assert all(math.isfinite(step["loss"]) and step["lr"] > 0 for step in steps)

@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,17 +15,11 @@ from resolute.errors import ResoluteError
 from resolute.train.report.page import differences, first_reached_s, open_runs, page
 from resolute.train.score import best_score
 from tests.support.synthetic_log import write_log
+from tests.train.report.parsed_page import charts, rows
 
 
-def _charts(text: str) -> dict[str, dict[str, object]]:
-    """The data of the charts, by title."""
-    titles = re.findall(r'aria-label="([^;"]+); x: ', text)
-    return dict(zip(titles, map(json.loads, re.findall(r'application/json">(.+?)</script>', text)), strict=True))
-
-
-def _rows(text: str, name: str) -> list[list[str]]:
-    table = text.partition(f'<table aria-label="{name}">')[2].partition("</table>")[0]
-    return [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in table.split("<tr>")[1:]]
+def _rewrite(folder: Path, records: list[dict[str, Any]]) -> None:
+    (folder / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def test_curves_and_tables_are_those_of_the_logs(tmp_path: Path) -> None:
@@ -33,26 +28,25 @@ def test_curves_and_tables_are_those_of_the_logs(tmp_path: Path) -> None:
             for name, options in kinds.items()}  # fmt: skip
     runs = open_runs([str(tmp_path / name) for name in logs])
     text = page(runs).decode()
-    charts = _charts(text)
+    drawn = charts(text)
     for title, x in (("Accuracy against time", "elapsed_s"), ("Accuracy against epochs", "epoch")):
-        for series, (name, epochs) in zip(charts[title]["series"], logs.items(), strict=True):
+        for series, (name, epochs) in zip(drawn[title]["series"], logs.items(), strict=True):
             assert series["name"] == name
             assert series["x"] == pytest.approx([epoch[x] for epoch in epochs], rel=1e-4)
             assert series["y"] == pytest.approx([100 * best_score(epoch) for epoch in epochs], rel=1e-4)
-    for series, run in zip(charts["Step time"]["series"], runs, strict=True):
+    for series, run in zip(drawn["Step time"]["series"], runs, strict=True):
         assert len(series["x"]) <= 303
         assert max(series["y"]) == pytest.approx(1e3 * run.log.binned(300)["time_s"].max(), rel=1e-4)
     best = max(best_score(epoch) for epoch in logs["short"])
     reached = [next(epoch["elapsed_s"] for epoch in epochs if best_score(epoch) >= best) for epochs in logs.values()]
     assert [first_reached_s(run, best) for run in runs] == reached
-    assert _rows(text, "Time to top-1")[-1] == [f"{100 * best:.2f} %", *(f"{s:.1f} s" for s in reached)]
-    assert [row[:2] for row in _rows(text, "Runs")[1:]] == [["short", "made_up"], ["long", "made_up"]]
-    changes = [row[12] for row in _rows(text, "Stages") if row[0] == "long"]
-    assert changes[0] == "-"
-    assert all(450 < float(cost.split()[0]) < 550 for cost in changes[1:])
-    assert all(re.search(r"noise -\d+ to \+\d+<", cost) for cost in changes[1:])
-    assert [row[4] for row in _rows(text, "Runs")[1:]] == [run.text(run.best[1]) for run in runs]
-    assert _rows(text, "What differs in the recipes")[1:] == [["stages[2].epochs", "2", "6"]]
+    assert rows(text, "Time to top-1")[-1] == [f"{100 * best:.2f} %", *(f"{s:.1f} s" for s in reached)]
+    assert [row[:2] for row in rows(text, "Runs")[1:]] == [["short", "made_up"], ["long", "made_up"]]
+    assert [row[4] for row in rows(text, "Runs")[1:]] == [run.text(run.best[1]) for run in runs]
+    first, *changes = [row[12] for row in rows(text, "Stages") if row[0] == "long"]
+    assert first == "-"
+    assert all(450 < float(cost.split()[0]) < 550 for cost in changes)
+    assert rows(text, "What differs in the recipes")[1:] == [["stages[2].epochs", "2", "6"]]
     assert "The times are not comparable" not in text
 
 
@@ -68,64 +62,59 @@ def test_runs_on_other_machines_or_data_are_not_called_comparable(tmp_path: Path
     write_log(tmp_path / "a")
     records = write_log(tmp_path / "b", machine={"threads": 8})
     records[0] |= {"shards_hash": "cd"}
-    (tmp_path / "b" / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    _rewrite(tmp_path / "b", records)
     text = page(open_runs([str(tmp_path / "a"), str(tmp_path / "b")])).decode()
     assert "The times are not comparable: the runs differ in threads." in text
     assert "The scores are not of the same data: ab, cd." in text
 
 
-def test_the_folds_of_a_run_are_compared_under_their_own_names(tmp_path: Path) -> None:
-    for fold in range(2):
-        write_log(tmp_path / "cv" / f"fold-{fold}", steps=4)
+def test_folds_are_compared_under_their_own_names_without_those_that_have_just_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for fold in range(3):
+        records = write_log(tmp_path / "cv" / f"fold-{fold}", steps=4)
+    _rewrite(tmp_path / "cv" / "fold-2", records[:1])
     write_log(tmp_path / "fold-0", steps=4)
     runs = open_runs([str(tmp_path / "cv"), str(tmp_path / "fold-0")])
     assert [run.name for run in runs] == ["cv/fold-0", "cv/fold-1", "fold-0"]
     text = page(runs).decode()
     scores = [100 * run.best[1] for run in runs[:2]]
     mean = f"{statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f} %"
-    assert [row[4] for row in _rows(text, "Runs") if row[0] == "cv: mean ± deviation"] == [mean]
-    assert f"{mean}: best top-1 of cv, mean and deviation of 2 folds." in text
+    assert [row[4] for row in rows(text, "Runs") if row[0] == "cv: mean ± deviation"] == [mean]
     assert main(["report", str(tmp_path / "cv")]) == 0
     assert "cv/fold-1" in (tmp_path / "cv" / "report.html").read_text(encoding="utf-8")
-
-
-def test_a_fold_that_has_just_begun_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for fold in range(3):
-        records = write_log(tmp_path / "cv" / f"fold-{fold}", steps=4)
-    (tmp_path / "cv" / "fold-2" / "run.jsonl").write_text(json.dumps(records[0]) + "\n")
-    assert [run.name for run in open_runs([str(tmp_path / "cv")])] == ["cv/fold-0", "cv/fold-1"]
     (tmp_path / "cv" / "fold-1" / "run.jsonl").unlink()
     assert main(["report", str(tmp_path / "cv")]) == 0
     assert main(["compare", str(tmp_path / "cv")]) == 2
     assert "RUN: got 1 run, expected 2 to 12" in capsys.readouterr().err
 
 
-def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_log(tmp_path / "a", steps=4)
+def test_the_command_writes_a_page_or_says_what_cannot_be_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for number in range(13):
-        write_log(tmp_path / f"r{number}", steps=1)
-    records = write_log(tmp_path / "values", steps=4)
+        records = write_log(tmp_path / f"r{number}", steps=1)
+    (tmp_path / "new").mkdir()
+    _rewrite(tmp_path / "new", records[:1])
+    records = write_log(tmp_path / "values", steps=1)
     for record in records:
         if record["kind"] == "epoch":
             record |= {"r2": record.pop("top1"), "rmse": record.pop("top5"), "mae": 1.0}
             record |= {"ema_r2": record.pop("ema_top1"), "ema_rmse": record.pop("ema_top5")}
-    (tmp_path / "values" / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "run.jsonl").write_text(json.dumps(records[0]) + "\n")
+    _rewrite(tmp_path / "values", records)
     for words, message in (
         ([f"r{number}" for number in range(13)], "RUN: got 13 runs, expected at most 12"),
-        (["a", "values"], "scored by R², expected top-1 as for a"),
-        (["a", "new"], "no validated epoch yet"),
-        (["a", "absent"], "no run or checkpoint"),
-    ):
+        (["r0", "values"], "scored by R², expected top-1 as for r0"), (["r0", "new"], "no validated epoch yet"),
+        (["r0", "absent"], "no run or checkpoint"),
+    ):  # fmt: skip
         with pytest.raises(ResoluteError, match=re.escape(message)):
             open_runs([str(tmp_path / word) for word in words])
-    for words in ([str(tmp_path / "a")], [str(tmp_path / "a"), str(tmp_path / "r0/../a")]):
-        assert main(["compare", *words, "--out", str(tmp_path / "c.html")]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "RUN: got 1 run, expected 2 to 12 different ones; name others" in line
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "r0"), "--out", str(tmp_path / "c.html")]) == 0
+    out = ["--out", str(tmp_path / "c.html")]
+    assert main(["compare", str(tmp_path / "r0"), str(tmp_path / "r1/../r0"), *out]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "RUN: got 1 run, expected 2 to 12 different ones; name others" in line
+    assert main(["compare", str(tmp_path / "r0"), str(tmp_path / "r1"), *out]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[-1] == str(tmp_path / "c.html")
     assert printed[0].startswith("Best top-1: ")
+    assert printed[-1] == str(tmp_path / "c.html")
     assert (tmp_path / "c.html").read_text().startswith("<!doctype html>")
