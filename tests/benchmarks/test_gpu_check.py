@@ -24,6 +24,7 @@ def check(folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
     return status, json.loads((folder / "gpu-check.json").read_text())
 
 
+@pytest.mark.slow  # starts a process for each part
 def test_some_parts_on_a_cpu(tmp_path: Path, shard_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     only = "device,kernels,pixels"
     status, document = check(tmp_path / "out", "--only", only, "--shards", str(shard_root))
@@ -129,9 +130,9 @@ def test_an_exception_in_a_part_is_a_failure_with_its_message(tmp_path: Path) ->
 def test_parts_that_could_not_begin_in_time_are_skipped(tmp_path: Path, shard_root: Path) -> None:
     words = "--only", "device,switch", "--shards", str(shard_root), "--minutes", "0.1"
     status, document = check(tmp_path / "out", *words)
-    assert status == 0
-    assert {part["verdict"] for part in document["parts"]} == {"skipped"}
+    assert (status, {part["verdict"] for part in document["parts"]}) == (0, {"skipped"})
     assert document["parts"][1]["summary"] == "the 0.1 minutes are over"
+    assert "2 skipped" in (tmp_path / "out/report.html").read_text()
 
 
 def test_the_verdict_is_failed_if_any_part_is() -> None:
@@ -154,9 +155,7 @@ def test_a_switch_costs_what_its_first_steps_take_beyond_steady_ones() -> None:
     assert (first["stage"], first["cost_s"], first["steady_s"], first["slowest_ratio"]) == (1, 1.0, 2.0, 1.5)
     assert (second["stage"], second["cost_s"], second["slowest_ratio"]) == (2, 0.0, 1.0)
     assert first["noise_s"] == second["noise_s"] == 0
-
-
-def test_the_noise_is_what_steps_long_after_a_switch_cost_by_chance() -> None:
+    # the noise: what steps long after a switch cost by chance
     own = [1.0] * 5 + [1.0, 1.0, 1.5, 1.0, 1.0, 1.0, 1.0]
     assert switch_costs([0] + [1] * 12, [1.0, *own])[0]["noise_s"] == 0.5
 
