@@ -222,21 +222,13 @@ def test_differences_are_taken_within_a_seed(measured: tuple[Any, list[dict[str,
 
 
 def test_tables_show_every_recipe_and_what_it_missed(measured: tuple[Any, list[dict[str, Any]]]) -> None:
-    text = tables({"summary": summary(measured[1])})
-    whole, against, rest = text.partition("against fixed")[0], *text.partition("against fixed")[2].split("\nstages")
-    assert "mean ± standard error of n = 2 seeds; medians of times" in whole
-    assert "62.50 ± 2.50" in whole
+    whole, _, against = tables({"summary": summary(measured[1])}).partition("against fixed")
     row = next(line for line in whole.splitlines() if line.strip().startswith("steps"))
     assert [cell for cell in row.split("  ") if "±" in cell] == ["50.00 ± 0.00", "63.50 ± 2.50"]
     assert [line.split()[0] for line in against.splitlines()[3:5]] == ["steps", "slow"]
     assert "missed: accuracy, time, final step" in against
-    assert "plan / outcome" in rest
-    assert "plan / outcome" not in tables({"summary": summary([{**run, "plan": None} for run in measured[1]])})
-
-
-def test_a_single_seed_has_no_deviation_and_another_resolution_no_ratio(
-    measured: tuple[Any, list[dict[str, Any]]]
-) -> None:
+    assert "plan / outcome" in against
+    # a single seed has no deviation, a run that ends at another resolution no ratio of its last steps
     runs = [run for run in measured[1] if run["seed"] == 0]
     result = summary([*runs[:2], {**runs[2], "final_res": 48}])
     assert result["recipes"]["fixed"]["final_top1"]["sd"] is None
@@ -254,12 +246,9 @@ def test_the_charts_show_means_over_seeds_and_mark_stage_changes(measured: tuple
     assert (curves["fixed"]["x"], curves["fixed"]["y"]) == (pytest.approx([minutes], abs=0.02), pytest.approx([62.5]))
     assert curves["steps"]["y"] == pytest.approx([50.0, 50.0])
     assert curves["steps, EMA"]["y"] == pytest.approx([63.5, 63.5])
-    assert top1.data["x"] == "min since the command's start"
     losses = next(curve for curve in loss.data["series"] if curve["name"] == "steps")
-    assert losses["x"] == [1, 2, 3, 4]
-    assert losses["y"] == pytest.approx([2.0, 1.9, 1.8, 1.7])
-    (left, _, _), = loss.marks
-    assert left == f"{100 * (2.5 - loss.data['left']) / (loss.data['right'] - loss.data['left']):.2f}%"
+    assert (losses["x"], losses["y"]) == ([1, 2, 3, 4], pytest.approx([2.0, 1.9, 1.8, 1.7]))
+    assert len(loss.marks) == 1
 
 
 def test_a_ratio_has_the_interval_of_students_t_for_its_logarithm() -> None:
