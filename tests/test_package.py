@@ -51,6 +51,7 @@ def run(command: Sequence[object], folder: Path, **variables: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_users_own_modules_with_the_names_of_our_parts_work_with_ours(tmp_path: Path) -> None:
     folder = users_folder(tmp_path)
     code = "import train; from resolute import Plan, ShardSet; import resolute.train.recipe.schema; print(train.WHOSE)"

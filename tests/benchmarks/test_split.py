@@ -177,7 +177,6 @@ def test_mistakes_of_a_division_end_in_one_line(
     for words, message in (
         (["--src", root, "--out", out, "--shares", "0.1,x,0.1"], "--shares: got 0.1,x,0.1"),
         (["--src", root, "--out", out, "--shares", "0.1,0.01,0.1"], "leaves no photo for choose"),
-        (["--src", str(tmp_path), "--out", out], "without photos"),
         (["--src", root, "--out", str(divided), "--salt", "1"], "made with --salt 0 --shares 0.1,0.1,0.1, got 1"),
     ):
         assert main(words) == 2
