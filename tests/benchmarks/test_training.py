@@ -16,7 +16,7 @@ import pytest
 
 from resolute.benchmarks.training.__main__ import best_factors, main
 from resolute.benchmarks.training.runs import Side, _ends_turn, changed, figures, measure, train
-from resolute.benchmarks.training.summary import charts, interval, summary, tables
+from resolute.benchmarks.training.summary import interval, summary, tables
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
@@ -235,20 +235,6 @@ def test_tables_show_every_recipe_and_what_it_missed(measured: tuple[Any, list[d
     assert result["recipes"]["slow"]["against"]["final_epoch_ratio"] is None
     assert "final step" in result["recipes"]["slow"]["against"]["missed"]
     assert "±" not in tables({"summary": result}).split("\n", 1)[1].split("against")[0]
-
-
-def test_the_charts_show_means_over_seeds_and_mark_stage_changes(measured: tuple[Any, list[dict[str, Any]]]) -> None:
-    top1, loss = filter(None, charts(measured[1]))
-    curves = {curve["name"]: curve for curve in top1.data["series"]}
-    assert list(curves) == ["fixed", "steps", "steps, EMA", "slow"]
-    # a validation at the end: 7 s, two epochs of 8 steps of 4 s or 8 s, 2 s more in all, 2 s for each validation
-    minutes = statistics.median([7 + 64 + 2 + 4, 7 + 128 + 2 + 4]) / 60
-    assert (curves["fixed"]["x"], curves["fixed"]["y"]) == (pytest.approx([minutes], abs=0.02), pytest.approx([62.5]))
-    assert curves["steps"]["y"] == pytest.approx([50.0, 50.0])
-    assert curves["steps, EMA"]["y"] == pytest.approx([63.5, 63.5])
-    losses = next(curve for curve in loss.data["series"] if curve["name"] == "steps")
-    assert (losses["x"], losses["y"]) == ([1, 2, 3, 4], pytest.approx([2.0, 1.9, 1.8, 1.7]))
-    assert len(loss.marks) == 1
 
 
 def test_a_ratio_has_the_interval_of_students_t_for_its_logarithm() -> None:
