@@ -161,9 +161,9 @@ def test_only_cuda_packages_differ_between_the_locks() -> None:
      "ImportError: resolute: runs on Linux only, as NVIDIA DALI does, got darwin; on Windows, use WSL 2\n"),
     ("sys.modules['timm'] = None; from resolute.cli import main; sys.exit(main(['train']))",
      "the package timm is not installed, expected it; run `pip install 'resolute-vision[train]'`"),
-    ("sys.modules['nvidia.dali'] = None; from resolute.cli import main; "
-     "sys.exit(main(['train', '--shards', '.', '--recipe', 'train/recipes/demo.toml']))",
-     "nvidia.dali: not installed, expected"),
+    pytest.param("sys.modules['nvidia.dali'] = None; from resolute.cli import main; "
+                 "sys.exit(main(['train', '--shards', '.', '--recipe', 'train/recipes/demo.toml']))",
+                 "nvidia.dali: not installed, expected", marks=pytest.mark.slow),
 ], ids=["another system", "no timm", "no DALI"])  # fmt: skip
 def test_what_is_missing_is_named_in_one_line(code: str, message: str) -> None:
     done = subprocess.run(

@@ -12,11 +12,12 @@ from resolute.report.page import render
 
 
 def rendered(folder: Path, body: str, **values: object) -> str:
-    (folder / "template.html").write_text(
+    template = folder / f"template{len(list(folder.iterdir()))}.html"  # why another one: they are loaded once
+    template.write_text(
         '{% extends "base.html" %}{% from "parts.html" import bars, preformatted, table %}'
         f"{{% block body %}}{body}{{% endblock %}}"
     )
-    page = render(folder / "template.html", title="T", subtitle="S", **values).decode()
+    page = render(template, title="T", subtitle="S", **values).decode()
     return page[page.index("S</p>") + len("S</p>") : page.index("</main>")].strip()
 
 
