@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests import ROOT
@@ -19,14 +19,25 @@ FILES = sorted(
     if name.endswith(".py")
 )  # fmt: skip
 NAMES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in FILES}
-LIGHT = ("resolute.pipeline.storage", "resolute.pipeline.dataset", "resolute.pipeline.plan")
+# parts of a package, each importing only those before it or beside it, in its own tuple
+PIPELINE = [("storage",), ("dataset",), ("plan",), ("graph",), ("loader",), ("examples",)]
+PREP = [(part,) for part in ("storage", "sources", "settings", "listing", "convert", "shard_set", "run", "unchanged",
+                             "extend", "build", "jobs", "estimate", "verify", "report", "commands")]  # fmt: skip
+# recipe, then model, optimizer and loss, then the step, then the run with its log; all other parts after these
+TRAIN = [("recipe", "options"), ("devices", "checkpoint", "score"), ("model", "optim", "loss"),
+         ("validation", "step_graphs"), ("loop",), ("planner", "warmup", "early_stopping", "logs")]  # fmt: skip
 # modules of the pipeline that prep may import
 SHARED = ("resolute.pipeline.jit", "resolute.pipeline.storage", "resolute.pipeline.dataset",
           "resolute.pipeline.plan.permutation")  # fmt: skip
 
 
-def is_within(module: str, packages: tuple[str, ...]) -> bool:
+def is_within(module: str, *packages: str) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @functools.cache
@@ -34,7 +45,7 @@ def imports(path: Path, *, when_loaded: bool = False) -> frozenset[str]:
     """Absolute names of the modules that a file imports: anywhere in it, or only when it is itself imported."""
     package = NAMES[path].split(".") if path.name == "__init__.py" else NAMES[path].split(".")[:-1]
     names = set()
-    for node in nodes(ast.parse(path.read_text()), when_loaded=when_loaded):
+    for node in nodes(parsed(path), when_loaded=when_loaded):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -53,113 +64,78 @@ def nodes(tree: ast.AST, *, when_loaded: bool) -> Iterator[ast.AST]:
             yield from nodes(child, when_loaded=when_loaded)
 
 
-def broken(rule: str, allowed: object) -> list[str]:
+def broken(allowed: Callable[[str, str], bool]) -> list[str]:
     """The imports that break a rule: `allowed(importing module, imported module)` is false."""
-    assert callable(allowed), rule
     return [f"{NAMES[path]} imports {name}" for path in FILES for name in sorted(imports(path))
             if not allowed(NAMES[path], name)]  # fmt: skip
 
 
-def test_the_pipeline_packages_import_downwards_only() -> None:
-    order = ["storage", "dataset", "plan", "graph", "loader", "examples"]
-    parts = {f"resolute.pipeline.{part}": level for level, part in enumerate(order)}
+def level(module: str, package: str, order: Sequence[Sequence[str]]) -> int | None:
+    """The place of a module's part in the order of a package's parts; None for other modules."""
+    return next((number for number, parts in enumerate(order) for part in parts
+                 if is_within(module, f"resolute.{package}.{part}")), None)  # fmt: skip
 
-    def level(module: str) -> int | None:
-        return next((parts[part] for part in parts if is_within(module, (part,))), None)
 
+def upwards(package: str, order: Sequence[Sequence[str]]) -> list[str]:
+    """The imports of a part of a package by a part before it."""
     def allowed(importing: str, imported: str) -> bool:
-        above, below = level(importing), level(imported)
-        outside = is_within(imported, ("resolute.prep", "resolute.train", "resolute.benchmarks"))
-        if not is_within(importing, ("resolute.pipeline",)):
-            return True
-        if is_within(importing, LIGHT) and imported.split(".")[0] in ("torch", "nvidia", "triton"):
-            return False
-        return not outside and (above is None or below is None or below <= above)
-
-    assert broken("downwards", allowed) == []
-
-
-def test_the_folders_of_prep_are_layers() -> None:
-    above = ["unchanged", "extend", "build", "jobs", "estimate", "verify", "report", "commands"]
-    order = ["storage", "sources", "settings", "listing", "convert", "shard_set", "run", *above]
-    parts = {f"resolute.prep.{part}": level for level, part in enumerate(order)}
-
-    def level(module: str) -> int | None:
-        return next((parts[part] for part in parts if is_within(module, (part,))), None)
-
-    assert {str(Path(*path.parts[-2:])) for path in FILES if NAMES[path].startswith("resolute.prep.")
-            and level(NAMES[path]) is None} == set()  # fmt: skip
-
-    def allowed(importing: str, imported: str) -> bool:
-        high, low = level(importing), level(imported)
+        high, low = level(importing, package, order), level(imported, package, order)
         return high is None or low is None or low <= high
 
-    assert broken("layers", allowed) == []
+    return broken(allowed)
 
 
-def test_no_file_imports_a_part_by_its_bare_name() -> None:
-    files = {**NAMES, **{path: str(path) for path in (ROOT / "tests").rglob("*.py")}}
-
-    def roots(node: ast.AST) -> set[str]:
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-        return {name.split(".")[0] for name in names}
-
-    trees = {path: ast.walk(ast.parse(path.read_text())) for path in files}
-    assert [str(path) for path, tree in trees.items() for node in tree if roots(node) & {*PARTS}] == []
+def test_the_parts_of_pipeline_and_prep_import_downwards_only() -> None:
+    assert upwards("pipeline", PIPELINE) == []
+    assert upwards("prep", PREP) == []
+    assert [name for name in NAMES.values() if name.startswith("resolute.prep.")
+            and level(name, "prep", PREP) is None] == []  # fmt: skip
 
 
-def test_what_all_parts_share_imports_none_of_them() -> None:
+def test_the_parts_of_training_import_downwards_only() -> None:
+    def allowed(importing: str, imported: str) -> bool:
+        # why these: how a run is planned and forecast is a command of its own; options lists the names of loggers
+        is_free = is_within(importing, "resolute.train.planner.plan", "resolute.train.planner.suggest")
+        is_free |= importing in ("resolute.train", "resolute.train.options")
+        high = level(importing, "train", TRAIN)
+        if is_free or high is None or imported == "resolute.train" or not is_within(imported, "resolute.train"):
+            return True
+        low = level(imported, "train", TRAIN)
+        return low is not None and low <= high
+
+    assert broken(allowed) == []
+
+
+def test_a_part_imports_only_the_parts_that_it_may() -> None:
     parts = tuple(f"resolute.{part}" for part in PARTS)
 
-    def allowed(importing: str, imported: str) -> bool:
-        is_shared = not is_within(importing, (*parts, "resolute.cli")) and importing != "resolute"
-        return not (is_shared and is_within(imported, parts))
-
-    assert broken("shared", allowed) == []
-
-
-def test_dali_and_triton_are_imported_by_the_graph_only() -> None:
-    def allowed(importing: str, imported: str) -> bool:
-        is_free = importing.startswith("resolute.benchmarks") or is_within(importing, ("resolute.pipeline.graph",))
-        return is_free or imported.split(".")[0] not in ("nvidia", "triton")
-
-    assert broken("graph", allowed) == []
-
-
-def test_prep_train_and_benchmarks_import_only_what_they_may() -> None:
     def allowed(importing: str, imported: str) -> bool:
         package, top = (*importing.split("."), "")[1], imported.removeprefix("resolute.").split(".")[0]
         if top == "benchmarks":
             return package == "benchmarks"
+        if package == "pipeline":
+            is_light = is_within(importing, *(f"resolute.pipeline.{part}" for part in ("storage", "dataset", "plan")))
+            return top not in ("prep", "train", *(("torch", "nvidia", "triton") if is_light else ()))
         if package == "prep":
-            return top not in ("torch", "train") and (top != "pipeline" or is_within(imported, SHARED))
+            return top not in ("torch", "train") and (top != "pipeline" or is_within(imported, *SHARED))
         if package == "train":  # how image files are listed and decoded is prep's to say, for predictions too
-            is_allowed = top != "prep" or is_within(imported, ("resolute.prep.sources", "resolute.prep.convert.decode"))
+            is_allowed = top != "prep" or is_within(imported, "resolute.prep.sources", "resolute.prep.convert.decode")
             return top not in ("tarfile", "webdataset") and is_allowed
-        return True
+        is_shared = not is_within(importing, "resolute.benchmarks", "resolute.cli") and importing != "resolute"
+        return not (is_shared and is_within(imported, *parts))
 
-    assert broken("sides", allowed) == []
+    assert broken(allowed) == []
 
 
-def test_the_parts_of_training_import_downwards_only() -> None:
-    """Recipe, then model, optimizer and loss, then the step, then the run with its log, its reports and its plans."""
-    order = [("recipe", "options"), ("devices", "checkpoint", "score"), ("model", "optim", "loss"),
-             ("validation", "step_graphs"), ("loop",), ("planner", "warmup", "early_stopping", "logs")]  # fmt: skip
-    levels = {f"resolute.train.{part}": level for level, parts in enumerate(order) for part in parts}
+def test_dali_and_triton_are_imported_by_the_graph_only() -> None:
+    assert broken(lambda importing, imported: imported.split(".")[0] not in ("nvidia", "triton")
+                  or is_within(importing, "resolute.benchmarks", "resolute.pipeline.graph")) == []  # fmt: skip
 
-    def level(module: str) -> int:
-        if not is_within(module, ("resolute.train",)) or module == "resolute.train":
-            return -1
-        return next((levels[part] for part in levels if is_within(module, (part,))), len(order))
 
-    def allowed(importing: str, imported: str) -> bool:
-        # why these: how a run is planned and forecast is a command of its own, beside the training
-        is_command = is_within(importing, ("resolute.train.planner.plan", "resolute.train.planner.suggest"))
-        is_command |= importing == "resolute.train.options"  # lists the names of loggers
-        return level(importing) < 0 or is_command or level(imported) <= level(importing)
-
-    assert broken("train", allowed) == []
+def test_no_file_imports_a_part_by_its_bare_name() -> None:
+    bare = re.compile(rf"^\s*(from|import) ({'|'.join(PARTS)})\b", re.MULTILINE)
+    paths = [*FILES, *(ROOT / "tests").rglob("*.py")]
+    assert [str(path) for path in paths if bare.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_no_import_cycles() -> None:
@@ -185,7 +161,7 @@ def test_the_plan_loads_without_torch_and_dali() -> None:
 
 
 def test_every_module_has_a_docstring() -> None:
-    assert [str(path) for path in FILES if not ast.get_docstring(ast.parse(path.read_text()))] == []
+    assert [str(path) for path in FILES if not ast.get_docstring(parsed(path))] == []
 
 
 def test_make_help_lists_every_target() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 import time
-import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -17,8 +16,7 @@ import pytest
 
 from resolute.benchmarks.training.__main__ import best_factors, main
 from resolute.benchmarks.training.runs import Side, _ends_turn, changed, figures, measure, train
-from resolute.benchmarks.training.summary import charts, interval, summary, tables
-from resolute.benchmarks.training.summary import main as show
+from resolute.benchmarks.training.summary import interval, summary, tables
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
@@ -136,6 +134,10 @@ def test_runs_are_interleaved_and_estimated_just_before(measured: tuple[FakeTrai
     runs = [(name, seed) for seed in (0, 1) for name in ("fixed", "steps", "slow")]
     assert measured[0].calls == [(*run, planned) for run in runs for planned in (True, False)]
     assert [(run["recipe"], run["seed"]) for run in measured[1]] == runs
+    for run in measured[1]:  # with the run, without its start
+        assert run["plan"]["predicted_s"] == 40.0
+        assert run["plan"]["ratio"] == pytest.approx(40.0 / run["elapsed_s"])
+        assert run["plan"]["training_ratio"] == pytest.approx(30.0 / run["train_s"])
 
 
 def test_figures_equal_those_of_the_log(tmp_path: Path) -> None:
@@ -157,6 +159,10 @@ def test_figures_equal_those_of_the_log(tmp_path: Path) -> None:
     assert [epoch["top1"] for epoch in result["epochs"]] == [None, 0.5, None, 0.5]
     assert [epoch["final_step_image_s"] for epoch in result["epochs"]] == [None, None, 0.4, 0.4]
     assert result["epochs"][0]["images_per_s"] == pytest.approx(8.0)
+    lines = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run.jsonl").write_text("".join(lines[:-1]))
+    with pytest.raises(ResoluteError, match="not finished"):
+        figures(tmp_path / "run.jsonl")
 
 
 def test_a_change_of_resolution_inside_a_stage_has_its_own_cost(tmp_path: Path) -> None:
@@ -172,14 +178,6 @@ def test_a_change_of_resolution_inside_a_stage_has_its_own_cost(tmp_path: Path) 
     (change,) = stage["ramp_changes"]
     assert (change["res"], change["cost_s"], change["slowest_ratio"]) == (64, 2.0, 2.0)
     assert stage["switch_cost_s"] is None
-
-
-def test_an_unfinished_log_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    write_log(path, [(32, 1.0)], top1=0.5)
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(ResoluteError, match="not finished"):
-        figures(path)
 
 
 def test_a_diverged_tuning_run_counts_as_0_and_ends_other_tables(tmp_path: Path) -> None:
@@ -223,54 +221,20 @@ def test_differences_are_taken_within_a_seed(measured: tuple[Any, list[dict[str,
     assert [stage["switch_cost_s"] is None for stage in steps["stages"]] == [True, False]
 
 
-def test_an_estimate_is_compared_with_the_run_without_its_start(measured: tuple[Any, list[dict[str, Any]]]) -> None:
-    for run in measured[1]:
-        assert run["plan"]["predicted_s"] == 40.0
-        assert run["plan"]["ratio"] == pytest.approx(40.0 / run["elapsed_s"])
-        assert run["plan"]["training_ratio"] == pytest.approx(30.0 / run["train_s"])
-    ratios = [run["plan"]["ratio"] for run in measured[1] if run["recipe"] == "fixed"]
-    assert summary(measured[1])["recipes"]["fixed"]["plan"]["ratio"] == {"raw": ratios, "median": sum(ratios) / 2}
-
-
 def test_tables_show_every_recipe_and_what_it_missed(measured: tuple[Any, list[dict[str, Any]]]) -> None:
-    text = tables({"summary": summary(measured[1])})
-    whole, against, rest = text.partition("against fixed")[0], *text.partition("against fixed")[2].split("\nstages")
-    assert "mean ± standard error of n = 2 seeds; medians of times" in whole
-    assert "62.50 ± 2.50" in whole
+    whole, _, against = tables({"summary": summary(measured[1])}).partition("against fixed")
     row = next(line for line in whole.splitlines() if line.strip().startswith("steps"))
     assert [cell for cell in row.split("  ") if "±" in cell] == ["50.00 ± 0.00", "63.50 ± 2.50"]
     assert [line.split()[0] for line in against.splitlines()[3:5]] == ["steps", "slow"]
     assert "missed: accuracy, time, final step" in against
-    assert "plan / outcome" in rest
-    assert "plan / outcome" not in tables({"summary": summary([{**run, "plan": None} for run in measured[1]])})
-
-
-def test_a_single_seed_has_no_deviation_and_another_resolution_no_ratio(
-    measured: tuple[Any, list[dict[str, Any]]]
-) -> None:
+    assert "plan / outcome" in against
+    # a single seed has no deviation, a run that ends at another resolution no ratio of its last steps
     runs = [run for run in measured[1] if run["seed"] == 0]
     result = summary([*runs[:2], {**runs[2], "final_res": 48}])
     assert result["recipes"]["fixed"]["final_top1"]["sd"] is None
     assert result["recipes"]["slow"]["against"]["final_epoch_ratio"] is None
     assert "final step" in result["recipes"]["slow"]["against"]["missed"]
     assert "±" not in tables({"summary": result}).split("\n", 1)[1].split("against")[0]
-
-
-def test_the_charts_show_means_over_seeds_and_mark_stage_changes(measured: tuple[Any, list[dict[str, Any]]]) -> None:
-    top1, loss = filter(None, charts(measured[1]))
-    curves = {curve["name"]: curve for curve in top1.data["series"]}
-    assert list(curves) == ["fixed", "steps", "steps, EMA", "slow"]
-    # a validation at the end: 7 s, two epochs of 8 steps of 4 s or 8 s, 2 s more in all, 2 s for each validation
-    minutes = statistics.median([7 + 64 + 2 + 4, 7 + 128 + 2 + 4]) / 60
-    assert (curves["fixed"]["x"], curves["fixed"]["y"]) == (pytest.approx([minutes], abs=0.02), pytest.approx([62.5]))
-    assert curves["steps"]["y"] == pytest.approx([50.0, 50.0])
-    assert curves["steps, EMA"]["y"] == pytest.approx([63.5, 63.5])
-    assert top1.data["x"] == "min since the command's start"
-    losses = next(curve for curve in loss.data["series"] if curve["name"] == "steps")
-    assert losses["x"] == [1, 2, 3, 4]
-    assert losses["y"] == pytest.approx([2.0, 1.9, 1.8, 1.7])
-    (left, _, _), = loss.marks
-    assert left == f"{100 * (2.5 - loss.data['left']) / (loss.data['right'] - loss.data['left']):.2f}%"
 
 
 def test_a_ratio_has_the_interval_of_students_t_for_its_logarithm() -> None:
@@ -299,14 +263,18 @@ def test_only_a_resolved_ratio_of_steps_in_turns_meets_the_target(measured: tupl
         assert against["wall_ratio"] is None
 
 
-@pytest.mark.parametrize("optim", ["[optim]\nlr = 0.2  # why\nclip_norm = 5.0", "[optim]\nclip_norm = 5.0", ""])
-def test_a_factor_changes_only_the_learning_rate(tmp_path: Path, optim: str) -> None:
-    path = tiny(tmp_path, "some", [(32, 1)])
-    path.write_text(path.read_text().replace("[optim]\nlr = 0.1\n", f"{optim}\n"))
+@pytest.mark.parametrize(("top", "optim"), [
+    ("", "[optim]\nlr = 0.2  # why\nclip_norm = 5.0\n"), ("seed=7  # why not\n", "[optim]\nclip_norm = 5.0\n"),
+    ("seed = 7\n", ""),
+])  # fmt: skip
+def test_only_seed_and_learning_rate_of_a_recipe_are_changed(tmp_path: Path, top: str, optim: str) -> None:
+    path = tiny(tmp_path, "some", [(32, 1)], top)
+    path.write_text(path.read_text().replace("[optim]\nlr = 0.1\n", optim))
     original = Recipe.load(path)
-    got = Recipe.load(changed(path, tmp_path / "copy" / "some.toml", seed=0, lr_factor=0.5))
-    assert got == replace(original, optim=replace(original.optim, lr=original.optim.lr / 2))
     assert original.optim.lr == (0.2 if "lr" in optim else 0.5)
+    for factor in (1.0, 0.5):
+        got = Recipe.load(changed(path, tmp_path / f"{factor}" / "some.toml", seed=3, lr_factor=factor))
+        assert got == replace(original, seed=3, optim=replace(original.optim, lr=original.optim.lr * factor))
 
 
 def test_the_best_factor_has_the_highest_mean_and_of_equal_ones_the_smallest_change() -> None:
@@ -318,15 +286,6 @@ def test_the_best_factor_has_the_highest_mean_and_of_equal_ones_the_smallest_cha
     assert [(name, each["best"], each["at_edge"]) for name, each in got.items()] == [("a-lr", 1.0, False),
                                                                                      ("b", 2.0, True)]  # fmt: skip
     assert got["a-lr"]["top1"] == pytest.approx({"0.5": 0.7, "1": 0.7, "2": 0.5})
-
-
-@pytest.mark.parametrize("top", ["", "seed = 7\n", "seed=7  # why not\n"])
-def test_only_the_seed_of_a_recipe_is_changed(tmp_path: Path, top: str) -> None:
-    path = tiny(tmp_path, "some", [(32, 1)], top)
-    copy = changed(path, tmp_path / "copies" / "some.toml", seed=3)
-    original, got = Recipe.load(path), Recipe.load(copy)
-    assert (got.name, got.seed, got.optim, got.stages) == ("some", 3, original.optim, original.stages)
-    assert tomllib.loads(copy.read_text()) == {**tomllib.loads(path.read_text()), "seed": 3}
 
 
 def test_finished_runs_are_not_repeated_and_runs_of_other_code_refused(tmp_path: Path) -> None:
@@ -371,19 +330,20 @@ def test_bad_arguments_are_reported_before_any_training(
         return capsys.readouterr().err
 
     good, other = tiny(tmp_path, "good", [(64, 1)]), tiny(tmp_path, "other", [(96, 1)])
-    assert "no shards at 96 px" in error_of([good, other])
-    assert "files of different names" in error_of([good, good])
-    assert "--turns: got --plan or --runs" in error_of([good], "--turns", "--plan")
-    assert "got 1,1, expected different whole numbers" in error_of([good], "--seeds", "1,1")
-    assert "at least 1" in error_of([good], "--threads", "0")
-    for flags in (["--report"], ["--part", "choose"], ["--tune-lr", "0.5,1"]):
-        assert "got one of them without --split, expected it; add --split" in error_of([good], *flags)
-    assert "--tune-lr: got 1,x, expected different factors" in error_of([good], "--tune-lr", "1,x")
-    assert "--tune-seeds: got 1 without --tune-lr" in error_of([good], "--tune-seeds", "1")
-    assert "cannot be read" in error_of([good], "--split", str(tmp_path / "none"))
-    assert "no readable recipe" in error_of([tmp_path / "none.toml"])
-    assert "ends in .html" in error_of([good], "--charts", str(tmp_path / "charts.png"))
-    assert "No such folder" in error_of([good], "--charts", str(tmp_path / "none" / "charts.html"))
+    for recipes, more, message in (
+        ([good, other], [], "no shards at 96 px"),
+        ([good, good], [], "files of different names"),
+        ([tmp_path / "none.toml"], [], "no readable recipe"),
+        ([good], ["--turns", "--plan"], "--turns: got --plan or --runs"),
+        ([good], ["--seeds", "1,1"], "got 1,1, expected different whole numbers"),
+        ([good], ["--threads", "0"], "at least 1"),
+        ([good], ["--report"], "got one of them without --split, expected it; add --split"),
+        ([good], ["--tune-lr", "1,x"], "--tune-lr: got 1,x, expected different factors"),
+        ([good], ["--tune-seeds", "1"], "--tune-seeds: got 1 without --tune-lr"),
+        ([good], ["--split", str(tmp_path / "none")], "cannot be read"),
+        ([good], ["--charts", str(tmp_path / "charts.png")], "ends in .html"),
+    ):
+        assert message in error_of(recipes, *more)
 
 
 def test_a_failed_run_ends_the_benchmark_with_its_error(
@@ -402,35 +362,6 @@ def test_a_failed_run_ends_the_benchmark_with_its_error(
     assert not (tmp_path / "o").exists()
 
 
-@pytest.mark.slow
-def test_the_command_line_trains_and_writes_a_result(
-    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    recipe = tiny(tmp_path, "steps", [(32, 1), (48, 1)])
-    words = ["--shards", shard_root, "--recipes", recipe, "--seeds", "1", "--threads", 1, "--device", "cpu",
-             "--out", tmp_path / "o.json", "--charts", tmp_path / "p.html"]  # fmt: skip
-    assert main([str(word) for word in words]) == 0
-    text, out = (tmp_path / "o.json").read_text(), capsys.readouterr().out
-    result = json.loads(text)
-    settings = {"recipes": ["steps"], "seeds": [1], "threads": 1, "device": "cpu", "plan": False, "turns": False}
-    assert result["settings"] == settings
-    (run,) = result["runs"]
-    assert [stage["res"] for stage in run["stages"]] == [epoch["res"] for epoch in run["epochs"]] == [32, 48]
-    assert 0 <= run["final_top1"] <= 1
-    assert run["wall_s"] > run["elapsed_s"] == pytest.approx(run["train_s"] + run["eval_s"])
-    times = [point["wall_s"] for point in run["curve"]]
-    assert run["elapsed_s"] < times[1] < run["wall_s"]
-    assert times[1] - times[0] >= run["epochs"][1]["train_s"] + run["epochs"][1]["eval_s"]
-    assert [point["top1"] for point in run["curve"]] == [epoch["top1"] for epoch in run["epochs"]]
-    assert result["summary"] == summary(result["runs"])
-    assert tables(result) in out
-    assert "Training loss" in (tmp_path / "p.html").read_text()
-    assert show([str(tmp_path / "o.json"), "--charts", str(tmp_path / "q.html")]) == 0
-    assert tables(result) in capsys.readouterr().out
-    assert (tmp_path / "q.html").read_text() == (tmp_path / "p.html").read_text()
-    assert not [folder for folder in (tmp_path, shard_root.parent) if str(folder) in text]
-
-
 def test_turns_are_a_few_steps_or_a_validation(shard_set: ShardSet) -> None:
     plan = Plan(shard_set, [RecipeStage(res=32, epochs=4, batch_size=4)], eval_batch_size=4)
     turns: list[list[str]] = [[]]
@@ -446,44 +377,16 @@ def test_turns_are_a_few_steps_or_a_validation(shard_set: ShardSet) -> None:
     assert min(map(len, turns)) > 0
 
 
-@pytest.mark.slow
-def test_trainings_alternate_to_the_end(
-    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fixed, steps = tiny(tmp_path, "fixed", [(48, 3)]), tiny(tmp_path, "steps", [(32, 1), (48, 2)])
-    words = ["--shards", shard_root, "--recipes", f"{fixed},{steps}", "--seeds", "0", "--turns", "--threads", 1,
-             "--device", "cpu", "--out", tmp_path / "o.json"]  # fmt: skip
-    assert main([str(word) for word in words]) == 0
-    assert "steps: epochs in turns" in capsys.readouterr().out
-    result = json.loads((tmp_path / "o.json").read_text())
-    runs = {run["recipe"]: [epoch["train_s"] for epoch in run["epochs"]] for run in result["runs"]}
-    ratios = [a / b for a, b in zip(runs["steps"], runs["fixed"], strict=True)][1:]  # not of the first, at 32 px
-    against = result["summary"]["recipes"]["steps"]["against"]
-    assert against["paired_epoch_ratio"]["raw"] == pytest.approx([np.prod(ratios) ** 0.5])
-    assert (against["paired_epoch_ratio"]["n"], against["paired_epoch_ratio"]["epochs"]) == (1, 2)
-    steps_s = {run["recipe"]: [epoch["final_step_image_s"] for epoch in run["epochs"]] for run in result["runs"]}
-    assert steps_s["steps"][0] is None  # at 32 px
-    ratios = [a / b for a, b in zip(steps_s["steps"][1:], steps_s["fixed"][1:], strict=True)]
-    assert against["paired_step_ratio"]["raw"] == pytest.approx([np.prod(ratios) ** 0.5])
-    assert against["wall_ratio"] is None
-    fixed.write_text(fixed.read_text().replace("test_resnet", "no_such_net"))
-    assert main([str(word) for word in words]) == 2
-    assert "expected 0: resolute train: model: timm cannot build" in capsys.readouterr().err
-
-
 def test_comparison_recipes_differ_only_in_the_named_property() -> None:
-    turns = [Recipe.load(RECIPES / f"turns_{name}.toml") for name in ("fixed224", "progressive")]
-    assert replace(turns[0], stages=turns[1].stages, name="turns_progressive") == turns[1]
-    assert turns[0].total_epochs == turns[1].total_epochs
-    assert {stage.res for stage in turns[0].stages} == {224} == {turns[1].stages[-1].res}
-    names = ("fixed224", "progressive")
-    recipes = {name: Recipe.load(RECIPES / f"{name}.toml") for name in names}
-    progressive = recipes["progressive"]
-    same = {"name": "progressive", "schedule": progressive.schedule, "freeze": progressive.freeze}
-    for name, recipe in recipes.items():
-        assert recipe.total_epochs == 12
-        assert recipe.stages[-1].res == 224
-        heading = (RECIPES / f"{name}.toml").read_text().splitlines()[1]
-        assert heading.startswith("# python -m resolute.benchmarks.training: ")
-        stages = tuple(replace(stage, freeze_to=None, unfreeze_to=None) for stage in recipe.stages)
-        assert replace(recipe, stages=progressive.stages if name == "fixed224" else stages, **same) == progressive
+    def load(name: str) -> Recipe:
+        return Recipe.load(RECIPES / f"{name}.toml")
+
+    fixed, progressive = load("turns_fixed224"), load("turns_progressive")
+    assert replace(fixed, stages=progressive.stages, name="turns_progressive") == progressive
+    assert fixed.total_epochs == progressive.total_epochs
+    assert {stage.res for stage in fixed.stages} == {224} == {progressive.stages[-1].res}
+    fixed, progressive = load("fixed224"), load("progressive")
+    assert replace(fixed, name="progressive", stages=progressive.stages, schedule=progressive.schedule,
+                   freeze=progressive.freeze) == progressive  # fmt: skip
+    for recipe in (fixed, progressive):
+        assert (recipe.total_epochs, recipe.stages[-1].res) == (12, 224)

@@ -1,17 +1,9 @@
-"""Every HTML page in a real browser: no errors, no other host, readable at all widths, usable without a mouse.
-
-    RESOLUTE_PAGES="runs/demo/report.html bench" python -m pytest tests/browser
-
-checks these pages too: files, or folders with all pages in them. They and the site are served from a loopback address.
-"""
+"""Every HTML page in a real browser: no errors, no other host, readable at all widths, usable without a mouse."""
 
 from __future__ import annotations
 
-import functools
-import os
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +21,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(BROWSER is None, reason="opens pages in a browser: no chromium or chrome is installed"),
 ]
-# (folder that is served, page in it)
-OTHERS = [(root, path) for word in map(Path, os.environ.get("RESOLUTE_PAGES", "").split())
-          for root in [word if word.is_dir() else word.parent]
-          for path in (sorted(word.rglob("*.html")) if word.is_dir() else [word])]  # fmt: skip
 SITE = [f"{page}.html" for page in re.findall(r": (\w+)\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)]
 NARROW, WIDE = 400, 1400
-MAX_BYTES = 3_000_000
 
 # why one script: it sees the page as a reader does, after layout; returns lists of what is wrong, by kind
 INSPECT = r"""(() => {
@@ -95,37 +82,27 @@ TARGETS = r"""[...document.querySelectorAll("a[href], button, input, select, tex
   .filter(node => node.tabIndex >= 0 && node.checkVisibility({visibilityProperty: true, opacityProperty: true}))"""
 FOCUS = f"""(() => {{ const node = document.activeElement, style = getComputedStyle(node);
   return [{TARGETS}.indexOf(node), style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0]; }})()"""
-
-
 READING = "document.querySelector('.read').textContent"
 
 
-@dataclass
-class Seen:
-    """Observations of a page in a browser, in a narrow dark window and in a wide light one."""
-
-    url: str
-    nbytes: int
-    windows: dict[int, dict[str, Any]]
-    named: list[tuple[str, str]]
-    errors: list[str]
-    requests: list[str]
-    unreached: int
-    unseen_focus: int
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as running:
+        yield running
 
 
-def inspect(browser: Browser, url: str, nbytes: int, picture: Path) -> Seen:
-    seen = Seen(url, nbytes, {}, [], [], [], 0, 0)
+def look(browser: Browser, url: str, picture: Path, *, keys: bool = False) -> dict[int, dict[str, Any]]:
+    """What is seen of a page in a narrow dark window and in a wide light one; with `keys`, also what Tab reaches."""
+    seen = {}
     for width in (NARROW, WIDE):
         with browser.open(url, width=width, dark=width == NARROW) as tab:
             tab.run("document.querySelectorAll('details').forEach(node => node.open = true)")
-            seen.windows[width] = tab.run(INSPECT)
+            seen[width] = tab.run(INSPECT)
             tab.screenshot(picture.with_suffix(f".{width}.png"))
-            if width == NARROW:
-                seen.named = tab.accessible("image", "table", "slider", "region", "button", "link")
-                seen.unreached, seen.unseen_focus = _tab_through(tab)
-            seen.errors += tab.errors()
-            seen.requests += tab.requests()
+            if keys and width == NARROW:
+                seen[width]["roles"] = tab.accessible("image", "table", "slider", "region", "button", "link")
+                seen[width]["unreached"], seen[width]["unseen_focus"] = _tab_through(tab)
+            seen[width] |= {"errors": tab.errors(), "requests": tab.requests()}
     return seen
 
 
@@ -141,119 +118,40 @@ def _tab_through(tab: Tab) -> tuple[int, int]:
     return count - len(reached - {-1}), dull
 
 
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as running:
-        yield running
+def check(seen: dict[int, dict[str, Any]], here: str) -> None:
+    """No errors, no request elsewhere, text that fits, headers, headings, and the colours that the system asks for."""
+    for width, page in seen.items():
+        assert page["errors"] == []
+        assert [url for url in page["requests"] if not url.startswith((here, "data:"))] == []
+        assert {kind: page["wrong"][kind][:10] for kind in ("overflow", "small", "tables", "headings")} == {
+            "overflow": [], "small": [], "tables": [], "headings": []}, width  # fmt: skip
+        assert page["lang"]
+        assert page["title"]
+    assert seen[NARROW]["light"] < 0.1
+    assert seen[WIDE]["light"] > 0.8
 
 
-@pytest.fixture(scope="session")
-def seen(
-    browser: Browser, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Callable[[Any], Seen]:
-    """seen(page): what the browser showed of a page of `PAGES` or `SITE`, by name, or of `OTHERS`; opened once each."""
-    folder = tmp_path_factory.mktemp("pages")
-
-    @functools.cache
-    def look(page: Any) -> Seen:
-        if page in SITE:
-            root = request.getfixturevalue("site")
-            page = (root, root / page)
-        if not isinstance(page, str):
-            root, path = page
-            with serving(root) as port:
-                url = f"http://127.0.0.1:{port}/{path.relative_to(root)}"
-                return inspect(browser, url, path.stat().st_size, folder / "-".join(path.relative_to(root).parts))
-        path = folder / f"{page}.html"
-        path.write_bytes(PAGES[page](request, folder / page))
-        return inspect(browser, path.as_uri(), path.stat().st_size, path)
-
-    return look
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_of_ours_is_readable_and_works_with_keys_and_screen_readers(
+    name: str, browser: Browser, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    path = tmp_path / f"{name}.html"
+    path.write_bytes(PAGES[name](request, tmp_path / name))
+    assert path.stat().st_size < 3_000_000
+    seen = look(browser, path.as_uri(), path, keys=True)
+    check(seen, path.as_uri())
+    for page in seen.values():
+        assert page["wrong"]["overlap"][:10] == page["wrong"]["contrast"][:10] == []
+    assert (seen[NARROW]["unreached"], seen[NARROW]["unseen_focus"]) == (0, 0)
+    assert [role for role, label in seen[NARROW]["roles"] if not label.strip()] == []
 
 
-@pytest.fixture(params=[*PAGES, *SITE, *OTHERS], ids=str, scope="module")
-def page(request: pytest.FixtureRequest, seen: Callable[[Any], Seen]) -> Seen:
-    return seen(request.param)
-
-
-@pytest.fixture(params=PAGES, scope="module")
-def own_page(request: pytest.FixtureRequest, seen: Callable[[Any], Seen]) -> Seen:
-    """A page of our own templates; those of a site have the colours, icons and menus of its theme."""
-    return seen(request.param)
-
-
-FAULTY = """<!doctype html><body style="background: #fff; color: #000; margin: 0">
-<h2>second</h2><div style="width: 2000px">wide</div><p style="font-size: 9px">small</p>
-<p style="color: #aaa">pale</p>
-<svg viewBox="0 0 100 100" width="50" height="50"><text y="50" font-size="16">tiny</text></svg>
-<div class="x" style="position: relative"><span style="position: absolute">100,000</span>
-<span style="position: absolute">200,000</span></div>
-<table><tr><th></th></tr><tr><td>1</td></tr></table><svg role="img" width="9" height="9"></svg>
-<button style="outline: none">b</button><button tabindex="5">c</button><div inert><button>d</button></div>
-<img src="http://127.0.0.1:9/x.png" alt="x">
-<script>console.error("wrong"); nowhere();</script></body>"""
-
-
-def test_the_inspection_sees_every_kind_of_fault(browser: Browser, tmp_path: Path) -> None:
-    (tmp_path / "faulty.html").write_text(FAULTY)
-    seen = inspect(browser, (tmp_path / "faulty.html").as_uri(), 0, tmp_path / "faulty.html")
-    for window in seen.windows.values():
-        wrong = window["wrong"]
-        assert ["wide" in text for text in wrong["overflow"]] == [True]
-        assert [text.split()[0] for text in wrong["small"]] == ["9.0", "8.0"]
-        assert [text.partition(": ")[2] for text in wrong["contrast"]] == ["p pale"]
-        assert len(wrong["overlap"]) == len(wrong["headings"]) == len(wrong["tables"]) == 1
-        assert (window["lang"], window["title"]) == ("", "")
-    assert seen.windows[NARROW]["light"] > 0.9  # not dark
-    assert ("image", "") in seen.named
-    assert seen.unseen_focus == 1
-    assert seen.unreached == 1
-    assert any(url.startswith("http://127.0.0.1:9/") for url in seen.requests)
-    errors = " ".join(seen.errors)
-    assert "wrong" in errors
-    assert "Uncaught" in errors
-
-
-def test_a_page_loads_without_errors_and_asks_no_other_host(page: Seen) -> None:
-    assert page.errors == []
-    here = "/".join(page.url.split("/")[:3]) if page.url.startswith("http") else page.url
-    assert [url for url in page.requests if not url.startswith((here, "data:"))] == []
-
-
-@pytest.mark.parametrize("width", [NARROW, WIDE])
-@pytest.mark.parametrize("kind", ["overflow", "small", "tables"])
-def test_text_fits_and_tables_have_headers_in_narrow_and_wide_windows(page: Seen, width: int, kind: str) -> None:
-    assert page.windows[width]["wrong"][kind][:10] == []
-
-
-@pytest.mark.parametrize("width", [NARROW, WIDE])
-@pytest.mark.parametrize("kind", ["overlap", "contrast"])
-def test_text_is_distinct_in_narrow_dark_and_wide_light_windows(own_page: Seen, width: int, kind: str) -> None:
-    assert own_page.windows[width]["wrong"][kind][:10] == []
-
-
-def test_a_page_follows_the_dark_mode_of_the_system(page: Seen) -> None:
-    assert page.windows[NARROW]["light"] < 0.1
-    assert page.windows[WIDE]["light"] > 0.8
-
-
-def test_all_that_reacts_is_reached_by_tab_and_shows_its_focus(own_page: Seen) -> None:
-    assert (own_page.unreached, own_page.unseen_focus) == (0, 0)
-
-
-def test_a_screen_reader_gets_language_title_and_headings_in_order(page: Seen) -> None:
-    for window in page.windows.values():
-        assert window["lang"]
-        assert window["title"]
-        assert window["wrong"]["headings"] == []
-
-
-def test_a_screen_reader_gets_the_names_of_images_tables_and_controls(own_page: Seen) -> None:
-    assert [role for role, name in own_page.named if not name.strip()] == []
-
-
-def test_a_page_has_less_than_three_megabytes(page: Seen) -> None:
-    assert page.nbytes < MAX_BYTES
+@pytest.mark.parametrize("name", SITE)
+def test_a_page_of_the_site_is_readable(name: str, browser: Browser, site: Path, tmp_path: Path) -> None:
+    """Colours, icons and menus are its theme's."""
+    with serving(site) as port:
+        here = f"http://127.0.0.1:{port}"
+        check(look(browser, f"{here}/{name}", tmp_path / name), here)
 
 
 def test_charts_show_their_values_at_the_pointer_and_at_the_place_set_by_keys(browser: Browser, tmp_path: Path) -> None:

@@ -1,7 +1,4 @@
-"""The commands that README, CONTRIBUTING and `docs/` show in their bash blocks, and which of them the tests run.
-
-    python -m tests.docs.commands     # lists them, page by page
-"""
+"""The commands that README, CONTRIBUTING and `docs/` show in their bash blocks, and which of them the tests run."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ LEFT_OUT = {
     ("docs/several_gpus.md", "make train GPUS=8 .*"): "needs eight GPUs; CPU: tests/train/devices/test_distributed.py",
     ("", "make env"): "installs the environment that the tests run in",
     ("", "make (test|check)"): "would run this test again",
-    ("", "make bench .*"): "takes 90 s by design; tests/benchmarks/test_brief.py runs it on tiny data",
+    ("", "make bench .*"): "takes 90 s by design; tests/benchmarks/test_programs.py runs it on tiny data",
     ("", r"python -m resolute.benchmarks\.\w+"): "writes into the checkout; tests/docs/test_figures.py compares",
     ("docs/planning.md", "make train RECIPE=mine.toml .*"): "trains for the whole budget of eleven minutes",
 }  # fmt: skip
@@ -52,16 +49,3 @@ def reason(page: Path, command: str) -> str | None:
         if where in ("", name) and re.fullmatch(pattern, command, re.DOTALL):
             return why
     return None
-
-
-def main() -> None:
-    for page in pages():
-        if blocks(page, "bash"):
-            print(f"{page.relative_to(ROOT)}")
-            for command in commands(page):
-                why = reason(page, command)
-                print(f"  {'left out' if why else 'run':<9} {command.splitlines()[0]}{f'   ({why})' if why else ''}")
-
-
-if __name__ == "__main__":
-    main()

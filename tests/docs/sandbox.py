@@ -1,4 +1,4 @@
-"""A folder in which the commands of the pages run as they are: photos, tables, tars, recipes and a set, all tiny.
+"""A folder in which the commands of the pages run as they are: photos, tables, recipes and a set, all tiny.
 
 Recipes have the names of those that are included, so that commands need no change; their contents are one small recipe.
 """
@@ -9,12 +9,11 @@ import csv
 import json
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import webdataset
 
 from tests import ROOT
 from tests.conftest import make_photos
@@ -24,22 +23,11 @@ from tests.support.fake_make import Make
 __all__ = ["Sandbox"]
 
 RECIPE = """
-[model]
-name = "test_resnet"
-[optim]
-lr = 0.05
-[precision]
-amp = "off"
-[eval]
-batch_size = 16
-[[stages]]
-res = 32
-epochs = 1
-batch_size = 8
-[[stages]]
-res = 48
-epochs = 1
-batch_size = 8
+model.name = "test_resnet"
+optim.lr = 0.05
+precision.amp = "off"
+eval.batch_size = 16
+stages = [{ res = 32, epochs = 1, batch_size = 8 }, { res = 48, epochs = 1, batch_size = 8 }]
 """
 
 
@@ -95,10 +83,6 @@ class Sandbox:
         make_photos(self.folder / "set-photos", each=12)
         self.run("resolute shards --src set-photos --out shards --res 128,160,224 --val-frac 0.25")
 
-    def add_run(self) -> None:
-        """The run `first` on the set."""
-        self.run("make train SHARDS=shards RECIPE=train/recipes/demo.toml RUN=first")
-
     def add_growing_photos(self) -> None:
         """A set of class folders, to which photos have come since, and of which one is gone."""
         make_photos(self.folder / "photos", each=12)
@@ -133,23 +117,3 @@ class Sandbox:
                 writer = csv.writer(file)
                 writer.writerow(heads)
                 writer.writerows([f"{name}_{number}", *row] for number, row in enumerate(rows))
-
-    def add_tars(self) -> None:
-        """Tars of another program: one to train on, one to validate on."""
-        (self.folder / "wds").mkdir()
-        photos = sorted((self.folder / "photos" / "train").rglob("*.jpg"))
-        for name, chosen in (("train", photos[::2]), ("validation", photos[1::2])):
-            with webdataset.TarWriter(str(self.folder / "wds" / f"{name}-000000.tar")) as out:
-                for number, photo in enumerate(chosen):
-                    label = photo.parent.name.removeprefix("class").encode()
-                    out.write({"__key__": f"{number:05d}", "jpg": photo.read_bytes(), "cls": label})
-
-
-# what each page expects; others: photos, the set and a run
-STARTS: dict[str, Sequence[Callable[[Sandbox], None]]] = {
-    "README.md": (Sandbox.add_demo, Sandbox.add_photos),
-    "docs/start.md": (Sandbox.add_demo, Sandbox.add_photos),
-    "docs/sources.md": (Sandbox.add_photos, Sandbox.add_tables, Sandbox.add_tars),
-    "docs/adding_photos.md": (Sandbox.add_growing_photos,),
-}
-OTHERS = (Sandbox.add_photos, Sandbox.add_set)

@@ -14,60 +14,44 @@ from resolute.cli import COMMANDS, _load, main
 from resolute.settings import definitions, option_name
 
 
-def options_of(name: str) -> Any:
-    return cli._load(COMMANDS[name].options)
-
-
-def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_all_commands_and_their_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == __version__
     assert main(["--help"]) == 0
-    words = capsys.readouterr().out.split()
-    assert {name.split()[0] for name in COMMANDS} <= {*words}
+    assert {name.split()[0] for name in COMMANDS} <= {*capsys.readouterr().out.split()}
+    for name, command in COMMANDS.items():
+        assert main([*name.split(), "--help"]) == 0
+        out = capsys.readouterr().out
+        for setting in definitions(cli._load(command.options)):
+            assert option_name(setting.name) in out
+            assert setting.help
+            assert setting.help.split()[0] in out
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_names_every_option_and_what_it_does(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*name.split(), "--help"]) == 0
-    out = capsys.readouterr().out
-    for setting in definitions(options_of(name)):
-        assert option_name(setting.name) in out
-        assert setting.help
-        assert setting.help.split()[0] in out
-
-
-@pytest.mark.parametrize("name", ["shards", "train", "eval", "bench", "gpu-check"])
-def test_help_and_mistakes_load_nothing_slow(name: str) -> None:
-    code = f"""
+def test_help_and_mistakes_load_nothing_slow() -> None:
+    code = """
 import sys
 from resolute.cli import main
-assert main(["{name}", "--help"]) == 0
-assert main(["{name}", "--no-such-option", "1"]) == 2
-print({{"torch", "numpy", "numba", "timm", "fsspec"}} & {{*sys.modules}}, file=sys.stderr)
+for name in ("shards", "train", "eval", "bench", "gpu-check"):
+    assert main([name, "--help"]) == 0
+    assert main([name, "--no-such-option", "1"]) == 2
+print({"torch", "numpy", "numba", "timm", "fsspec"} & {*sys.modules}, file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "set()"
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.strip() == __version__
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["shrads"], 'resolute: Unknown command "shrads". Did you mean "shards"; see `resolute --help`'),
-        (["jobs", "finsh"], 'resolute: Unknown command "finsh". Did you mean "finish"; see `resolute --help`'),
-        (["shards", "--scr", "x"], "resolute shards: Unknown option: --scr. Did you mean --src?"),
-        (["verify"], "resolute verify: --shards: missing, expected text"),
-        (["verify", "a", "b"], "resolute verify: got b, expected no more values"),
-        (["shards", "--src="], "resolute shards: --src: got an empty value"),
-        (["shards", "--quality", "101"], "resolute shards: --quality: got '101', expected integer, 1 to 100"),
-        (["shards", "--res", "64,x"], "resolute shards: --res: got 'x', expected list of numbers, at least 8"),
-        (["shards", "--kind", "zip"], 'resolute shards: --kind: got \'zip\', expected "auto", "folders"'),
-        (["train", "--shards", "a", "--recipe", "b", "--from"], "resolute train: "),
-        (["jobs", "plan", "--src", "a", "--workers", "2"], "resolute jobs plan: Unknown option: --workers"),
-    ],
-)
+@pytest.mark.parametrize(("words", "line"), [
+    (["jobs", "finsh"], 'resolute: Unknown command "finsh". Did you mean "finish"; see `resolute --help`'),
+    (["shards", "--scr", "x"], "resolute shards: Unknown option: --scr. Did you mean --src?"),
+    (["verify"], "resolute verify: --shards: missing, expected text"),
+    (["verify", "a", "b"], "resolute verify: got b, expected no more values"),
+    (["shards", "--src="], "resolute shards: --src: got an empty value"),
+    (["shards", "--quality", "101"], "resolute shards: --quality: got '101', expected integer, 1 to 100"),
+    (["shards", "--res", "64,x"], "resolute shards: --res: got 'x', expected list of numbers, at least 8"),
+    (["shards", "--kind", "zip"], 'resolute shards: --kind: got \'zip\', expected "auto", "folders"'),
+    (["train", "--shards", "a", "--recipe", "b", "--from"], "resolute train: "),
+])  # fmt: skip
 def test_a_mistake_is_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     err = capsys.readouterr().err
@@ -75,29 +59,20 @@ def test_a_mistake_is_one_line(words: list[str], line: str, capsys: pytest.Captu
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize(("text", "is_on"), [("=1", True), ("=true", True), ("", True), ("=0", False), ("=no", False)])
-def test_flags_take_a_value_as_make_passes_it(text: str, is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_taken_as_make_and_people_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Any] = []
     monkeypatch.setattr("resolute.prep.commands.shards", taken.append)
-    assert main(["shards", "--src", "a", f"--rebuild{text}"]) == 0
-    assert taken[0].rebuild is is_on
-
-
-def test_values_may_begin_with_a_dash_and_lists_have_commas(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[Any] = []
-    monkeypatch.setattr("resolute.prep.commands.shards", taken.append)
-    assert main(["shards", "--src=-a b", "--res", "32,48", "--max-bad", "1"]) == 0
-    assert (taken[0].src, taken[0].res, taken[0].max_bad) == ("-a b", (32, 48), 1.0)
-
-
-def test_a_first_value_needs_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[Any] = []
     for program in ("report", "compare"):
         monkeypatch.setattr(f"resolute.train.report.page.{program}", taken.append)
-    assert main(["report", "first"]) == main(["report", "--run", "first"]) == 0
+    for text, is_on in (("=1", True), ("=true", True), ("", True), ("=0", False), ("=no", False)):
+        assert main(["shards", "--src", "a", f"--rebuild{text}"]) == 0
+        assert taken.pop().rebuild is is_on
+    assert main(["shards", "--src=-a b", "--res", "32,48", "--max-bad", "1"]) == 0
+    assert (taken[-1].src, taken[-1].res, taken[-1].max_bad) == ("-a b", (32, 48), 1.0)
+    assert main(["report", "first"]) == main(["report", "--run", "first"]) == 0  # a first value needs no name
+    assert [taken[-2].run, taken[-1].run] == ["first", "first"]
     assert main(["compare", "a", "b c", "--out", "x.html"]) == 0
-    assert [taken[0].run, taken[1].run, taken[2].runs] == ["first", "first", ("a", "b c")]
-    assert taken[2].out == Path("x.html")
+    assert (taken[-1].runs, taken[-1].out) == (("a", "b c"), Path("x.html"))
 
 
 def test_the_shell_can_complete_commands_and_options() -> None:
@@ -106,12 +81,12 @@ def test_the_shell_can_complete_commands_and_options() -> None:
     assert "--max-bad" in script
 
 
-@pytest.mark.parametrize(("environ", "printed"), [
-    ({}, "resolute verify: interrupted\n"),
-    ({"LOCAL_RANK": "1"}, ""),  # `resolute --gpus` and torchrun say it once for all their processes
+@pytest.mark.parametrize(("rank", "printed"), [
+    (None, "resolute verify: interrupted\n"),
+    ("1", ""),  # `resolute --gpus` and torchrun say it once for all their processes
 ])  # fmt: skip
 def test_ctrl_c_is_one_line_of_the_process_that_was_started(
-    environ: dict[str, str], printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rank: str | None, printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
@@ -119,7 +94,7 @@ def test_ctrl_c_is_one_line_of_the_process_that_was_started(
     program = COMMANDS["verify"].program
     monkeypatch.setattr(cli, "_load", lambda where: interrupted if where == program else _load(where))
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
+    if rank:
+        monkeypatch.setenv("LOCAL_RANK", rank)
     assert main(["verify", "--shards", "none"]) == 130
     assert capsys.readouterr().err == printed

@@ -27,23 +27,15 @@ def test_only_credentials_are_stripped(text: str, expected: str) -> None:
     assert strip_credentials(text) == expected
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ENOENT, errno.ETIMEDOUT, errno.EINTR])
-def test_storage_errors_count_as_unavailable(number: int) -> None:
-    assert is_unavailable(OSError(number, ""))
+def test_storage_errors_count_as_unavailable_and_impossible_paths_do_not() -> None:
+    for number in (errno.EIO, errno.ESTALE, errno.EACCES, errno.ENOENT, errno.ETIMEDOUT, errno.EINTR):
+        assert is_unavailable(OSError(number, ""))
+    for number in (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
+        assert not is_unavailable(OSError(number, ""))
 
 
-@pytest.mark.parametrize("number", [errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG])
-def test_impossible_paths_do_not_count_as_unavailable(number: int) -> None:
-    assert not is_unavailable(OSError(number, ""))
-
-
-@pytest.mark.parametrize(("environ", "command"), [
-    ({}, "`resolute shards --src='my photos' --val-labels=a.csv`"),
-    ({"MAKELEVEL": "1"}, "`make shards SRC='my photos' VAL_LABELS=a.csv`"),
-])  # fmt: skip
-def test_a_command_in_a_message_is_that_of_make_if_make_was_used(
-    environ: dict[str, str], command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    assert as_typed("shards", {"SRC": "my photos", "val_labels": "a.csv"}) == command
+def test_a_command_in_a_message_is_that_of_make_if_make_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "shards", {"SRC": "my photos", "val_labels": "a.csv"}
+    assert as_typed(*words) == "`resolute shards --src='my photos' --val-labels=a.csv`"
+    monkeypatch.setenv("MAKELEVEL", "1")
+    assert as_typed(*words) == "`make shards SRC='my photos' VAL_LABELS=a.csv`"

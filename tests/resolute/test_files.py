@@ -1,18 +1,26 @@
-"""Atomic files: complete or absent; partial files of killed writers are deleted, those of running writers are not."""
+"""Atomic files and the lock of a folder: complete or absent, one writer at a time, and clean after a kill."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from resolute.errors import ResoluteError
+from resolute.errors import ResoluteError, StorageError
 from resolute.files import atomic_file, atomic_write, check_output, delete_partial, output_file
-from resolute.lock import try_lock
+from resolute.lock import exclusive_lock, try_lock
+
+
+def lock(path: Path) -> Any:
+    return exclusive_lock(path, folder=path.parent, writer="prep", remedy="choose another OUT")
 
 
 def write_and_wait(path: Path, ready: Event) -> None:
@@ -23,34 +31,40 @@ def write_and_wait(path: Path, ready: Event) -> None:
         signal.pause()
 
 
-def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
-    atomic_write(tmp_path / "f", "old")
-    with atomic_file(tmp_path / "f") as file:
-        file.write(b"new")
-        assert (tmp_path / "f").read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["f"]
-    assert (tmp_path / "f").read_text() == "new"
+def lock_and_wait(path: Path, ready: Event) -> None:
+    with lock(path):
+        ready.set()
+        signal.pause()
 
 
-def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    atomic_write(tmp_path / "f", "old")
-    def fail() -> None:
+def started(work: Callable[[Path, Event], None], path: Path) -> Any:
+    """A process that does `work` and waits."""
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    process = context.Process(target=work, args=(path, ready))
+    process.start()
+    assert ready.wait(30)
+    return process
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    def write(text: bytes, error: Exception | None = None) -> None:
         with atomic_file(tmp_path / "f") as file:
-            file.write(b"new")
-            raise ValueError("stop")
+            file.write(text)
+            assert (tmp_path / "f").read_text() == "old"
+            if error:
+                raise error
 
+    atomic_write(tmp_path / "f", "old")
     with pytest.raises(ValueError, match="stop"):
-        fail()
-    assert [path.name for path in tmp_path.iterdir()] == ["f"]
-    assert (tmp_path / "f").read_text() == "old"
+        write(b"half", ValueError("stop"))
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("f", "old")]
+    write(b"new")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("f", "new")]
 
 
 def test_partial_files_of_killed_writers_are_deleted_and_of_running_ones_kept(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    ready = context.Event()
-    process = context.Process(target=write_and_wait, args=(tmp_path / "f", ready))
-    process.start()
-    assert ready.wait(30)
+    process = started(write_and_wait, tmp_path / "f")
     delete_partial(tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
     process.kill()
@@ -64,15 +78,14 @@ def test_a_file_deleted_as_abandoned_before_it_was_locked_is_created_again(
 ) -> None:
     early = iter([True])
 
-    def lock(handle: int) -> bool:
+    def lock_late(handle: int) -> bool:
         if next(early, False):
             delete_partial(tmp_path)  # of another process
         return try_lock(handle)
 
-    monkeypatch.setattr("resolute.files.try_lock", lock)
+    monkeypatch.setattr("resolute.files.try_lock", lock_late)
     atomic_write(tmp_path / "f", "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["f"]
-    assert (tmp_path / "f").read_text() == "new"
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("f", "new")]
 
 
 def test_an_output_deletes_partial_files_of_the_same_name_only(tmp_path: Path) -> None:
@@ -84,20 +97,8 @@ def test_an_output_deletes_partial_files_of_the_same_name_only(tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == [unrelated.name, "eval.json"]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("old.csv", None), ("new.CSV", None), ("link.csv", None),
-        ("new.jpg", "got .*new.jpg, expected a name that ends in .csv"), ("new", "expected a name that ends in"),
-        ("folder.csv", r"not written \(Is a directory\); choose a file name"),
-        ("missing/new.csv", r"not written \(No such folder\); choose a path in an existing folder"),
-        ("old.csv/new.csv", r"not written \(No such folder\)"), ("pipe.csv", r"not written \(not a regular file\)"),
-        ("dangling.csv", r"not written \(not a regular file\)"), ("read-only.csv", r"not written \(read-only file\)"),
-        (f"{'x' * 250}.csv", r"not written \(File name too long\)"),
-    ],
-)  # fmt: skip
 def test_an_output_path_is_checked_beforehand_and_nothing_is_left_behind(
-    tmp_path: Path, name: str, message: str | None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for file in ("old.csv", "read-only.csv"):
         (tmp_path / file).write_text("old")
@@ -109,10 +110,49 @@ def test_an_output_path_is_checked_beforehand_and_nothing_is_left_behind(
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: "read-only" not in str(path) and access(path, mode))
     before = sorted(path.name for path in tmp_path.rglob("*"))
-    if message is None:
+    for name in ("old.csv", "new.CSV", "link.csv"):
         check_output(tmp_path / name, setting="--out", suffixes=(".csv",))
-    else:
+    for name, message in (
+        ("new.jpg", "got .*new.jpg, expected a name that ends in .csv"),
+        ("folder.csv", r"not written \(Is a directory\); choose a file name"),
+        ("missing/new.csv", r"not written \(No such folder\); choose a path in an existing folder"),
+        ("old.csv/new.csv", r"not written \(No such folder\)"), ("pipe.csv", r"not written \(not a regular file\)"),
+        ("dangling.csv", r"not written \(not a regular file\)"), ("read-only.csv", r"not written \(read-only file\)"),
+        (f"{'x' * 250}.csv", r"not written \(File name too long\)"),
+    ):
         with pytest.raises(ResoluteError, match=message):
             check_output(tmp_path / name, setting="--out", suffixes=(".csv",))
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
     assert (tmp_path / "old.csv").read_text() == "old"
+
+
+def test_a_second_writer_is_refused_until_the_first_ends_or_is_killed(tmp_path: Path) -> None:
+    process = started(lock_and_wait, tmp_path / "lock")
+    with pytest.raises(ResoluteError, match=f"another prep is writing here, got host .*, pid {process.pid}, since"):
+        lock(tmp_path / "lock").__enter__()
+    process.kill()
+    process.join()
+    with lock(tmp_path / "lock"), pytest.raises(ResoluteError, match=f"pid {os.getpid()}"):
+        lock(tmp_path / "lock").__enter__()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_file_system_without_locks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StorageError, match="cannot be locked, got 'No locks available'"):
+        lock(tmp_path / "lock").__enter__()
+
+
+def test_the_holder_of_a_lock_detects_that_its_folder_was_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with lock(folder / "lock") as is_held:
+        assert is_held()
+        folder.rename(tmp_path / "away")
+        folder.mkdir()
+        assert not is_held()
+        (folder / "lock").touch()
+        assert not is_held()

@@ -1,0 +1,247 @@
+"""Rates, waits, stalls and the costs of changes equal their definitions; loaders are compared within a round."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from resolute.benchmarks.change import around_s, cost_s, first_batches, measure, steady_s, table
+from resolute.benchmarks.loader import measure_rates, rates_table
+from resolute.benchmarks.loaders import child
+from resolute.benchmarks.loaders.job import Job
+from resolute.benchmarks.loaders.registry import LOADERS
+from resolute.benchmarks.loaders.run import Runner
+from resolute.benchmarks.proc import cpu_time, evict_files
+from resolute.benchmarks.storage.__main__ import Delayed, paced
+from resolute.benchmarks.storage.object_store import store
+from resolute.benchmarks.training import stalls
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.reader import Reader
+from resolute.pipeline.storage.base import open_files
+from resolute.pipeline.storage.cache import CacheSettings
+
+STEADY = [2.0] * 30
+CPU = torch.device("cpu")
+
+
+class Clock:
+    """Replaces the module `time`."""
+
+    def __init__(self) -> None:
+        self.now, self.busy = 0.0, 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def thread_time(self) -> float:
+        return self.busy
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def images(clock: Clock, *, each_s: Iterator[float], size: int = 4) -> Generator[torch.Tensor, None, None]:
+    for step_s in each_s:
+        clock.now += step_s
+        clock.busy += step_s / 10
+        yield torch.zeros(size, 3, 2, 2)
+
+
+def runner(*loaders: str, rounds: int = 2) -> Runner:
+    return Runner(job=Job(shards="", resolutions=(32, 64), workers=1), loaders=loaders, rounds=rounds)
+
+
+# ---- clocks ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_rate_counts_images_after_the_warm_up_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "time", clock := Clock())
+    slow_start = itertools.chain([30.0, 10.0, 10.0], itertools.repeat(2.0))
+    loader = SimpleNamespace(stream=lambda job: images(clock, each_s=slow_start))
+    result = child.rate(loader, Job(shards="", resolutions=(2,), batch_size=4, seconds=10, warm_up=3))
+    assert result["first_batch_s"] == 30
+    assert result["images_per_s"] == pytest.approx(4 / 2)
+    assert result["host_us_per_image"] == pytest.approx(1e6 * 0.2 / 4)
+
+
+def test_the_clock_of_a_paced_consumer_counts_waits_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "time", clock := Clock())
+    waits, phases = [9.0, 1.0, 1.0, 5.0, 2.0], iter([0, 0, 0, 1, 1])
+    batches = zip(phases, images(clock, each_s=iter(waits)), strict=False)
+    assert child.clock(batches, lambda batch: batch[0], [100.0, 200.0], CPU) == [[9.0, 1.0, 1.0], [5.0, 2.0]]
+    assert clock.now == sum(waits) + 3 * 100 + 2 * 200
+
+
+def test_the_stall_is_the_fraction_of_time_blocked_for_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stalls, "time", clock := Clock())
+
+    def batches() -> Iterator[Any]:
+        for wait_s in itertools.chain([50.0, 50.0], itertools.repeat(3.0)):
+            clock.now += wait_s
+            yield SimpleNamespace(labels=torch.zeros(8))
+
+    def train_step(batch: Any) -> None:
+        clock.now += 1.0
+
+    learner: Any = SimpleNamespace(train_step=train_step, device=CPU)
+    got = stalls.train_for(learner, batches(), seconds=20, steps_before=2)
+    assert got == {"images_per_s": 8 / 4, "stall_frac": 3 / 4}
+
+
+def test_cpu_time_of_children_is_counted() -> None:
+    before = cpu_time(os.getpid())
+    burn = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        during, alone = cpu_time(os.getpid()), cpu_time(process.pid)
+        process.communicate(b"\n")
+    after = cpu_time(os.getpid())
+    assert before is not None
+    assert during is not None
+    assert alone is not None
+    assert after is not None
+    assert alone[1] == 1
+    assert during[1] == before[1] + 1 == after[1] + 1
+    assert alone[0] >= 0.28
+    assert during[0] - before[0] >= 0.28
+    assert after[0] >= during[0]  # an ended child stays counted
+    assert cpu_time(2**22 + 1) is None
+
+
+# ---- the cost of a change --------------------------------------------------------------------------------------------
+
+
+def test_the_cost_of_a_change_equals_its_definition() -> None:
+    times = [7.0, 3.0, 2.0, 2.0, 1.0, *([2.0] * 10), *([9.0] * 5)]  # the next change slows the last five
+    assert steady_s(times, 1) == 2.0
+    assert cost_s(times, 1) == 15.0 - 5 * 2.0
+    assert cost_s([0.5, *STEADY], 1) == -1.5  # an early batch
+    before = [1.0] * 25 + [1.0, 1.0, 1.0, 2.0, 4.0]  # time lost before the change counts in `around_s` only
+    assert cost_s([6.0, *STEADY], 1) == 4.0
+    assert around_s(before, [6.0, *STEADY], 1) == 4.0 + 4.0
+    hiccup = [5.0, *STEADY]
+    hiccup[15] += 100
+    assert cost_s(hiccup, 1) == 3.0
+
+
+@pytest.mark.parametrize(("workers", "first"), [(2, 6), (4, 8), (5, 5)])
+def test_whole_rounds_of_workers_are_counted_so_that_their_bursts_have_no_cost(workers: int, first: int) -> None:
+    """Workers that finish together deliver one slow batch and then fast ones."""
+    assert first_batches(workers) == first
+    burst = [12.0] + [0.0] * (workers - 1)
+    assert cost_s(burst * 20, workers) == pytest.approx(0)
+    assert cost_s([20.0, *(burst * 20)[1:]], workers) == pytest.approx(8)
+
+
+def test_drained_and_paced_consumers_are_measured_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = {"ours": [[9.0, *([1.0] * 29)], [4.0, *STEADY[1:]]], "pillow": [[3.0] * 30, [8.0, *([4.0] * 29)]]}
+    paces: list[Any] = []
+
+    def run(self: Runner, name: str, **settings: Any) -> list[list[float]]:
+        paces.append(settings["steps_s"])
+        return stages[name]
+
+    monkeypatch.setattr(Runner, "run", run)
+    result = measure(runner("ours", "pillow"), batches=30)
+    assert paces == [()] * 4 + [pytest.approx((1.3 * 3.0, 1.3 * 4.0))] * 4  # of the slower loader
+    for consumer in result["consumers"].values():
+        (change,) = consumer["changes"]
+        assert change["loaders"]["ours"]["cost_s"]["raw"] == [cost_s(stages["ours"][1], 1)] * 2 == [2.0] * 2
+        assert change["loaders"]["pillow"]["slowest_ratio"]["median"] == 2.0
+    text = table(result)
+    assert text.count("32 -> 64 px") == 4
+    assert "3900 / 5200 ms" in text
+    monkeypatch.setattr(Runner, "run", lambda self, name, **settings: [[1.0] * 60])  # it did not change its resolution
+    with pytest.raises(AssertionError, match="ours"):
+        measure(runner("ours"), batches=30)
+
+
+# ---- loaders side by side --------------------------------------------------------------------------------------------
+
+
+def rate(images_per_s: float) -> dict[str, Any]:
+    return {"images_per_s": images_per_s, "cpu_s_per_1000": 2.0, "cores_busy": 1.5, "first_batch_s": 0.1,
+            "host_us_per_image": 9.0, "processes": 3, "threads": 9, "layout": "NCHW"}  # fmt: skip
+
+
+def test_ratios_are_taken_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    # of three rounds, each at both resolutions
+    rates = {"ours": iter([10.0, 10.0, 40.0, 40.0, 30.0, 30.0]), "pillow": iter([5.0, 5.0, 10.0, 10.0, 30.0, 30.0])}
+    monkeypatch.setattr(Runner, "run", lambda self, name, **settings: rate(next(rates[name])))
+    result = measure_rates(runner("ours", "pillow", "timm-scheduled", rounds=3))
+    assert [entry["res"] for entry in result["res"]] == [32, 64]
+    for entry in result["res"]:
+        assert set(entry["loaders"]) == {"ours", "pillow"}
+        assert entry["loaders"]["pillow"]["ours_times"]["raw"] == [2.0, 4.0, 1.0]
+        assert entry["loaders"]["pillow"]["images_per_s"]["median"] == 10.0
+    text = rates_table(result)
+    assert text.count(LOADERS["pillow"].title) == 2
+    assert "2.00 (1.00..4.00)" in text
+
+
+def test_every_loader_takes_part_with_its_faster_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {("ours", 1): 10.0, ("ours", 2): 40.0, ("pillow", 1): 20.0, ("pillow", 2): 5.0}
+    monkeypatch.setattr(Runner, "run", lambda self, name, *, workers, **settings: rate(rates[name, workers]))
+    for entry in measure_rates(runner("ours", "pillow"), counts=(1, 2))["res"]:
+        ours, pillow = entry["loaders"]["ours"], entry["loaders"]["pillow"]
+        assert (ours["workers"], ours["images_per_s"]["median"]) == (2, 40.0)
+        assert (pillow["workers"], pillow["images_per_s"]["median"]) == (1, 20.0)
+        assert pillow["ours_times"]["raw"] == [2.0, 2.0]
+
+
+# ---- slow storage ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timing
+def test_waits_are_counted_per_epoch_without_compute_time() -> None:
+    def batches() -> Iterator[tuple[int, int]]:
+        for epoch, waits_s in enumerate([(0.2, 0.0, 0.1, 0.0), (0.05, 0.0)]):
+            for wait_s in waits_s:
+                time.sleep(wait_s)
+                yield epoch, 8
+
+    first, second = paced(batches(), step_s=0.05, began=time.perf_counter())
+    assert 0.2 <= first["start_s"] < 0.3
+    assert 0.1 <= first["slowest_s"] < 0.2
+    assert first["stall_frac"] == pytest.approx(0.1 / 0.3, abs=0.1)  # not the first batch's 0.2 s
+    assert second["stall_frac"] == pytest.approx(0.05 / 0.15, abs=0.15)
+    assert second["images_per_s"] == pytest.approx(16 / 0.15, rel=0.3)
+
+
+def test_delayed_files_return_the_same_bytes_after_the_delay(shard_root: Path) -> None:
+    files = open_files(shard_root)
+    slow, name = Delayed(files, 0.03), "32/train-000000.tar"
+    began = time.perf_counter()
+    assert slow.read(name, 7, 100) == files.read(name, 7, 100)
+    assert time.perf_counter() - began >= 0.03
+    with closing(Reader(ShardSet.open(shard_root, files=slow))) as reader:  # type: ignore[arg-type]
+        began = time.perf_counter()
+        assert not reader.submit("train", 32, np.arange(2)).result().errors
+        assert time.perf_counter() - began >= 0.03
+    evict_files([shard_root / name])
+    assert slow.read(name, 7, 100) == files.read(name, 7, 100)
+
+
+def test_the_store_has_the_configured_latency_and_bandwidth(shard_root: Path, tmp_path: Path) -> None:
+    name = "32/train-000000.tar"
+    data = (shard_root / name).read_bytes()
+    with (store(shard_root, latency_s=0.02, bytes_per_s=1e6, total_bytes_per_s=1e9) as url,
+          open_files(url, cache=CacheSettings(folder=tmp_path)) as files):  # type: ignore[attr-defined]  # fmt: skip
+        assert files.size(name) == len(data)
+        assert files.size("gone") is None
+        began = time.perf_counter()
+        assert files.read(name, 0, len(data)) == data
+        assert time.perf_counter() - began >= 0.9 * (0.02 + len(data) / 1e6)
