@@ -75,6 +75,26 @@ def test_values_are_taken_as_make_and_people_write_them(monkeypatch: pytest.Monk
     assert (taken[-1].runs, taken[-1].out) == (("a", "b c"), Path("x.html"))
 
 
+@pytest.mark.parametrize(("words", "line"), [
+    (["shards", "--src", "photos", "--out", "my set"], "next: `resolute show --shards='my set'`\n"),
+    (["shards", "--src", "photos", "--dry"], ""),
+    (["plan", "--shards", "set", "--recipe", "demo", "--run", "a"], "next: `resolute train --shards=set --recipe="),
+    (["jobs", "plan", "--src", "photos", "--out", "set"], "next: `resolute jobs range --out=set --range=:`\n"),
+    (["verify", "set"], ""),
+])  # fmt: skip
+def test_a_command_ends_with_the_next_one(
+    words: list[str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_load", lambda where: _load(where) if "Options" in where else lambda options: 0)
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(line)
+    assert bool(printed) == bool(line)
+    monkeypatch.setattr(cli, "_load", lambda where: _load(where) if "Options" in where else lambda options: 1)
+    assert main(words) == 1
+    assert capsys.readouterr().out == ""
+
+
 def test_the_shell_can_complete_commands_and_options() -> None:
     script = cli._app(complete=True).generate_completion(shell="bash")
     assert "lr-find" in script

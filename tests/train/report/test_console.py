@@ -46,7 +46,8 @@ def test_the_summary_equals_the_log(tmp_path: Path) -> None:
     text = summary(run, tmp_path)
     assert "top-1 35.00 % at the end, best 40.00 % (epoch 0)" in text
     assert "9.0 s: training 8.0 s, validation 1.0 s; waiting for data 25.00 %" in text
-    assert "switch to stage 1: +400 ms in its first 5 steps, usually 200 ms each (noise of 5 steps: " in text
+    assert "switch to stage 1: cost +2.0 steps of usually 200 ms in the first 5 (noise of 5 steps: " in text
+    assert text.splitlines()[-1] == f"next: `resolute eval --run={tmp_path}`"
 
 
 def test_an_epochs_line_is_aligned_with_its_header_and_shows_dashes_for_missing_values() -> None:
