@@ -167,8 +167,10 @@ def test_the_command_prints_the_path_of_the_page(tmp_path: Path, capsys: pytest.
      r"Stage 2 \(224 px\) waited .*alone, the loader \(700 .*Use more threads: `--threads 4` \(it ran with 1\)"),
     ({"waits": (0.3, 0.02, 0.02), "calibrated": True, "machine": {**GPU, "threads": 4}},
      r"the loader delivers 900 images/s, the model can use 1,000\. All cores are in use: .*`--decode auto`"),
-    ({"switch_s": 0.9}, r"to 160 px cost \+\d\.\d steps of usually 1\d\d ms, within the first 5 \(noise of 5 steps: -\d\.\d to "),
-    ({"switch_s": 3.0, "steps": 8}, r"to 224 px cost \+\d+\.\d steps of usually .* ms, .*too few steps to know the noise"),
+    ({"switch_s": 0.9},
+     r"to 160 px cost \+\d\.\d steps of usually 1\d\d ms, within the first 5 \(noise of 5 steps: -\d\.\d to "),
+    ({"switch_s": 3.0, "steps": 8},
+     r"to 224 px cost \+\d+\.\d steps of usually .* ms, .*too few steps to know the noise"),
     ({"machine": GPU}, r"GPU was busy only 70 % of the time"),
     ({"steps": 8}, r"Validation took 33 % of the run \(4\.0 s\): `eval.every_epochs = 2` would save about 2\.0 s"),
 ])  # fmt: skip
