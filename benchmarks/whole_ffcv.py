@@ -18,7 +18,6 @@ if __name__ == "__main__":  # before the slow imports
     guard_process()
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,6 +32,8 @@ from ffcv.loader import Loader, OrderOption
 from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, Squeeze, ToTensor, ToTorchImage
 from ffcv.writer import DatasetWriter
 from PIL import Image
+
+from resolute.machine import available_cpus
 
 from .whole_loop import CROP, MEAN, STD, class_files
 
@@ -93,7 +94,7 @@ class Epochs:
 def main(argv: Sequence[str] | None = None) -> int:
     (path,) = sys.argv[1:] if argv is None else argv
     settings = json.loads(Path(path).read_text(encoding="utf-8"))
-    write(Path(settings["photos"]), Path(settings["betons"]), workers=len(os.sched_getaffinity(0)))
+    write(Path(settings["photos"]), Path(settings["betons"]), workers=available_cpus())
     return 0
 
 
