@@ -169,7 +169,7 @@ def gpu_check(_: pytest.FixtureRequest, __: Path) -> bytes:
         {"title": "Tests", "verdict": "failed", "took_s": 2.0, "summary": "1 failed", "bad": True, "tables": []},
     ]  # fmt: skip
     return render(ROOT / "benchmarks" / "gpu_check" / "page.html", title="GPU check", subtitle="Some GPU",
-                  headline="The loader delivers images faster than the model trains on them.", line="1 passed, 1 failed", parts=parts)  # fmt: skip
+                  headline="The loader is faster than the model.", line="1 passed, 1 failed", parts=parts)  # fmt: skip
 
 
 # by name; each gets the fixtures and a folder that does not exist yet
