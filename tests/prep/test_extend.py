@@ -442,9 +442,9 @@ def test_what_cannot_be_extended_is_refused_in_one_line_and_left_as_it_is(
     other_settings = growing.run("--quality", 80, "--extend")
     refused(other_settings, "EXTEND=1 cannot change settings", "quality: got 90, expected 80", "undo the change")
     refused(growing.run(), "the source has changed in train bee (21 -> 24 images)", "EXTEND=1")
+    assert tree(growing.out) == before
     other = prep("--src", make_photos(tmp_path / "other"), "--out", growing.out, *MORE, "--extend")
     refused(other, f"a set of other photos, made from {photos}, got SRC={tmp_path / 'other'}", "lacks 60 of its photos")
-    assert tree(growing.out) == before
     manifest = json.loads((growing.out / "manifest.json").read_text())
     (growing.out / "manifest.json").write_bytes(manifest_bytes({**manifest, "version": 4}))
     refused(growing.run("--extend"), "a set of another version, got version 4", "REBUILD=1")

@@ -213,7 +213,6 @@ def test_a_changed_table_is_a_changed_source(case: Case) -> None:
 
 @pytest.mark.slow
 def test_one_table_may_name_the_images_of_src_and_val(case: Case) -> None:
-    case.write_labels()
     train, val = case.move_into_splits()
     rows = [(f"{i:03d}", json.dumps(own[::-1])) for i, own in enumerate(LABELS)]
     case.write(("id", "tags"), rows)
