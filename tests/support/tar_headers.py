@@ -18,7 +18,7 @@ DAMAGED_HEADERS = {
     "a size of thousands of digits": header(tarfile.XHDTYPE, 5011, b"5011 size=" + MANY_DIGITS + b"\n"),
     "a long name of 1 GiB": header(tarfile.GNUTYPE_LONGNAME, 1 << 30),
     "an extended header of 1 GiB": header(tarfile.XHDTYPE, 1 << 30),
-    "a sparse map without end": header(tarfile.GNUTYPE_SPARSE, 0)[:-30] + b"\1" * 30 + b"\1" * (2 << 20),
+    "a wrong checksum": header(tarfile.GNUTYPE_SPARSE, 0)[:-30] + b"\1" * 30 + b"\1" * (2 << 20),
     "extended headers without end": header(tarfile.XHDTYPE, 9, b"9 path=x\n") * 5000,
     "a negative size": header(tarfile.REGTYPE, -512),
     "no header": b"x" * 512,

@@ -50,29 +50,25 @@ class TarMember:
 class TarReader:
     """The members of an open tar; may be iterated once."""
 
-    def __init__(self, path: str, tar: tarfile.TarFile, file: BinaryIO, *, compressed: bool) -> None:
+    def __init__(self, path: str, tar: _BoundedTar, file: BinaryIO, *, compressed: bool) -> None:
         self._path, self._tar, self._file, self._compressed = path, tar, file, compressed
 
     def __iter__(self) -> Iterator[TarMember]:
         at = -1  # start of the last member
-        # why clear: tarfile keeps all members. It also takes an unreadable header for the end
+        # why clear: tarfile keeps all members
         while (info := self._tar.next()) is not None:
             self._tar.members.clear()  # type: ignore[attr-defined]  # typeshed lacks it
             if info.size < 0 or info.offset <= at:
                 raise tarfile.ReadError(f"a negative size at byte {info.offset}")
             at = info.offset
             yield TarMember(self._tar, info)
-        if self._compressed:
-            while self._file.read(1 << 16):  # why: only the end shows whether the stream is complete
-                pass
-            return
-        self._file.seek(self._tar.offset)
-        block = self._file.read(_BLOCK_BYTES)
-        if block not in (b"", bytes(_BLOCK_BYTES)):
+        if self._tar.last_read not in (b"", bytes(_BLOCK_BYTES)):  # why: tarfile takes a damaged header for the end
             raise ResoluteError(
                 f"{self._path}: damaged tar, got no header at byte {self._tar.offset}, expected a header or the end; "
                 "create or download it again"
             )
+        while self._compressed and self._file.read(1 << 16):  # why: only the end shows whether the stream is complete
+            pass
 
 
 class _HeaderLimit:
@@ -81,14 +77,15 @@ class _HeaderLimit:
     def __init__(self, file: Any) -> None:
         self._file = file
         self.left: int | None = None
+        self.last_read = b""
 
     def read(self, nbytes: int) -> bytes:
         if self.left is not None:
             if not 0 <= nbytes <= self.left:
                 raise ValueError(f"the header of a member takes more than {_MAX_HEADER_BYTES} bytes")
             self.left -= nbytes
-        data: bytes = self._file.read(nbytes)
-        return data
+        self.last_read = self._file.read(nbytes)
+        return self.last_read
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
@@ -99,6 +96,11 @@ class _BoundedTar(tarfile.TarFile):
     def __init__(self, name: Any = None, mode: Any = "r", fileobj: Any = None, **options: Any) -> None:
         self._limit = _HeaderLimit(fileobj)
         super().__init__(name, mode, cast(BinaryIO, self._limit), **options)
+
+    @property
+    def last_read(self) -> bytes:
+        """What was read last: after the last member, the block where the next header was expected."""
+        return self._limit.last_read
 
     def next(self) -> tarfile.TarInfo | None:
         outer_limit = self._limit.left  # not None if tarfile calls this method for an extended header

@@ -118,7 +118,8 @@ def endless_sparse_map() -> bytes:
 
 
 HEADERS = {**DAMAGED_HEADERS, "an endless sparse map": endless_sparse_map()}
-IN_GZIP = ("a long name of 1 GiB", "an extended header of 1 GiB", "an endless sparse map")
+IN_GZIP = ("a long name of 1 GiB", "an extended header of 1 GiB", "an endless sparse map", "a wrong checksum",
+           "no header")  # fmt: skip
 
 
 @pytest.mark.parametrize(
