@@ -220,8 +220,9 @@ def test_cmyk_is_converted_to_the_printed_colours() -> None:
 
 
 def test_the_first_of_several_frames_is_decoded() -> None:
-    frames = [Image.new("RGB", (24, 16), colour) for colour in ("red", "lime", "blue")]
     for kind in ("GIF", "PNG", "WEBP", "MPO", "TIFF"):
+        # why new ones for each: Pillow keeps a format's settings in images that it has saved
+        frames = [Image.new("RGB", (24, 16), colour) for colour in ("red", "lime", "blue")]
         got = decode(encoded(frames[0], kind, save_all=True, append_images=frames[1:]))
         assert got.shape == (16, 24, 3)
         assert np.abs(got[8, 8].astype(int) - (255, 0, 0)).max() <= 3, kind
