@@ -1,8 +1,8 @@
 """`python -m tests.soak`: soak test with hundreds of kills and storage faults, and checks of the results.
 
 Every cycle runs one scenario (prep, verify, training, evaluation) from start to end while a few random events hit it;
-after each event the same command is restarted, as a supervisor would. The outcome is then compared with that of an
-undisturbed run. Everything is drawn from --seed; `--only NAME --index N` repeats a single cycle.
+after each event the same command is started again, as a supervisor would. The outcome is then compared with that of an
+undisturbed run. All events are drawn from --seed; `--only NAME --index N` repeats those of a single cycle.
 Exit status: 0 no findings, 1 findings (in the result file and on stdout), 2 for a usage error, 130 interrupted.
 """
 
@@ -14,33 +14,26 @@ if __name__ == "__main__":  # before the slow imports
     guard_process()
 
 import argparse
-import contextlib
-import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from resolute.benchmarks.cli import Parser, command
 from resolute.benchmarks.record import check_writable, header, write
-from resolute.errors import ResoluteError
-
-from .faults import compile_library, preload
+from resolute.console import number
 
 __all__ = ["main"]
-
-_INSIDE = "RESOLUTE_SOAK_FOLDER"  # set in the process that was started with the fault library
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m tests.soak", description=(__doc__ or "").partition("\n\n")[0],
                     epilog=(__doc__ or "").rpartition("\n\n")[2], allow_abbrev=False)  # fmt: skip
-    add = parser.add_argument
+    add, count = parser.add_argument, number(0, 10**9)
     add("--seed", type=int, default=0, metavar="N", help="seed of all events (default: %(default)s)")
-    add("--kills", type=int, default=300, metavar="N", help="minimum number of kills (default: %(default)s)")
-    add("--faults", type=int, default=100, metavar="N", help="minimum number of storage faults (default: %(default)s)")
+    add("--kills", type=count, default=300, metavar="N", help="minimum number of kills (default: %(default)s)")
+    add("--faults", type=count, default=100, metavar="N", help="minimum number of faults (default: %(default)s)")
     add("--minutes", type=float, default=60.0, metavar="M", help="start no cycle after that (default: %(default)s)")
     add("--only", default="", metavar="NAME,…", help="scenarios, such as prep, prep-jobs, verify, train, train-1, eval")
     add("--index", type=int, metavar="N", help="only the cycle of this number of each scenario")
@@ -51,48 +44,34 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    return command(_parser(), lambda args: _run(args, words), words)
+    return command(_parser(), _run, argv)
 
 
-def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
-    for name in ("kills", "faults"):
-        if getattr(args, name) < 0:
-            raise ResoluteError(f"--{name}: got {getattr(args, name)}, expected at least 0; correct it")
-    if sys.platform != "linux":
-        raise ResoluteError(f"soak: got {sys.platform}, expected Linux; run it there")
+def _run(args: argparse.Namespace) -> int:
     check_writable(args.out)
-    if _INSIDE in os.environ:
-        return _soak(args)
-    # why: faults reach only processes that were started with the fault library
-    folder = Path(tempfile.mkdtemp(prefix="resolute-soak-")).resolve()
-    library = compile_library(folder)
-    environ = {**os.environ, _INSIDE: str(folder), "OPENBLAS_NUM_THREADS": "1"}
-    if library is not None:
-        environ |= preload(library, folder / "page")
-    os.execve(sys.executable, [sys.executable, "-m", __package__ or "", *words], environ)
-
-
-def _soak(args: argparse.Namespace) -> int:
-    folder = Path(os.environ.pop(_INSIDE))
     from .processes import end_leftovers
-    from .run import Soak  # why here: it imports everything
+    from .run import Soak  # why here: errors of the command line should not wait for its imports
 
-    # why: the commands, each in its own session, the object store and the folder must not outlive the soak
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # why: the commands, each in its own session, and the folder must not outlive the soak; and the commands would
+    # inherit that a background job ignores Ctrl-C, and one of nohup SIGHUP
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.default_int_handler)
+    folder = Path(tempfile.mkdtemp(prefix="resolute-soak-")).resolve()
+    is_kept = False
     try:
-        with contextlib.ExitStack() as stack:
-            soak = Soak(
-                folder, stack, seed=args.seed, kills=args.kills, faults=args.faults, minutes=args.minutes,
-                only=[word for word in args.only.split(",") if word], index=args.index, keep=args.keep,
-            )  # fmt: skip
-            first_fields = header()
-            soak.run()
-        print(soak.summary())
-        write(args.out, {**first_fields, **soak.result()}, indent=None)
+        soak = Soak(folder, args)
+        first_fields = header()
+        soak.run()
+        result = soak.result()
+        print(f"{result['kills']} kills and {result['faults']} storage faults in {result['starts']} starts: "
+              f"{len(soak.findings)} findings")  # fmt: skip
+        write(args.out, {**first_fields, **result}, indent=None)
+        is_kept = args.keep and bool(soak.findings)
     finally:
         end_leftovers(grace_s=0.0)
-        if not (args.keep and (folder / "cycle").exists()):
+        if is_kept:
+            print(f"kept: {folder}")
+        else:
             shutil.rmtree(folder, ignore_errors=True)
     return 1 if soak.findings else 0
 

@@ -1,6 +1,6 @@
-"""Checks after a disturbed command has ended: same bytes, same weights, every sample used once, no leftover files.
+"""Checks after a disturbed command has ended: the same files, the same losses and weights, nothing left over.
 
-Every check returns its findings as sentences, [] if there are none. Checks that need torch run in a fork.
+Every check returns its findings as sentences, [] if there are none.
 """
 
 from __future__ import annotations
@@ -8,23 +8,27 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-__all__ = ["check_training", "compare_trees", "planned_samples", "tree"]
+import torch
 
-_TOLERANCE = 1e-6  # relative tolerance of losses and weights if the number of ranks changed
+__all__ = ["check_training", "compare_trees", "digests", "leftover_files", "names_below", "tree"]
+
+_NOT_COMPARED = ("report.html", "source.json")  # they hold times and paths
+# what killed processes leave of multiprocessing, of wandb (timm imports it) and of a C compiler; torchrun and torch's
+# inductor never delete theirs
+_OF_LIBRARIES = re.compile(r"pymp-|.*wandb-(media|artifacts)$|cc\w{6}\.|torchelastic_|torchinductor_")
 
 
-def tree(folder: Path, *, without: Sequence[str] = ("report.html", "source.json")) -> dict[str, str]:
-    """{relative path: SHA-256} of every file except those in `without`, which hold times and paths."""
-    return {
-        name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and (name := str(path.relative_to(folder))) not in without
-    }
+def digests(files: Mapping[str, bytes]) -> dict[str, str]:
+    """{name: SHA-256} of these files, except those that hold times and paths."""
+    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items() if name not in _NOT_COMPARED}
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """`digests` of all files in a folder, by their relative paths."""
+    return digests({str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()})
 
 
 def compare_trees(what: str, got: Mapping[str, str], expected: Mapping[str, str]) -> list[str]:
@@ -40,96 +44,43 @@ def compare_trees(what: str, got: Mapping[str, str], expected: Mapping[str, str]
     return problems
 
 
-_LEFT_BY_LIBRARIES = re.compile(r"pymp-|.*wandb-(media|artifacts)$")
+def names_below(folder: Path) -> list[str]:
+    """Relative names of all files and folders below a folder, except sockets; [] if it does not exist."""
+    return [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if not path.is_socket()]
 
 
 def leftover_files(what: str, folder: Path, allowed: Sequence[str] = ()) -> list[str]:
-    """Findings for everything in a folder that should be empty except for `allowed`.
-
-    Also allowed, as a killed process leaves them: multiprocessing's `pymp-*` with the fork server's socket, and the
-    empty folders of wandb, which timm imports.
-    """
-    paths = sorted(folder.rglob("*")) if folder.exists() else []
-    names = [str(path.relative_to(folder)) for path in paths
-             if not path.is_socket() and not (path.is_dir() and _LEFT_BY_LIBRARIES.match(path.name))]  # fmt: skip
-    names = [name for name in names if name not in allowed]
+    """Findings for files and folders in a folder that should hold only `allowed` and what libraries leave there."""
+    names = [name for name in names_below(folder) if name not in allowed and not _OF_LIBRARIES.match(name)]
     return [f"{what}: left over: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}"] if names else []
 
 
-def planned_samples(shards: str, recipe: Path, fold: tuple[int, int] | None = None) -> list[tuple[int, int, list[int]]]:
-    """(epoch, step, sample ids) of every training batch of a run, or of one with this (fold, number of folds)."""
-    from resolute.pipeline.dataset.shard_set import ShardSet
-    from resolute.pipeline.plan.plan import Plan
-    from resolute.train.recipe.schema import Recipe
-
-    parsed = Recipe.load(recipe)
-    assert parsed.data.order != "auto"
-    shard_set = ShardSet.open(shards, resolutions=parsed.resolutions)
-    plan = Plan(
-        shard_set.with_fold(*fold) if fold else shard_set, parsed.stages, seed=parsed.seed, order=parsed.data.order,
-        fraction_mode=parsed.data.fraction_mode, eval_batch_size=parsed.eval.batch_size,
-        eval_every_epochs=parsed.eval.every_epochs,
-    )  # fmt: skip
-    specs = [plan.batch(i) for i in range(plan.total_batches)]
-    return [(spec.epoch, spec.step, spec.ids.tolist()) for spec in specs if spec.split == "train"]
-
-
-def _log(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "run.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
-def _seen(folder: Path) -> dict[int, dict[int, Counter[int]]]:
-    """{step: {attempt: how often each sample was trained on}}, over all ranks, without incomplete last lines."""
-    seen: dict[int, dict[int, Counter[int]]] = {}
-    for file in sorted(folder.glob("*")) if folder.exists() else []:
-        attempt = int(file.name.partition(".")[0])
-        for line in file.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):
-                step, ids = json.loads(line)
-                seen.setdefault(step, {}).setdefault(attempt, Counter()).update(ids)
-    return seen
-
-
-def check_training(
-    run: Path, reference: Path, seen: Path, planned: Sequence[tuple[int, int, Sequence[int]]], *, exact: bool,
-    complete: bool,
-) -> list[str]:  # fmt: skip
-    """Findings of a finished run against an undisturbed one.
-
-    seen: folder with a file ATTEMPT.RANK of [step, ids] lines. exact: must be bit-identical, else within 1e-6.
-    complete: every attempt recorded its samples.
-    """
-    import torch
-
-    problems = []
-    log, reference_log = _log(run), _log(reference)
-    for kind, field in (("step", "step"), ("epoch", "epoch")):
-        got, expected = (
-            [record[field] for record in records if record["kind"] == kind] for records in (log, reference_log)
-        )
-        if got != expected:
-            problems.append(f"run.jsonl: got {len(got)} {kind} records {got[:3]}…, expected {len(expected)}, each once")
-    losses, expected_losses = (
-        {r["step"]: r["loss"] for r in records if r["kind"] == "step"} for records in (log, reference_log)
-    )
-    differences = [abs(losses[step] - expected_losses[step]) / abs(expected_losses[step])
-                   for step in losses.keys() & expected_losses.keys()]  # fmt: skip
-    limit = 0.0 if exact else _TOLERANCE
-    if differences and max(differences) > limit:
-        problems.append(f"losses: differ by up to {max(differences):.1e}, expected at most {limit:.0e}")
+def check_training(run: Path, reference: Path, *, exact: bool) -> list[str]:
+    """Findings of a finished run against an undisturbed one. exact: must be bit-identical, else within 1e-6."""
+    both, limit = (run, reference), 0.0 if exact else 1e-6
+    logs = [[json.loads(line) for line in (folder / "run.jsonl").read_text().splitlines()] for folder in both]
+    steps = [[[each["step"], each["loss"]] for each in log if each["kind"] == "step"] for log in logs]
+    epochs = [[each["epoch"] for each in log if each["kind"] == "epoch"] for log in logs]
+    problems = _differences("run.jsonl, steps", *steps, limit) + _differences("run.jsonl, epochs", *epochs, limit)
     for name in ("last.pt", "best.pt"):
-        state, expected_state = (torch.load(folder / name, weights_only=True) for folder in (run, reference))
-        for part in ("model", "ema"):
-            for key in expected_state.get(part) or {}:
-                a, b = state[part][key].double(), expected_state[part][key].double()
-                difference = float((a - b).abs().max()) if a.numel() else 0.0
-                if difference > limit * max(1.0, float(b.abs().max()) if b.numel() else 1.0):
-                    problems.append(f"{name}: {part}.{key} differs by {difference:.1e} from the undisturbed run's")
-                    break
-    names, expected_names = (_kept_names(folder) for folder in (run, reference))
+        states = [torch.load(folder / name, weights_only=True) for folder in both]
+        weights = [{part: state.get(part) for part in ("model", "ema")} for state in states]
+        problems += _differences(name, *weights, limit)
+    results = [(folder / "eval.json").read_bytes() if (folder / "eval.json").exists() else b"" for folder in both]
+    if results[0] != results[1]:
+        problems.append("eval.json: differs from the undisturbed run's")
+    names, expected_names = map(_kept_names, both)
     if names != expected_names:
         problems.append(f"run folder: got {names}, expected {expected_names}")
-    return problems + _check_samples(_seen(seen), planned, complete=complete)
+    return problems
+
+
+def _differences(what: str, got: object, expected: object, limit: float) -> list[str]:
+    try:
+        torch.testing.assert_close(got, expected, rtol=limit, atol=limit)
+    except AssertionError as error:
+        return [f"{what}: {' '.join(str(error).split())[:300]}"]
+    return []
 
 
 def _kept_names(run: Path) -> list[str]:
@@ -137,27 +88,3 @@ def _kept_names(run: Path) -> list[str]:
     names = sorted(path.name for path in run.iterdir())
     earlier = [name for name in names if name.startswith("step-")][:-1]
     return [*(name for name in names if name not in earlier), f"{len(earlier)} earlier checkpoints"]
-
-
-def _check_samples(
-    seen: Mapping[int, Mapping[int, Counter[int]]], planned: Sequence[tuple[int, int, Sequence[int]]], *,
-    complete: bool,
-) -> list[str]:  # fmt: skip
-    problems = []
-    by_step: dict[int, Counter[int]] = {}
-    epochs: dict[int, Counter[int]] = {}
-    for epoch, step, ids in planned:
-        by_step.setdefault(step, Counter()).update(ids)
-        epochs.setdefault(epoch, Counter()).update(ids)
-    for epoch, counts in epochs.items():
-        if max(counts.values()) > 1:
-            problems.append(f"plan: epoch {epoch} has a sample {max(counts.values())} times")
-    for step, expected in by_step.items():
-        attempts = seen.get(step, {})
-        if complete and expected not in attempts.values():
-            problems.append(f"step {step}: no attempt trained on exactly its planned samples")
-        if any(got - expected for got in attempts.values()):
-            problems.append(f"step {step}: trained on samples that are not planned, or on one twice")
-    if extra := seen.keys() - by_step.keys():
-        problems.append(f"steps {sorted(extra)[:3]}: not in the plan")
-    return problems

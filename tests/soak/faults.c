@@ -1,8 +1,8 @@
 /* Storage faults below Python: a library for LD_PRELOAD that makes file calls fail, stall or kill, as a page of shared
- * memory says (`Control` in faults.py writes it). Without that page, or with `action` NONE, it only passes calls on.
+ * memory says (`Faults` in events.py writes it). Without that page, or with `action` NONE, it only passes calls on.
  *
- * Only calls on paths that begin with `prefix` count; the process `exempt` is never touched. Of the calls that match
- * `ops`, the first `after` pass, then `limit` are hit (-1: all that follow).
+ * Only calls on files at or below `prefix` count, and on absolute paths. Of those that match `ops`, the first `after` pass, then `limit` are
+ * hit (-1: all that follow).
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -16,74 +16,54 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/types.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 enum { READ = 1, WRITE = 2, OPEN = 4, SYNC = 8, NAME = 16 };
-enum { NONE, COUNT, ERROR, SHORT, SLOW, KILL };
+enum { NONE, FAIL, SHORTEN, SLOW, KILL };
 
-struct control {
+static struct control {
     volatile int32_t action, ops, error, group;
-    volatile int64_t after, limit, wait_us, calls, hits, exempt;
+    volatile int64_t after, limit, wait_us, calls, hits;
     char prefix[1024];
-};
-
-static struct control *control;
+} *control;
 
 __attribute__((constructor)) static void begin(void) {
     const char *path = getenv("RESOLUTE_SOAK_FAULTS");
-    int (*real_open)(const char *, int, ...) = dlsym(RTLD_NEXT, "open");
-    if (!path) return;
-    int fd = real_open(path, O_RDWR | O_CLOEXEC);
+    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (fd < 0) return;
     void *page = mmap(NULL, sizeof(struct control), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (page != MAP_FAILED) control = page;
     close(fd);
+    if (page != MAP_FAILED) control = page;
 }
 
 static int below(const char *path) {
     size_t n = strlen(control->prefix);
+    /* why ' ': the kernel appends " (deleted)" to the name of an open file that was deleted */
     return n && !strncmp(path, control->prefix, n) && (path[n] == 0 || path[n] == '/' || path[n] == ' ');
 }
 
-static int path_of(int fd, char *out, size_t size) {
-    char link[48];
+static int is_open_below(int fd) {
+    char link[48], path[2048];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t n = readlink(link, out, size - 1);
-    if (n < 0) return 0;
-    out[n] = 0;
-    return 1;
+    ssize_t n = readlink(link, path, sizeof path - 1);
+    path[n < 0 ? 0 : n] = 0;
+    return below(path);
 }
 
-/* The action for this call: NONE, ERROR (errno is set), SHORT or KILL; SLOW has waited already and is NONE. */
-static int verdict(int op, int fd, int folder, const char *path) {
+/* The action for a call on `path`, or on `fd` if that is NULL: NONE, FAIL (errno is set), SHORTEN or KILL; SLOW has
+ * waited already and is NONE. */
+static int verdict(int op, int fd, const char *path) {
     if (!control || control->action == NONE || !(control->ops & op)) return NONE;
-    int saved = errno, action = control->action;
-    char full[2048];
-    if (control->exempt == getpid()) return NONE;
-    if (path && path[0] == '/') {
-        if (!below(path)) return NONE;
-    } else if (path) {
-        char base[1024];
-        if (folder == AT_FDCWD ? !getcwd(base, sizeof base) : !path_of(folder, base, sizeof base)) return NONE;
-        snprintf(full, sizeof full, "%s/%s", base, path);
-        if (!below(full)) return NONE;
-    } else if (!path_of(fd, full, sizeof full) || !below(full)) {
-        errno = saved;
-        return NONE;
-    }
+    int saved = errno, action = control->action, concerned = path ? below(path) : is_open_below(fd);
     errno = saved;
-    int64_t number = __atomic_fetch_add(&control->calls, 1, __ATOMIC_SEQ_CST);
-    if (action == COUNT || number < control->after) return NONE;
-    if (control->limit >= 0 && number >= control->after + control->limit) return NONE;
+    if (!concerned) return NONE;
+    int64_t number = __atomic_fetch_add(&control->calls, 1, __ATOMIC_SEQ_CST) - control->after;
+    if (number < 0 || (control->limit >= 0 && number >= control->limit)) return NONE;
     __atomic_fetch_add(&control->hits, 1, __ATOMIC_SEQ_CST);
-    if (action == SLOW) {
-        usleep((useconds_t)control->wait_us);
-        return NONE;
-    }
-    if (action == ERROR) errno = control->error;
-    return action;
+    if (action == FAIL) errno = control->error;
+    if (action != SLOW) return action;
+    usleep((useconds_t)control->wait_us);
+    return NONE;
 }
 
 static void die(void) {
@@ -91,82 +71,58 @@ static void die(void) {
     for (;;) pause();
 }
 
-#define REAL(name, type, ...) \
-    static type (*real)(__VA_ARGS__); \
-    if (!real) real = (type(*)(__VA_ARGS__))dlsym(RTLD_NEXT, name)
-
-#define PAIRED(name, op, type, parameters, fd, folder, path, ...) \
-    type name parameters { \
-        static type(*real) parameters; \
-        if (!real) real = (type(*) parameters)dlsym(RTLD_NEXT, #name); \
-        int what = verdict(op, fd, folder, path); \
-        if (what == ERROR) return (type)-1; \
-        if (what == KILL) die(); \
+/* A call on a path or an open file. */
+#define WHOLE(name, op, parameters, fd, path, ...) \
+    int name parameters { \
+        static int(*real) parameters; \
+        if (!real) real = (int(*) parameters)dlsym(RTLD_NEXT, #name); \
+        int action = verdict(op, fd, path); \
+        if (action == FAIL) return -1; \
+        if (action == KILL) die(); \
         return real(__VA_ARGS__); \
     }
 
-/* A short read or write takes half of the bytes; a killed write is torn in half. */
-#define SIZED(name, op, type, parameters, size, ...) \
-    type name parameters { \
-        static type(*real) parameters; \
-        if (!real) real = (type(*) parameters)dlsym(RTLD_NEXT, #name); \
-        int what = verdict(op, fd, 0, NULL); \
-        if (what == ERROR) return (type)-1; \
-        if ((what == SHORT || what == KILL) && size > 1) size = size / 2; \
-        if (what == KILL && op == READ) die(); \
-        type result = real(__VA_ARGS__); \
-        if (what == KILL) die(); \
+/* A read or write of `n` bytes: a short one takes half of them; a write that kills is torn in half. */
+#define SIZED(name, op, parameters, ...) \
+    ssize_t name parameters { \
+        static ssize_t(*real) parameters; \
+        if (!real) real = (ssize_t(*) parameters)dlsym(RTLD_NEXT, #name); \
+        int action = verdict(op, fd, NULL); \
+        if (action == FAIL) return -1; \
+        if (action == KILL && op == READ) die(); \
+        if (action != NONE && n > 1) n = n / 2; \
+        ssize_t result = real(__VA_ARGS__); \
+        if (action == KILL) die(); \
         return result; \
     }
 
-SIZED(read, READ, ssize_t, (int fd, void *data, size_t n), n, fd, data, n)
-SIZED(pread, READ, ssize_t, (int fd, void *data, size_t n, off_t at), n, fd, data, n, at)
-SIZED(pread64, READ, ssize_t, (int fd, void *data, size_t n, off64_t at), n, fd, data, n, at)
-SIZED(write, WRITE, ssize_t, (int fd, const void *data, size_t n), n, fd, data, n)
-SIZED(pwrite, WRITE, ssize_t, (int fd, const void *data, size_t n, off_t at), n, fd, data, n, at)
-SIZED(pwrite64, WRITE, ssize_t, (int fd, const void *data, size_t n, off64_t at), n, fd, data, n, at)
-PAIRED(ftruncate, WRITE, int, (int fd, off_t n), fd, 0, NULL, fd, n)
-PAIRED(ftruncate64, WRITE, int, (int fd, off64_t n), fd, 0, NULL, fd, n)
-PAIRED(fsync, SYNC, int, (int fd), fd, 0, NULL, fd)
-PAIRED(fdatasync, SYNC, int, (int fd), fd, 0, NULL, fd)
-PAIRED(rename, NAME, int, (const char *from, const char *to), 0, AT_FDCWD, to, from, to)
-PAIRED(renameat, NAME, int, (int a, const char *from, int b, const char *to), 0, b, to, a, from, b, to)
-PAIRED(link, NAME, int, (const char *from, const char *to), 0, AT_FDCWD, to, from, to)
-PAIRED(linkat, NAME, int, (int a, const char *from, int b, const char *to, int flags), 0, b, to, a, from, b, to, flags)
-PAIRED(unlink, NAME, int, (const char *path), 0, AT_FDCWD, path, path)
-PAIRED(unlinkat, NAME, int, (int folder, const char *path, int flags), 0, folder, path, folder, path, flags)
-PAIRED(mkdir, NAME, int, (const char *path, mode_t mode), 0, AT_FDCWD, path, path, mode)
-PAIRED(rmdir, NAME, int, (const char *path), 0, AT_FDCWD, path, path)
-
-static mode_t mode_of(int flags, va_list words) {
-    return flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE ? (mode_t)va_arg(words, int) : 0;
-}
-
 #define OPENING(name) \
     int name(const char *path, int flags, ...) { \
+        static int (*real)(const char *, int, ...); \
+        if (!real) real = (int (*)(const char *, int, ...))dlsym(RTLD_NEXT, #name); \
         va_list words; \
         va_start(words, flags); \
-        mode_t mode = mode_of(flags, words); \
+        mode_t mode = flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE ? va_arg(words, mode_t) : 0; \
         va_end(words); \
-        REAL(#name, int, const char *, int, ...); \
-        int what = verdict(OPEN, 0, AT_FDCWD, path); \
-        if (what == ERROR) return -1; \
-        if (what == KILL) die(); \
-        return real(path, flags, mode); \
+        int action = verdict(OPEN, 0, path); \
+        if (action == KILL) die(); \
+        return action == FAIL ? -1 : real(path, flags, mode); \
     }
-#define OPENING_AT(name) \
-    int name(int folder, const char *path, int flags, ...) { \
-        va_list words; \
-        va_start(words, flags); \
-        mode_t mode = mode_of(flags, words); \
-        va_end(words); \
-        REAL(#name, int, int, const char *, int, ...); \
-        int what = verdict(OPEN, 0, folder, path); \
-        if (what == ERROR) return -1; \
-        if (what == KILL) die(); \
-        return real(folder, path, flags, mode); \
-    }
+
+SIZED(read, READ, (int fd, void *data, size_t n), fd, data, n)
+SIZED(pread, READ, (int fd, void *data, size_t n, off_t at), fd, data, n, at)
+SIZED(pread64, READ, (int fd, void *data, size_t n, off64_t at), fd, data, n, at)
+SIZED(write, WRITE, (int fd, const void *data, size_t n), fd, data, n)
+SIZED(pwrite, WRITE, (int fd, const void *data, size_t n, off_t at), fd, data, n, at)
+SIZED(pwrite64, WRITE, (int fd, const void *data, size_t n, off64_t at), fd, data, n, at)
+WHOLE(ftruncate, WRITE, (int fd, off_t n), fd, NULL, fd, n)
+WHOLE(ftruncate64, WRITE, (int fd, off64_t n), fd, NULL, fd, n)
+WHOLE(fsync, SYNC, (int fd), fd, NULL, fd)
+WHOLE(fdatasync, SYNC, (int fd), fd, NULL, fd)
+WHOLE(rename, NAME, (const char *from, const char *to), 0, to, from, to)
+WHOLE(link, NAME, (const char *from, const char *to), 0, to, from, to)
+WHOLE(unlink, NAME, (const char *path), 0, path, path)
+WHOLE(mkdir, NAME, (const char *path, mode_t mode), 0, path, path, mode)
+WHOLE(rmdir, NAME, (const char *path), 0, path, path)
 OPENING(open)
 OPENING(open64)
-OPENING_AT(openat)
-OPENING_AT(openat64)

@@ -16,18 +16,18 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from tests import ROOT
-from tests.soak.processes import end_process, load_compiled, redirect_streams
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -178,6 +178,42 @@ def _run(
         traceback.print_exc()
         status = 1
     end_process(status if isinstance(status, int) else 0 if status is None else 1)
+
+
+def redirect_streams(stdout: Path, stderr: Path) -> None:
+    """In a fork: append its output to these files, and let it read nothing."""
+    for descriptor, path in ((0, Path(os.devnull)), (1, stdout), (2, stderr)):
+        handle = os.open(path, os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(handle, descriptor)
+        os.close(handle)
+    # why closefd: `run_main` replaces these objects, and otherwise they would close the descriptors
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(i, mode, closefd=False) for i, mode in enumerate("rww"))
+
+
+def end_process(status: int) -> NoReturn:
+    """In a fork: end as the interpreter does: wait for threads, run the exit handlers, flush."""
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    for file in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BaseException):
+            file.flush()
+    os._exit(status)
+
+
+def load_compiled() -> None:
+    """Load all of this project's compiled functions from numba's cache."""
+    from numba.core.dispatcher import Dispatcher
+
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] != "resolute":
+            continue
+        dispatchers: list[Any] = [value for value in vars(module).values() if isinstance(value, Dispatcher)]
+        for dispatcher in dispatchers:
+            if dispatcher._can_compile and hasattr(dispatcher._cache, "_cache_file"):
+                for key in list(dispatcher._cache._cache_file._load_index()):
+                    dispatcher.compile(key[0])
 
 
 def _unblock_after_guard() -> None:
