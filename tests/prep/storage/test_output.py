@@ -394,7 +394,7 @@ def test_stores_behave_alike(tmp_path: Path, kind: str, request: pytest.FixtureR
     store.remove("a/b.bin")
     store.remove_folder("a")
     assert (store.names(), store.names("a")) == (["c.json"], [])
-    assert kind == "hub" or store.folders() == []  # why: the hub of the tests keeps empty folders, the real one does not
+    assert kind == "hub" or store.folders() == []  # why: the hub of the tests keeps empty folders
     if isinstance(store, ObjectStore):
         assert (store.put_new("d", b"1"), store.put_new("d", b"2")) == (True, False)
 
