@@ -39,9 +39,9 @@ Line = tuple[str, str, Sequence[tuple[float, float]]]  # name, colour, points (x
 class _Plot:
     """An SVG with a title, a legend, axes from 0 and lines."""
 
-    def __init__(self, title: str, below: str, lines: Sequence[Line], *, steps: tuple[float, float]) -> None:
-        """`steps`: between the ticks of x (0: none) and y."""
-        self._lines, (self._step_x, step_y) = lines, steps
+    def __init__(self, title: str, below: str, lines: Sequence[Line], *, step_y: float) -> None:
+        """`step_y`: between the ticks of y."""
+        self._lines = lines
         points = [point for _, _, line in lines for point in line]
         self._most_x = max(x for x, _ in points)
         self._most_y = (max(y for _, y in points) // step_y + 1) * step_y
@@ -62,10 +62,6 @@ class _Plot:
                             f'<text x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{i * step_y:g}</text>']  # fmt: skip
         middle = (_LEFT + _WIDTH - _RIGHT) / 2
         self._parts.append(f'<text x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{below}</text>')
-        if self._step_x:
-            for i in range(int(self._most_x / self._step_x) + 1):
-                self._parts.append(f'<text x="{self.x(i * self._step_x)}" y="{_HEIGHT - _BOTTOM + 18}" '
-                                   f'text-anchor="middle">{i * self._step_x:g}</text>')  # fmt: skip
 
     def x(self, value: float) -> float:
         return round(_LEFT + (_WIDTH - _LEFT - _RIGHT) * value / self._most_x, 1)
@@ -80,14 +76,11 @@ class _Plot:
                                f'y2="{_HEIGHT - _BOTTOM}" stroke="#98a2b0" stroke-dasharray="4 3"/>')  # fmt: skip
         self._parts.append(f'<text x="{self.x(value) + 6}" y="{_TOP - 2}">{name}</text>')
 
-    def svg(self, *, dots: bool = False) -> str:
-        """`dots`: at each point."""
+    def svg(self) -> str:
         for _, colour, line in self._lines:
             points = " ".join(f"{self.x(x)},{self.y(y)}" for x, y in line)
             self._parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2" '
                                'stroke-linejoin="round"/>')  # fmt: skip
-            self._parts += [f'<circle cx="{self.x(x)}" cy="{self.y(y)}" r="3" fill="{colour}"/>'
-                            for x, y in line if dots]  # fmt: skip
         return "\n".join([*self._parts, "</svg>"]) + "\n"
 
 
@@ -109,7 +102,7 @@ def draw_stage_change(result: Mapping[str, Any]) -> str:
         for name, stages in first_rounds.items()
     }
     lines = [(*_CHANGE_LINES[name], list(enumerate(steps[name]))) for name in _CHANGE_LINES]
-    plot = _Plot("Time of each step, ms", "step", lines, steps=(0, 100))
+    plot = _Plot("Time of each step, ms", "step", lines, step_y=100)
     for stage, res in enumerate(resolutions):
         plot.mark(max(0, per_stage * stage - _SKIPPED), f"{res} px")
     return plot.svg()

@@ -12,7 +12,6 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from tests import SHARED_DATA
 from tests.support.cli import prep as main
 
 CLASSES = ("apple", "bee", "cat")
@@ -92,15 +91,6 @@ def prep(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
         return Ran(status=status, out=out, err=err)
 
     return run
-
-
-@pytest.fixture
-def difficult() -> Path:
-    """Real files that trip decoders; skips the test where the folder does not exist."""
-    folder = SHARED_DATA / "difficult"
-    if not folder.is_dir():
-        pytest.skip("checks files of other people, which may not be published with the project and are not here")
-    return folder
 
 
 @pytest.fixture
