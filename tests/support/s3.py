@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest import mock
 from urllib.request import Request, urlopen
@@ -151,11 +151,10 @@ class _ProxyHandler(BaseHTTPRequestHandler):
         if isinstance(fault, int):
             status, headers, data = fault, [], b""
         else:
-            link = http.client.HTTPConnection(self.owner.server_address, timeout=60)
-            link.request(self.command, self.path, body, dict(self.headers.items()))
-            answer = link.getresponse()
-            status, headers, data = answer.status, answer.getheaders(), answer.read()
-            link.close()
+            with closing(http.client.HTTPConnection(self.owner.server_address, timeout=60)) as link:
+                link.request(self.command, self.path, body, dict(self.headers.items()))
+                answer = link.getresponse()
+                status, headers, data = answer.status, answer.getheaders(), answer.read()
         self.send_response_only(status)
         own_headers = {"connection", "transfer-encoding", "server"}
         if self.command != "HEAD":
