@@ -1,4 +1,4 @@
-"""Compiles every Triton kernel ahead of time for every GPU generation, and lists the resources that each uses.
+"""Compiles every Triton kernel ahead of time for four GPU generations, and lists the resources that each uses.
 
 Needs no GPU. The signatures, constants and specialisations are those of the launches of `GpuFinish`, recorded from
 it. Per kernel and compute capability: registers and local memory per thread (which is where registers are spilled to),
@@ -30,10 +30,10 @@ from resolute.pipeline.plan.augment_params import NOISE_PX, AugmentOps
 __all__ = ["CAPABILITIES", "Launch", "compiled", "launches", "over_budget", "resources", "specialization",
            "variants"]  # fmt: skip
 
-CAPABILITIES = (75, 80, 86, 89, 90, 100)
+CAPABILITIES = (75, 80, 90, 100)
 # Per multiprocessor: warps, blocks, registers, and the unit in which a warp gets registers.
 # Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
-_LIMITS = {75: (32, 16), 80: (64, 32), 86: (48, 16), 89: (48, 24), 90: (64, 32), 100: (64, 32)}
+_LIMITS = {75: (32, 16), 80: (64, 32), 90: (64, 32), 100: (64, 32)}
 _REGISTERS, _WARP_REGISTERS = 65536, 256
 # Registers per thread. why these: loads take hundreds of cycles, during which other warps have to run. 96 registers
 # leave 20 warps of a multiprocessor, 5 per scheduler, each with 12 independent loads. `finish` does little but load and

@@ -1,11 +1,10 @@
-"""A recipe's training step on a GPU that is not there: dtypes of its operations, and its compiled graph's kernels.
+"""A recipe's training step on a GPU that is not there: dtypes and memory formats of its operations.
 
-    python -m tests.support.whole_step GUARD (step|kernels) RECIPE [KEY=VALUE …]
+    python -m tests.support.whole_step GUARD RECIPE [KEY=VALUE …]
 
-GUARD: the library that `build_guard` makes. Prints JSON: `step` the distinct operations, see `Recorder`; `kernels` the
-resources of every Triton kernel for compute capability 8.0 and 9.0. A process of its own, because it changes torch for
-good. All tensors are fakes (shapes, dtypes and strides without memory) on "cuda:0", and the learner, its optimizer and
-the EMA are the product's.
+GUARD: the library that `build_guard` makes. Prints the distinct operations as JSON, see `Recorder`. A process of its
+own, because it changes torch for good. All tensors are fakes (shapes, dtypes and strides without memory) on "cuda:0",
+and the learner, its optimizer and the EMA are the product's.
 """
 
 from __future__ import annotations
@@ -17,10 +16,8 @@ from pathlib import Path
 if __name__ == "__main__":
     GUARD = ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)  # why before torch: its `device_count` has to be found first
 
-import contextlib
 import dataclasses
 import json
-import re
 import subprocess
 from collections import Counter
 from types import SimpleNamespace
@@ -38,10 +35,8 @@ from resolute.pipeline.dataset.target import Target
 from resolute.pipeline.loader.loader import Batch
 from resolute.pipeline.plan.plan import BatchSpec
 from resolute.train import loop
-from resolute.train.loop import Learner, autocast, image_dtype
-from resolute.train.model.build import build_model, compile_network, share_graph
+from resolute.train.loop import Learner, image_dtype
 from resolute.train.model.head import CLASSES, Head
-from resolute.train.model.regularization import strongest
 from resolute.train.recipe.schema import RECIPES, Recipe
 from tests.support.fake_cuda import FakeCuda
 
@@ -241,10 +236,10 @@ def _head(recipe: Recipe) -> Head:
     return CLASSES
 
 
-def step(name: str, *, amp: str = "", plant: str = "", capability: str = "80") -> list[dict[str, Any]]:
-    """Run a training step and a validation batch of each stage with new resolutions or layers to train.
+def step(name: str, *, amp: str = "", capability: str = "80", mistakes: str = "") -> list[dict[str, Any]]:
+    """Run a training step and a validation batch in the first and the last stage, and with each set of frozen layers.
 
-    `plant`: a mistake to make: "autocast", "float", "half_norm", "contiguous" or "sync".
+    `mistakes`: if not empty, make one mistake of each kind.
     """
     recipe = load(name, amp=amp)
     stand_in((int(capability[0]), int(capability[1:])))
@@ -270,7 +265,8 @@ def step(name: str, *, amp: str = "", plant: str = "", capability: str = "80") -
         learner = Learner(recipe, classes=CLASS_COUNT, total_steps=epochs, epoch_steps=[1] * epochs,
                           epoch_samples=[N] * epochs, device=DEVICE, head=head)  # fmt: skip
         recorder = Recorder()
-        _plant(plant, learner, patch)
+        if mistakes:
+            _make_mistakes(learner, patch)
         update = learner.optimizer.step
 
         def checked_update(*args: Any, **options: Any) -> Any:
@@ -282,14 +278,13 @@ def step(name: str, *, amp: str = "", plant: str = "", capability: str = "80") -
         patch.setattr(learner.optimizer, "step", checked_update)
         seen = set()
         for number, stage in enumerate(recipe.stages):
-            for res in stage.resolutions:
-                if (key := (res, stage.validation_res, learner.freezer.sets[number])) in seen:
-                    continue
-                seen.add(key)
-                recorder.when = f"train {res}"
-                with recorder:
-                    loss, _ = learner.train_step(_batch(recipe, head, number, res, "train"))
-                recorder.add("loss", "loss", [_dtype(loss)])
+            if learner.freezer.sets[number] in seen and stage is not recipe.stages[-1]:
+                continue
+            seen.add(learner.freezer.sets[number])
+            recorder.when = f"train {stage.resolutions[-1]}"
+            with recorder:
+                loss, _ = learner.train_step(_batch(recipe, head, number, stage.resolutions[-1], "train"))
+            recorder.add("loss", "loss", [_dtype(loss)])
             recorder.when = f"eval {stage.validation_res}"
             with recorder:
                 scores = learner.eval_step(_batch(recipe, head, number, stage.validation_res, "val"))
@@ -298,132 +293,22 @@ def step(name: str, *, amp: str = "", plant: str = "", capability: str = "80") -
     return [{**dict(zip(names, row, strict=True)), "count": count} for row, count in recorder.rows.items()]
 
 
-def _plant(mistake: str, learner: Learner, patch: pytest.MonkeyPatch) -> None:
-    middle: Any = dict(learner.network.named_children()).get("layer2")
-    if mistake == "autocast":
-        patch.setattr(middle, "forward", torch.autocast("cuda", enabled=False)(
-            lambda x, forward=middle.forward: forward(x.float())))  # fmt: skip
-    elif mistake == "float":
-        middle.register_forward_pre_hook(lambda module, inputs: (inputs[0].float(),))
-    elif mistake == "contiguous":
-        middle.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
-    elif mistake == "half_norm":
-        norms = [module for module in learner.network.modules() if isinstance(module, nn.BatchNorm2d)]
-        for values in (norms[2]._parameters, norms[2]._buffers):
-            values |= {name: nn.Parameter(value.detach().half()) if isinstance(value, nn.Parameter) else value.half()
-                       for name, value in values.items() if value.is_floating_point()}  # fmt: skip
-    elif mistake == "sync":
-        prepare = learner.enter
-        patch.setattr(learner, "enter", lambda *args, **keys: (prepare(*args, **keys), torch.ones(
-            (), device=DEVICE).item()))  # fmt: skip
-    else:
-        assert not mistake
-
-
-class _Compiled(Exception):
-    """Raised instead of running the compiled graph."""
-
-
-def kernels(name: str, *, model: str = "{}", plant: str = "") -> list[dict[str, Any]]:
-    """Compile forward and backward pass of the recipe's network for its first resolution, then each Triton kernel.
-
-    `model`: keys of the recipe's [model] to change, as JSON. `plant`: "block": blocks 64 times as large.
-    """
-    stand_in((8, 0))
-    recipe = load(name)
-    changed = dataclasses.replace(strongest(recipe).model, **json.loads(model))
-    network = build_model(changed, classes=CLASS_COUNT, channels_last=recipe.precision.channels_last,
-                          device=torch.device("cpu"))  # fmt: skip
-    sources = _record_kernels()
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    to_fakes(network, mode)
-    network.train()
-    compile_network(network, DEVICE)
-    res = recipe.stages[0].resolutions[0]
-    with mode, autocast(recipe.precision, DEVICE), contextlib.suppress(_Compiled):
-        images = torch.empty(64, 3, res, res, device=DEVICE, dtype=image_dtype(recipe.precision, DEVICE))
-        images = images.to(memory_format=torch.channels_last)
-        share_graph(images)
-        network(images)
-    return _resources(sources, plant)
-
-
-def _record_kernels() -> list[tuple[str, str]]:
-    """Let inductor compile for the stand-in; returns the list that will hold (name, source) of its Triton kernels."""
-    import torch._functorch.config as aot
-    import triton
-    from torch._dynamo.device_interface import CudaInterface
-    from torch._inductor import config, output_code
-    from torch._inductor.async_compile import AsyncCompile
-    from torch._inductor.fx_passes import joint_graph
-    from torch._inductor.runtime import triton_helpers
-    from triton.backends.compiler import GPUTarget
-
-    sources: list[tuple[str, str]] = []
-    target = GPUTarget("cuda", 80, 32)
-    triton.runtime.driver.set_active(SimpleNamespace(
-        get_current_target=lambda: target, get_active_torch_device=lambda: DEVICE, get_current_device=lambda: 0,
-        is_active=lambda: True,
-    ))  # fmt: skip
-    patch = pytest.MonkeyPatch()
-    for name in ("current_device", "device_count", "synchronize", "get_device_properties", "set_device",
-                 "is_bf16_supported"):  # fmt: skip
-        patch.setattr(CudaInterface, name, staticmethod(getattr(torch.cuda, name)))
-    patch.setattr(CudaInterface, "exchange_device", staticmethod(torch.cuda._exchange_device))
-    patch.setattr(CudaInterface, "maybe_exchange_device", staticmethod(torch.cuda._maybe_exchange_device))
-    patch.setattr(CudaInterface, "get_raw_stream", staticmethod(lambda *_: 0))
-    for module, name, value in (
-        (config, "compile_threads", 1), (config, "fx_graph_cache", False),
-        (config, "use_static_triton_launcher", False),
-        (config, "joint_graph_constant_folding", False),  # computes on the device
-        (aot, "force_non_lazy_backward_lowering", True), (aot, "enable_autograd_cache", False),
-    ):  # fmt: skip
-        patch.setattr(module, name, value)
-    # why: patterns of attention and of padded products are made, and timed, on the device
-    patch.setattr(joint_graph, "lazy_init", lambda device: None)
-    patch.setattr(triton_helpers, "set_driver_to_gpu", lambda: None)
-
-    def run(graph: Any, inputs: Any) -> Any:
-        raise _Compiled
-
-    def record(compiler: Any, name: str, source: str, **options: Any) -> None:
-        sources.append((name, source))
-
-    patch.setattr(output_code.CompiledFxGraph, "__call__", run)
-    patch.setattr(AsyncCompile, "triton", record)
-    return sources
-
-
-def _resources(sources: list[tuple[str, str]], plant: str) -> list[dict[str, Any]]:
-    """One row per kernel, block configuration and capability.
-
-    Of kernels whose sources differ in numbers alone (sizes, strides), with equal configurations, the last is compiled.
-    """
-    from torch._inductor.async_compile import _load_triton_kernel_from_source
-
-    from tests.support.kernel_resources import resources
-
-    distinct, rows = {}, []
-    for name, source in sources:
-        tuner = _load_triton_kernel_from_source(name, source)
-        # why the block sizes: they follow from the sizes
-        distinct[re.sub(r"\d+", "0", source), *map(str, tuner.configs)] = name, tuner
-    for name, tuner in distinct.values():
-        for config in tuner.configs:
-            if plant == "block" and "XBLOCK" in config.kwargs:
-                config.kwargs["XBLOCK"] *= 64
-            for capability in (80, 90):
-                built = tuner._precompile_config(config, cc_override=capability).kernel
-                rows.append({"kernel": name, "capability": capability, "blocks": config.kwargs,
-                             **resources(built, capability), "kernels": len(sources)})  # fmt: skip
-        if plant and "XBLOCK" in tuner.configs[0].kwargs:
-            break
-    return rows
+def _make_mistakes(learner: Learner, patch: pytest.MonkeyPatch) -> None:
+    """Each in another layer of a ResNet."""
+    layers: dict[str, Any] = dict(learner.network.named_children())
+    float32, wide, contiguous = (layers[f"layer{number}"] for number in (1, 2, 3))
+    patch.setattr(float32, "forward", torch.autocast("cuda", enabled=False)(
+        lambda x, forward=float32.forward: forward(x.float())))  # fmt: skip
+    wide.register_forward_pre_hook(lambda module, inputs: (inputs[0].float(),))
+    contiguous.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
+    half = next(module for module in layers["layer4"].modules() if isinstance(module, nn.BatchNorm2d))
+    for values in (half._parameters, half._buffers):
+        values |= {name: nn.Parameter(value.detach().half()) if isinstance(value, nn.Parameter) else value.half()
+                   for name, value in values.items() if value.is_floating_point()}  # fmt: skip
+    enter = learner.enter
+    patch.setattr(learner, "enter", lambda *args, **keys: (enter(*args, **keys), torch.ones(
+        (), device=DEVICE).item()))  # fmt: skip
 
 
 if __name__ == "__main__":
-    command, recipe_name, *words = sys.argv[2:]
-    result = {"step": step, "kernels": kernels}[command](recipe_name, **dict(word.split("=", 1) for word in words))
-    print(json.dumps(result))
+    print(json.dumps(step(sys.argv[2], **dict(word.split("=", 1) for word in sys.argv[3:]))))

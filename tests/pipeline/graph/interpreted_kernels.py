@@ -46,14 +46,14 @@ Cases = dict[int, list[list[float]]]
 def every_case(res: int) -> Cases:
     """All values of `CASES`, but no wide blurs, which take minutes; affine ones about the centre of the image."""
     table = p.operations("trivialaugment", res)[1]
-    affine = [list(table[op, k, sign]) for op in range(1, 6) for k in (0, 3, 9, 22, 30) for sign in (0, 1)]
+    affine = [list(table[op, k, sign]) for op in range(1, 6) for k in (0, 9, 30) for sign in (0, 1)]
     return {**CASES, p.AFFINE: affine, p.BLUR: CASES[p.BLUR][:2]}
 
 
 def one_case(res: int) -> Cases:
     """One of each: factor 1.27, a rotation by 40 degrees."""
     cases = every_case(res)
-    return {kind: values[4:5] or values[-1:] for kind, values in cases.items()} | {p.AFFINE: cases[p.AFFINE][45:46]}
+    return {kind: values[4:5] or values[-1:] for kind, values in cases.items()} | {p.AFFINE: cases[p.AFFINE][-1:]}
 
 
 def photos(res: int, count: int = 4) -> NDArray[np.uint8]:
@@ -81,12 +81,12 @@ def levels(images: torch.Tensor) -> NDArray[np.int64]:
     return rounded.astype(np.int64)
 
 
-@pytest.mark.parametrize("res", [1, 3, 7, 67])
+@pytest.mark.parametrize("res", [1, 7, 9, 67])
 def test_every_operation_equals_that_of_the_cpu(res: int) -> None:
     """All values at 7 px; at 67 px a program writes two blocks, and the last program of an image only a part of one."""
     cases = every_case(res) if res == 7 else one_case(res)
     listed = [(kind, v) for kind, all_ in cases.items() for v in all_]
-    images = photos(res, 4 if res < 64 else 1)
+    images = {7: photos(res)[::3], 67: photos(res, 1)}.get(res, photos(res))
     kinds = np.repeat(np.array([kind for kind, _ in listed], np.int32), len(images))[:, None]
     values = np.repeat(np.array([v for _, v in listed], np.float32), len(images), axis=0)[:, None]
     images = np.tile(images, (len(listed), 1, 1, 1))
@@ -142,16 +142,6 @@ def test_boxes_may_be_empty_or_cover_the_image_and_a_partner_may_be_the_image_it
     )  # fmt: skip
     used, images = AugmentOps(fills=frozenset({"mean", "noise"}), mixing=True), photos(res, n)
     np.testing.assert_array_equal(levels(augmented(images, batch_spec, used)), run(images, batch_spec, used))
-
-
-def test_the_grey_levels_of_a_large_image_are_summed_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From 2903 px on, the sum of a white image exceeds 32 bits."""
-    monkeypatch.setattr(launch, "BLOCK", 2**20)  # the largest that Triton has: few steps
-    images = np.full((1, 2912, 2912, 3), 255, np.uint8)
-    drawn = {"policy_kinds": np.array([[p.CONTRAST]], np.int32), "policy_values": np.zeros((1, 1, 6), np.float32)}
-    batch_spec = spec(1, res=2912, augment_params=drawn)
-    got = augmented(images, batch_spec, AugmentOps(slots=(("policy", EVERY),)))
-    assert got.min() == got.max() == pytest.approx(255)
 
 
 def every_step(n: int) -> tuple[BatchSpec, AugmentOps]:
