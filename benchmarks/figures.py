@@ -94,17 +94,60 @@ def _tuned_rate(name: str, side: str) -> float:
     return float(tomllib.loads(result["recipes"][side])["optim"]["lr"] * result["tuning"]["sides"][side]["best"])
 
 
+_WHOLE = {"whole": "tiny"}  # {result file of `whole`: its network in a word}
+_TOOLS = {
+    "ours": "Resolute, 96 to 224 px", "ours-224": "Resolute, 224 px", "plain": "plain PyTorch loop, 96 to 224 px",
+    "ffcv": "FFCV in a plain loop, 96 to 224 px", "timm": "timm's train.py, 224 px",
+    "timm-sizes": "timm's train.py, its schedule of 96 to 224 px",
+}  # fmt: skip
+
+
+def _wholes(name: str) -> dict[tuple[str, int], Mapping[str, Any]]:
+    """{(tool, round): its row of `whole.summary`}; round 1: peers in the time of ours."""
+    from .whole import summary
+
+    result = _read(name)
+    rows = summary(result)
+    numbers = dict.fromkeys((run["tool"], run["round"]) for run in result["runs"])
+    return dict(zip(numbers, rows, strict=True))
+
+
+def _mean(value: Sequence[float], digits: int = 1) -> str:
+    return f"{value[0]:.{digits}f} ± {value[1]:.{digits}f}"
+
+
 def headline() -> str:
     """The measured sentence at the top."""
-    ours, fixed = _sides(_TRAINING)
+    rows, result = _wholes("whole"), _read("whole")
+    ours, timm = rows["ours", 0], rows["timm", 0]
+
+    def beside(tool: str) -> str:
+        return f"{rows[tool, 0]['wall_s'][0]:.0f} s and {_mean(rows[tool, 0]['top1'])} %"
+
     return (
-        f"Measured on {_processor(_TRAINING)}, with a tiny model: 12 epochs at 96 to 224 px take "
-        f"**{ours['against']['wall_ratio']['median']:.2f} times the wall time** of 12 epochs at 224 px "
-        f"({_seconds(ours)} against {_seconds(fixed)}) and reach {_percent(ours['final_top1'])} % top-1 against "
-        f"{_percent(fixed['final_top1'])} % ({_points(ours)} points, mean and standard error of "
-        f"{ours['final_top1']['n']} seeds, {_count(_read(_TRAINING)['shards']['progressive']['train_samples'])} photos "
-        f"of ten classes, {_file(_TRAINING)})."
+        f"Measured on {_processor('whole')}, {_count(result['photos'])} photos of native size, a tiny ResNet, "
+        f"{ours['epochs']} epochs: from the photos to the trained network takes **{ours['wall_s'][0]:.0f} s** at 96 to "
+        f"224 px, {ours['prep_s']:.0f} s of it for preparing shards, and reaches {_mean(ours['top1'])} % top-1. timm's "
+        f"train.py takes **{timm['wall_s'][0]:.0f} s** at 224 px for {_mean(timm['top1'])} %; with its own progressive "
+        f"sizes {beside('timm-sizes')}, FFCV {beside('ffcv')}, a plain PyTorch loop {beside('plain')} (whole commands; "
+        f"mean and standard error of {ours['seeds']} seeds, learning rates tuned on other photos, {_file('whole')})."
     )
+
+
+def trainings() -> str:
+    """Photos to accuracy beside other tools, with equal epochs and in equal time."""
+    rows = []
+    for name, network in _WHOLE.items():
+        for (tool, number), row in _wholes(name).items():
+            equal = row["equal_s"]
+            rows.append((
+                network, _TOOLS[tool] + (", in the time of Resolute" if number else ""), str(row["epochs"]),
+                f"{_mean(row['top1'])} %", f"{_mean(row['wall_s'], 0)} s",
+                f"{row['prep_s']:.0f} s" if row["prep_s"] else "", f"{_mean(equal, 0)} s" if equal else "",
+                f"{row['lr']:g}", str(row["workers"]),
+            ))  # fmt: skip
+    return _table(("network", "tool", "epochs", "top-1", "whole command", "of it preparing files",
+                   "until timm's top-1 at 224 px", "learning rate", "workers"), rows)  # fmt: skip
 
 
 def results() -> str:
@@ -261,9 +304,10 @@ def turns() -> str:
 # ---- loaders -------------------------------------------------------------------------------------------------------
 
 _LOADERS = {
-    "ours": "Resolute", "ffcv": "FFCV 1.0.2, JPEG mode", "dali": "DALI's own webdataset reader and operators",
-    "v2": "torch DataLoader, torchvision v2", "timm": "timm's loader", "pillow": "torch DataLoader, Pillow",
-    "webdataset": "webdataset's loader, Pillow",
+    "ours": "Resolute", "ffcv-raw": "FFCV 1.0.2, raw pixels", "ffcv": "FFCV 1.0.2, JPEG mode",
+    "dali": "DALI's own webdataset reader and operators", "v2": "torch DataLoader, torchvision v2",
+    "webdataset": "webdataset's loader, torchvision v2", "timm-plain": "timm's loader, without its prefetcher",
+    "timm": "timm's loader", "pillow": "torch DataLoader, Pillow",
 }  # fmt: skip
 
 
@@ -282,7 +326,9 @@ def peers() -> str:
 
     rows = [(title, *(cell(rate, loader) for rate in rates), *counts(loader)) for loader, title in _LOADERS.items()]
     header = ("images/s (CPU seconds per 1 000 images)", *(f"{rate['res']} px" for rate in rates), "workers", "threads")
-    return _table(header, rows)
+    files = _read("peers")["ffcv"]["ffcv-raw"]["res"].values()
+    times = sum(each["file_bytes"] for each in files) / sum(each["jpeg_bytes"] for each in files)
+    return f"{_table(header, rows)}\n\nFFCV's files of raw pixels take {times:.1f} times the disk space of the JPEGs."
 
 
 def _switch_ms() -> dict[str, str]:
@@ -296,13 +342,13 @@ def _switch_ms() -> dict[str, str]:
 
 def switch() -> str:
     """Time lost by a loop that only takes batches."""
-    lost = _switch_ms()
+    lost, rounds = _switch_ms(), _read("peers-switch")["settings"]["rounds"]
     return (
         f"A loop without a model, which only takes batches of {_read('peers-switch')['settings']['batch_size']}, loses "
         f"{lost['ours']} ms at 128 → 160 and 160 → 224 px; with a rebuilt DataLoader it loses {lost['pillow']} ms, "
-        f"with timm's loader and `input_size_choices` {lost['timm-scheduled']} ms, with FFCV's `output_size` "
-        f"{lost['ffcv-output-size']} ms (medians of {_read('peers-switch')['settings']['rounds']} rounds, "
-        f"{_file('peers-switch')})."
+        f"with one persistent DataLoader whose sampler yields the size {lost['v2-sized']} ms, with timm's loader and "
+        f"`input_size_choices` {lost['timm-scheduled']} ms, with FFCV's `output_size` {lost['ffcv-output-size']} ms "
+        f"(medians of {rounds} rounds, {_file('peers-switch')})."
     )
 
 
@@ -396,7 +442,7 @@ def soak() -> str:
 
 FIGURES: Mapping[str, Callable[[], str]] = {
     figure.__name__: figure
-    for figure in (headline, results, training, imagenette, techniques, turns, peers, switch,
+    for figure in (headline, results, trainings, training, imagenette, techniques, turns, peers, switch,
                    changes, picture, gpu, prep, soak)
 }
 

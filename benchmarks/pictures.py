@@ -1,9 +1,11 @@
 """Draws the pictures in `docs/` that come from result files.
 
-    python -m resolute.benchmarks.pictures [--only stage_change]
+    python -m resolute.benchmarks.pictures [--only stage_change,whole]
 
 stage_change.svg  the time of each step across two changes of resolution, Resolute and a rebuilt DataLoader: the first
                   round of `resolute bench-all --only change`, where a step is a fixed pause and the wait for its batch
+whole.svg         top-1 against the time since the start of the command, for each tool: the mean over the seeds of
+                  `python -m resolute.benchmarks.whole`, with the time that prep takes first
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ if __name__ == "__main__":  # before the slow imports
 import argparse
 import json
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,22 +29,25 @@ from resolute.files import output_file
 from .cli import Parser, chosen, command
 from .record import RESULTS
 
-__all__ = ["PICTURES", "draw_stage_change", "drawn", "main"]
+__all__ = ["PICTURES", "draw_stage_change", "draw_whole", "drawn", "main"]
 
 _FOLDER = Path(__file__).resolve().parents[1] / "docs"
 _WIDTH, _HEIGHT = 860, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 58, 44  # margins of the plot
 _SKIPPED = 10  # first steps of the first stage: both loaders start
 _CHANGE_LINES = {"peer": ("DataLoader, rebuilt at each change", "#d9730d"), "ours": ("Resolute", "#3b7dd8")}
+_WHOLE_LINES = {"timm": ("timm, 224 px", "#d9730d"), "timm-sizes": ("timm, its sizes", "#b8860b"),
+                "plain": ("plain loop", "#6b7280"), "ffcv": ("FFCV", "#2f855a"),
+                "ours": ("Resolute", "#3b7dd8")}  # fmt: skip
 Line = tuple[str, str, Sequence[tuple[float, float]]]  # name, colour, points (x, y)
 
 
 class _Plot:
     """An SVG with a title, a legend, axes from 0 and lines."""
 
-    def __init__(self, title: str, below: str, lines: Sequence[Line], *, step_y: float) -> None:
-        """`step_y`: between the ticks of y."""
-        self._lines = lines
+    def __init__(self, title: str, below: str, lines: Sequence[Line], *, steps: tuple[float, float]) -> None:
+        """`steps`: between the ticks of x (0: none) and y."""
+        self._lines, (self._step_x, step_y) = lines, steps
         points = [point for _, _, line in lines for point in line]
         self._most_x = max(x for x, _ in points)
         self._most_y = (max(y for _, y in points) // step_y + 1) * step_y
@@ -62,6 +68,10 @@ class _Plot:
                             f'<text x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{i * step_y:g}</text>']  # fmt: skip
         middle = (_LEFT + _WIDTH - _RIGHT) / 2
         self._parts.append(f'<text x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{below}</text>')
+        if self._step_x:
+            for i in range(int(self._most_x / self._step_x) + 1):
+                self._parts.append(f'<text x="{self.x(i * self._step_x)}" y="{_HEIGHT - _BOTTOM + 18}" '
+                                   f'text-anchor="middle">{i * self._step_x:g}</text>')  # fmt: skip
 
     def x(self, value: float) -> float:
         return round(_LEFT + (_WIDTH - _LEFT - _RIGHT) * value / self._most_x, 1)
@@ -76,11 +86,14 @@ class _Plot:
                                f'y2="{_HEIGHT - _BOTTOM}" stroke="#98a2b0" stroke-dasharray="4 3"/>')  # fmt: skip
         self._parts.append(f'<text x="{self.x(value) + 6}" y="{_TOP - 2}">{name}</text>')
 
-    def svg(self) -> str:
+    def svg(self, *, dots: bool = False) -> str:
+        """`dots`: at each point."""
         for _, colour, line in self._lines:
             points = " ".join(f"{self.x(x)},{self.y(y)}" for x, y in line)
             self._parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2" '
                                'stroke-linejoin="round"/>')  # fmt: skip
+            self._parts += [f'<circle cx="{self.x(x)}" cy="{self.y(y)}" r="3" fill="{colour}"/>'
+                            for x, y in line if dots]  # fmt: skip
         return "\n".join([*self._parts, "</svg>"]) + "\n"
 
 
@@ -102,15 +115,35 @@ def draw_stage_change(result: Mapping[str, Any]) -> str:
         for name, stages in first_rounds.items()
     }
     lines = [(*_CHANGE_LINES[name], list(enumerate(steps[name]))) for name in _CHANGE_LINES]
-    plot = _Plot("Time of each step, ms", "step", lines, step_y=100)
+    plot = _Plot("Time of each step, ms", "step", lines, steps=(0, 100))
     for stage, res in enumerate(resolutions):
         plot.mark(max(0, per_stage * stage - _SKIPPED), f"{res} px")
     return plot.svg()
 
 
+def draw_whole(result: Mapping[str, Any]) -> str:
+    """The picture as SVG, from a result of `whole`."""
+    lines = []
+    for tool, (name, colour) in _WHOLE_LINES.items():
+        curves = [run["curve"] for run in result["runs"] if run["tool"] == tool and not run["round"]]
+        if not curves:
+            continue
+        prep_s = result["prep_s"].get(tool.partition("-")[0], 0.0)
+        epochs = zip(*curves, strict=True)
+        lines.append((name, colour, [
+            (prep_s + statistics.fmean(point["elapsed_s"] for point in points),
+             100 * statistics.fmean(point["top1"] for point in points))
+            for points in epochs
+        ]))  # fmt: skip
+    longest = max(x for _, _, line in lines for x, _ in line)
+    step_x = next(step for step in (10, 20, 50, 100, 200, 500, 1000, 10_000) if longest / step <= 12)
+    return _Plot("top-1, %", "seconds since the start of the command, prep included", lines,
+                 steps=(step_x, 10)).svg(dots=True)  # fmt: skip
+
+
 PICTURES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {  # {name: (result file, function)}
-    "stage_change": ("bench-cpu", draw_stage_change),
-}
+    "stage_change": ("bench-cpu", draw_stage_change), "whole": ("whole", draw_whole),
+}  # fmt: skip
 
 
 def drawn(name: str) -> tuple[Path, str]:

@@ -1,14 +1,15 @@
-"""torch's DataLoader with Pillow, and (variant "v2") with torchvision's v2 tensor transforms.
+"""torch's DataLoader with Pillow, and (variants "v2" and "v2-sized") with torchvision's v2 tensor transforms.
 
-Both get every advantage that costs nothing: JPEGs read directly from the tar, files kept open, one endless shuffled
-epoch, four prefetched batches per worker, pinned memory on a GPU. Each resolution has a new DataLoader.
+All get every advantage that costs nothing: JPEGs read directly from the tar, files kept open, one endless shuffled
+epoch, four prefetched batches per worker, pinned memory on a GPU. Each resolution has a new DataLoader, except in
+"v2-sized", where the sampler yields the resolution with each sample.
 """
 
 from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,37 +27,42 @@ from .job import MEAN, STD, Job
 from .ours import open_shards
 from .tars import Jpegs, endless
 
-__all__ = ["centre_crops", "pillow", "pillow_transform", "stored_images", "stream"]
+__all__ = ["centre_crops", "pillow", "pillow_transform", "stored_images", "stream", "tensor", "tensor_transform"]
 
 _PREFETCH = 4  # batches per worker; torch's default is 2
 
 
 class _Images(Dataset[tuple[Any, int]]):
-    """Map-style data set of (transform(jpeg), label) of the stored images."""
+    """Map-style data set of (transform(jpeg), label) of the stored images, by (resolution, sample)."""
 
-    def __init__(self, jpegs: Jpegs, transform: Callable[[bytes], Any]) -> None:
-        self._jpegs, self._transform = jpegs, transform
-
-    def __len__(self) -> int:
-        return len(self._jpegs)
-
-    def __getitem__(self, sample: int) -> tuple[Any, int]:
-        return self._transform(self._jpegs.jpeg(sample)), self._jpegs.labels[sample]
-
-
-class _Shuffled(Sampler[list[int]]):
-    """`batches` batches of sample numbers in their endless order."""
-
-    def __init__(self, samples: int, *, batches: int, batch_size: int, seed: int) -> None:
-        self._samples, self._batches, self._batch_size, self._seed = samples, batches, batch_size, seed
+    def __init__(self, stored: dict[int, tuple[Jpegs, Callable[[bytes], Any]]]) -> None:
+        """`stored`: {resolution: (images, transform)}."""
+        self._stored = stored
 
     def __len__(self) -> int:
-        return self._batches
+        return sum(len(jpegs) for jpegs, _ in self._stored.values())
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __getitem__(self, item: tuple[int, int]) -> tuple[Any, int]:
+        res, sample = item
+        jpegs, transform = self._stored[res]
+        return transform(jpegs.jpeg(sample)), jpegs.labels[sample]
+
+
+class _Shuffled(Sampler[list[tuple[int, int]]]):
+    """`batches` batches of (resolution, sample) at each of `resolutions`, the samples in their endless order."""
+
+    def __init__(self, resolutions: Sequence[int], samples: int, *, batches: int, batch_size: int, seed: int) -> None:
+        self._resolutions, self._samples, self._batches = resolutions, samples, batches
+        self._batch_size, self._seed = batch_size, seed
+
+    def __len__(self) -> int:
+        return len(self._resolutions) * self._batches
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         order = endless(self._samples, self._seed)
-        for _ in range(self._batches):
-            yield list(itertools.islice(order, self._batch_size))
+        for res in self._resolutions:
+            for _ in range(self._batches):
+                yield [(res, sample) for sample in itertools.islice(order, self._batch_size)]
 
 
 def stored_images(shards: ShardSet, res: int) -> Jpegs:
@@ -92,7 +98,7 @@ def pillow_transform(job: Job, res: int) -> Callable[[Image.Image], torch.Tensor
     ])  # fmt: skip
 
 
-def _tensor_transform(job: Job, res: int) -> Callable[[torch.Tensor], torch.Tensor]:
+def tensor_transform(job: Job, res: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """Source: the order that torchvision's own guide to v2 recommends: uint8 until the end."""
     return v2.Compose([
         v2.RandomResizedCrop(res, scale=job.scale, ratio=job.ratio, antialias=True),
@@ -104,16 +110,18 @@ def _tensor_transform(job: Job, res: int) -> Callable[[torch.Tensor], torch.Tens
 
 def stream(job: Job) -> Generator[torch.Tensor, None, None]:
     shards, on_gpu = open_shards(job), job.device != "cpu"
-    for seed, res in enumerate(job.resolutions):
-        jpegs = stored_images(shards, res)
-        steps: list[Any] = (
-            [tensor, _tensor_transform(job, res)] if job.variant == "v2" else [pillow, pillow_transform(job, res)]
-        )
-        loader = DataLoader(
-            _Images(jpegs, transforms.Compose(steps)), num_workers=job.workers, persistent_workers=True,
-            batch_sampler=_Shuffled(len(jpegs), batches=job.batches, batch_size=job.batch_size, seed=seed),
-            prefetch_factor=_PREFETCH, pin_memory=on_gpu,
-        )  # fmt: skip
+    parts = [job.resolutions] if job.variant == "v2-sized" else [(res,) for res in job.resolutions]
+    for seed, resolutions in enumerate(parts):
+        stored = {}
+        for res in resolutions:
+            steps: list[Any] = [pillow, pillow_transform(job, res)]
+            if job.variant:
+                steps = [tensor, tensor_transform(job, res)]
+            stored[res] = stored_images(shards, res), transforms.Compose(steps)
+        order = _Shuffled(resolutions, len(shards.splits["train"]), batches=job.batches, batch_size=job.batch_size,
+                          seed=seed)  # fmt: skip
+        loader = DataLoader(_Images(stored), num_workers=job.workers, persistent_workers=True, batch_sampler=order,
+                            prefetch_factor=_PREFETCH, pin_memory=on_gpu)  # fmt: skip
         for images, _ in loader:
             yield images.to(job.device, non_blocking=True) if on_gpu else images
         del loader  # why: its workers end before the next ones start

@@ -1,4 +1,4 @@
-"""FFCV 1.0.2, from .beton files that hold the same JPEG bytes.
+"""FFCV 1.0.2, from .beton files that hold the same JPEG bytes, or (variant "raw") their pixels.
 
 FFCV needs an older numpy, so this module runs in a separate environment (with Debian's libopencv-dev,
 libturbojpeg0-dev, pkg-config and a C++ compiler; 1.0.2 builds on Python 3.11):
@@ -51,25 +51,27 @@ class _JpegField(RGBImageField):
         storage[:] = np.frombuffer(jpeg, np.uint8)
 
 
-class _Samples(Sequence[tuple[bytes, int]]):
-    def __init__(self, jpegs: Any, labels: Sequence[int]) -> None:
-        self._jpegs, self._labels = jpegs, labels
+class _Samples(Sequence[tuple[Any, int]]):
+    def __init__(self, jpegs: Any, labels: Sequence[int], *, raw: bool = False) -> None:
+        """`raw`: decoded, (height, width, 3) uint8."""
+        self._jpegs, self._labels, self._raw = jpegs, labels, raw
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def __getitem__(self, sample: Any) -> Any:
         jpeg = self._jpegs.jpeg(int(sample)) if isinstance(self._jpegs, Tars) else self._jpegs[int(sample)]
-        return jpeg, self._labels[int(sample)]
+        image = np.asarray(Image.open(io.BytesIO(jpeg)).convert("RGB")) if self._raw else jpeg
+        return image, self._labels[int(sample)]
 
 
-def _write(path: Path, samples: _Samples, workers: int) -> None:
-    writer = DatasetWriter(str(path), {"image": _JpegField(), "label": IntField()}, num_workers=workers)
-    writer.from_indexed_dataset(samples)
+def _write(path: Path, samples: _Samples, workers: int, *, raw: bool = False) -> None:
+    field = RGBImageField(write_mode="raw") if raw else _JpegField()
+    DatasetWriter(str(path), {"image": field, "label": IntField()}, num_workers=workers).from_indexed_dataset(samples)
 
 
 def _beton(job: Job, res: int) -> Path:
-    return Path(job.scratch, f"{res}.beton")
+    return Path(job.scratch, f"{res}{'-raw' if job.variant == 'raw' else ''}.beton")
 
 
 def prepare(job: Job) -> dict[str, Any]:
@@ -78,17 +80,19 @@ def prepare(job: Job) -> dict[str, Any]:
     The file has up to 8 MiB more than its images for each worker that wrote it: FFCV's pages.
     Raises `AssertionError` if a JPEG read back is not the one in the tar.
     """
-    results = {}
+    results, raw = {}, job.variant == "raw"
     for res in job.resolutions:
         tars, path = Tars(job.shards, res), _beton(job, res)
-        _write(path, _Samples(tars, tars.labels), job.workers)
+        _write(path, _Samples(tars, tars.labels, raw=raw), job.workers, raw=raw)
+        results[str(res)] = {"jpeg_bytes": tars.mean_bytes, "file_bytes": path.stat().st_size / len(tars)}
+        if raw:
+            continue
         pointers = Reader(str(path), {"image": RGBImageField}).metadata["f0"]["data_ptr"]
         with path.open("rb") as file:
             for sample in np.linspace(0, len(tars) - 1, _CHECKED).astype(int):
                 jpeg = tars.jpeg(int(sample))
                 file.seek(int(pointers[sample]))
                 assert file.read(len(jpeg)) == jpeg, f"{path}: sample {sample} is not the JPEG of the tar"
-        results[str(res)] = {"jpeg_bytes": tars.mean_bytes, "file_bytes": path.stat().st_size / len(tars)}
     return {"versions": {name: version(name) for name in ("ffcv", "numba", "numpy", "torch")}, "res": results}
 
 

@@ -35,9 +35,17 @@ LOADERS = {
         title="torch DataLoader, torchvision v2", module="dataloader", variant="v2", at_change="rebuilt",
         resize="torch's uint8 bilinear, antialiased", has_crops=True, versions=("torch", "torchvision"),
     ),
+    "v2-sized": LoaderEntry(
+        title="torch DataLoader, torchvision v2, sampler of (sample, size)", module="dataloader", variant="v2-sized",
+        at_change="same loader", resize="as v2", has_rate=False, versions=("torch", "torchvision"),
+    ),
     "timm": LoaderEntry(
         title="timm create_loader", module="timm", at_change="rebuilt",
         resize="Pillow bilinear, antialiased, as the reference", versions=("timm", "pillow"),
+    ),
+    "timm-plain": LoaderEntry(
+        title="timm create_loader, without its prefetcher", module="timm", variant="plain", at_change="rebuilt",
+        resize="as timm", versions=("timm", "pillow"),
     ),
     "timm-scheduled": LoaderEntry(
         title="timm create_loader, input_size_choices", module="timm", variant="scheduled", has_rate=False,
@@ -45,8 +53,8 @@ LOADERS = {
         resize="as timm", versions=("timm", "pillow"),
     ),
     "webdataset": LoaderEntry(
-        title="webdataset WebLoader, Pillow", module="webdataset", at_change="rebuilt",
-        resize="Pillow bilinear, antialiased, as the reference", versions=("webdataset", "pillow"),
+        title="webdataset WebLoader, torchvision v2", module="webdataset", at_change="rebuilt",
+        resize="as v2", versions=("webdataset", "torchvision"),
     ),
     "dali": LoaderEntry(
         title="DALI, stock CPU pipeline", module="dali", at_change="rebuilt",
@@ -55,6 +63,10 @@ LOADERS = {
     "ffcv": LoaderEntry(
         title="FFCV, JPEG mode", module="ffcv", at_change="rebuilt, compiled anew",
         resize="OpenCV INTER_AREA; decoded with libjpeg-turbo's fast, less exact DCT", has_crops=True,
+    ),
+    "ffcv-raw": LoaderEntry(
+        title="FFCV, raw mode", module="ffcv", variant="raw", at_change="rebuilt, compiled anew",
+        resize="as FFCV; no JPEG is decoded",
     ),
     "ffcv-output-size": LoaderEntry(
         title="FFCV, decoder.output_size", module="ffcv", variant="output_size", has_rate=False,

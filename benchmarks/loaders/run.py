@@ -143,9 +143,11 @@ def compare(
                        "mean_bytes": {str(res): tars[res].mean_bytes for res in selected}, "page_cache": cache},
             "ffcv": None,
         }  # fmt: skip
-        if any(LOADERS[name].module == "ffcv" for name in names):
+        used_files = {"ffcv-raw" if name == "ffcv-raw" else "ffcv" for name in names
+                      if LOADERS[name].module == "ffcv"}  # fmt: skip
+        if used_files:
             show_progress("writing FFCV's files")
-            result["ffcv"] = runner.run("ffcv", task="prepare")
+            result["ffcv"] = {name: runner.run(name, task="prepare") for name in sorted(used_files)}
         results, text = measure(runner)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,7 +1,7 @@
 """timm's loader (`timm.data.create_loader`), also with its scheduled sizes.
 
 It reads the stored images as a map-style data set, which scheduled sizes require. Colour jitter, on by default in timm,
-is off. timm's prefetcher normalises the pixels in the main process.
+is off. timm's prefetcher normalises the pixels in the main process; without it (variant "plain"), workers do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def stream(job: Job) -> Generator[torch.Tensor, None, None]:
     common: dict[str, Any] = {
         "batch_size": job.batch_size, "is_training": True, "scale": job.scale, "ratio": job.ratio,
         "hflip": job.flip_prob, "color_jitter": 0.0, "interpolation": "bilinear", "num_workers": job.workers,
-        "device": torch.device("cpu"), "persistent_workers": True,
+        "device": torch.device("cpu"), "persistent_workers": True, "use_prefetcher": job.variant != "plain",
     }  # fmt: skip
     shards, total = open_shards(job), job.batches * job.batch_size
     if job.variant == "scheduled":

@@ -1,4 +1,4 @@
-"""webdataset's WebDataset and WebLoader over the tars, with Pillow.
+"""webdataset's WebDataset and WebLoader over the tars, with torchvision's decoder and v2 transforms.
 
 Shards are drawn with replacement (`resampled`), as webdataset recommends for training, so no epoch ends.
 """
@@ -10,8 +10,9 @@ from collections.abc import Generator
 
 import torch
 import webdataset as wds
+from torchvision import transforms
 
-from .dataloader import pillow_transform
+from .dataloader import tensor, tensor_transform
 from .job import Job
 from .tars import Tars
 
@@ -20,8 +21,8 @@ __all__ = ["stream"]
 _SHUFFLE = 1000  # samples, still encoded
 
 
-def _same(label: int) -> int:
-    return label
+def _label(text: bytes) -> int:
+    return int(text)
 
 
 def stream(job: Job) -> Generator[torch.Tensor, None, None]:
@@ -30,9 +31,8 @@ def stream(job: Job) -> Generator[torch.Tensor, None, None]:
         data = (
             wds.WebDataset(urls, resampled=True, shardshuffle=False)
             .shuffle(_SHUFFLE)
-            .decode("pil")
             .to_tuple("jpg", "cls")
-            .map_tuple(pillow_transform(job, res), _same)
+            .map_tuple(transforms.Compose([tensor, tensor_transform(job, res)]), _label)
             .batched(job.batch_size, partial=False)
         )
         loader = iter(wds.WebLoader(data, batch_size=None, num_workers=job.workers, prefetch_factor=4))

@@ -172,7 +172,7 @@ def test_ffcv_without_an_interpreter_is_left_out_or_refused() -> None:
     names, left_out = available(args, rates=True)
     assert "ours" in names
     assert "ffcv" not in names
-    assert list(left_out) == ["ffcv"]
+    assert list(left_out) == ["ffcv", "ffcv-raw"]
     args.only = "ffcv"
     with pytest.raises(ResoluteError, match="--only ffcv: got no interpreter"):
         available(args, rates=True)
