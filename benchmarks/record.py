@@ -178,7 +178,7 @@ def results_page(folder: Path) -> str:
         "the conclusions. Commands name a shard set or a folder of photos by its last part; `PY` is the interpreter of",
         "an environment with that tool. Files without a date, commit or rounds are older than these fields.",
         "",
-        "| file | command that measures it again | date | commit | machine | rounds |",
+        "| file | command that measured it | date | commit | machine | rounds |",
         "|---|---|---|---|---|---|",
     ]
     for path in sorted(folder.glob("*.json")):
