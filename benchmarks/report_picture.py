@@ -1,10 +1,8 @@
 """Draws the first screen of a run's report, or of another HTML page, in headless Chromium.
 
     python -m resolute.benchmarks.report_picture runs/demo [--out docs/report.png]
-    python -m resolute.benchmarks.report_picture charts.html --out benchmarks/results/half-imagenette.png
 
-The first is meant for the report of `make train`, whose photos are generated: pictures of people's photos do not belong
-in the repository. The second takes the page of `python -m resolute.benchmarks.training.summary RESULT --charts`.
+Meant for the report of `make train`, whose photos are generated: people's photos do not belong in the repository.
 """
 
 from __future__ import annotations
