@@ -144,10 +144,10 @@ def trainings() -> str:
                 network, _TOOLS[tool] + (", in the time of Resolute" if number else ""), str(row["epochs"]),
                 f"{_mean(row['top1'])} %", f"{_mean(row['wall_s'], 0)} s",
                 f"{row['prep_s']:.0f} s" if row["prep_s"] else "", f"{_mean(equal, 0)} s" if equal else "",
-                f"{row['lr']:g}", str(row["workers"]),
+                f"{row['lr']:g}", str(row["workers"]), str(row["seeds"]),
             ))  # fmt: skip
     return _table(("network", "tool", "epochs", "top-1", "whole command", "of it preparing files",
-                   "until timm's top-1 at 224 px", "learning rate", "workers"), rows)  # fmt: skip
+                   "until timm's top-1 at 224 px", "learning rate", "workers", "seeds"), rows)  # fmt: skip
 
 
 def results() -> str:
@@ -346,9 +346,8 @@ def switch() -> str:
     return (
         f"A loop without a model, which only takes batches of {_read('peers-switch')['settings']['batch_size']}, loses "
         f"{lost['ours']} ms at 128 → 160 and 160 → 224 px; with a rebuilt DataLoader it loses {lost['pillow']} ms, "
-        f"with one persistent DataLoader whose sampler yields the size {lost['v2-sized']} ms, with timm's loader and "
-        f"`input_size_choices` {lost['timm-scheduled']} ms, with FFCV's `output_size` {lost['ffcv-output-size']} ms "
-        f"(medians of {rounds} rounds, {_file('peers-switch')})."
+        f"with timm's loader and `input_size_choices` {lost['timm-scheduled']} ms, with FFCV's `output_size` "
+        f"{lost['ffcv-output-size']} ms (medians of {rounds} rounds, {_file('peers-switch')})."
     )
 
 

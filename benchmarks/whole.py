@@ -411,12 +411,12 @@ def _run(args: argparse.Namespace) -> None:
             train(number, tool, {"seed": seed} if rate is None else {"seed": seed, "lr": rate})
         write(args.out, result)  # after each seed: a benchmark of hours may be stopped
     if args.same_time:
-        rows = {row["tool"]: row for row in summary(result)}
-        ours_s = rows["ours"]["wall_s"][0]
+        means = {row["tool"]: row for row in summary(result)}
+        ours_s = means["ours"]["wall_s"][0]
         peers = {}
         for tool in tools:
             if "ours" not in tool:
-                prep, wall_s = rows[tool]["prep_s"], rows[tool]["wall_s"][0]
+                prep, wall_s = means[tool]["prep_s"], means[tool]["wall_s"][0]
                 peers[tool] = max(1, int(case.epochs * (ours_s - prep) / (wall_s - prep)))
         for seed, (tool, epochs) in itertools.product(seeds, peers.items()):
             train(1, tool, {"seed": seed, "case": case.shortened(epochs)})
