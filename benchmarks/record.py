@@ -147,23 +147,12 @@ def check_writable(out: Path) -> None:
 
 def write(out: Path, result: Mapping[str, Any], *, indent: int | None = 1) -> None:
     """Write `result` as JSON, atomically, and print the file's name. Raises `ResoluteError` if it cannot be written."""
-    text = json.dumps(_rounded(result), indent=indent)
+    text = json.dumps(result, indent=indent)
     # lists of numbers on one line
     text = re.sub(r"\[\s+([^][{}\"]*?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
     with output_file(out) as file:
         file.write((text + "\n").encode())
     print(f"\nwritten: {out}")
-
-
-def _rounded(value: Any) -> Any:
-    """`value` with six digits per number, more than any measurement here repeats."""
-    if isinstance(value, Mapping):
-        return {name: _rounded(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(each) for each in value]
-    if isinstance(value, float) and abs(value) < 1e6:  # why: larger ones are times of day
-        return float(f"{value:.6g}")
-    return value
 
 
 def read_into_cache(shards: ShardSet) -> str:
