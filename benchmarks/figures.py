@@ -167,7 +167,8 @@ def results() -> str:
             ("time lost at 128 → 160 and 160 → 224 px, batches of 64", f"{switch['ours']} ms",
              f"{switch['pillow']} ms with a rebuilt DataLoader", _file("peers-switch")),
             ("loading 128, 160, 224 px alone, images/s", images_per_s("ours"),
-             f"{images_per_s('ffcv')} with FFCV; {images_per_s('pillow')} with a DataLoader", _file("peers")),
+             f"{images_per_s('ffcv')} with FFCV's JPEGs, {images_per_s('ffcv-raw')} with its raw pixels; "
+             f"{images_per_s('v2')} with a DataLoader", _file("peers")),
             (f"{_count(_read('prep-8165')['images'])} photos to three sizes", f"{prep['prep']:.0f} s",
              f"{prep['pillow + ShardWriter']:.0f} s with Pillow and webdataset", _file("prep-8165")),
         ],
