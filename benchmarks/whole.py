@@ -220,10 +220,12 @@ def _timm(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
                 for row in range(rows):
                     seen.setdefault(row, time.time())
 
-    threading.Thread(target=watch, daemon=True).start()
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
 
     def curve(began: float) -> Curve:
         ended.set()
+        watcher.join()  # the next run of this tool deletes the log
         with log.open(newline="") as file:
             rows = list(csv.DictReader(file))
         return [{"elapsed_s": seen.get(i, time.time()) - began, "top1": float(row["eval_top1"]) / 100}
