@@ -96,7 +96,8 @@ _STAGES = ((96, 6), (128, 3), (160, 2), (224, 1))
 CASES = {
     "small": Case(model="resnet10t", model_kwargs={"channels": [16, 32, 64, 128], "stem_width": 8,
                                                    "stem_type": "deep"}, stages=_STAGES),
-    "large": Case(model="resnet18", model_kwargs={}, stages=_STAGES),
+    "large": Case(model="resnet10t", model_kwargs={"channels": [32, 64, 128, 256], "stem_width": 16,
+                                                   "stem_type": "deep"}, stages=_STAGES),
 }  # fmt: skip
 
 
