@@ -1,10 +1,10 @@
 """A recipe's training step on a GPU that is not there: dtypes and memory formats of its operations.
 
-    python -m tests.support.whole_step GUARD RECIPE [KEY=VALUE …]
+    python -m tests.support.whole_step GUARD RECIPE[,KEY=VALUE…] …
 
-GUARD: the library that `build_guard` makes. Prints the distinct operations as JSON, see `Recorder`. A process of its
-own, because it changes torch for good. All tensors are fakes (shapes, dtypes and strides without memory) on "cuda:0",
-and the learner, its optimizer and the EMA are the product's.
+GUARD: the library that `build_guard` makes. Prints the distinct operations of each recipe as a line of JSON, see
+`Recorder`. A process of its own, because it changes torch for good, which forks for each recipe. All tensors are fakes
+(shapes, dtypes and strides without memory) on "cuda:0", and the learner, its optimizer and the EMA are the product's.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if __name__ == "__main__":
 
 import dataclasses
 import json
+import os
 import subprocess
 from collections import Counter
 from types import SimpleNamespace
@@ -310,5 +311,17 @@ def _make_mistakes(learner: Learner, patch: pytest.MonkeyPatch) -> None:
         (), device=DEVICE).item()))  # fmt: skip
 
 
+def main(jobs: list[str]) -> None:
+    for job in jobs:
+        recipe, *keys = job.split(",")
+        child = os.fork()
+        if child == 0:
+            rows = step(recipe, **dict(key.split("=", 1) for key in keys))
+            print(json.dumps(rows), flush=True)
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        assert status == 0, job
+
+
 if __name__ == "__main__":
-    print(json.dumps(step(sys.argv[2], **dict(word.split("=", 1) for word in sys.argv[3:]))))
+    main(sys.argv[2:])

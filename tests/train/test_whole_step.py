@@ -10,7 +10,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from resolute.train.recipe.schema import RECIPES, Recipe
 from tests import ROOT
 from tests.support.whole_step import build_guard
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.skipif(
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(
     shutil.which("g++") is None, reason="no g++, which compiles the stand-in for CUDA's driver")]  # fmt: skip
 
 # why: autocast computes layer norm and the norm of GRN in float32; layer scale, a float32 weight, also keeps DeiT's
@@ -44,23 +44,19 @@ def different() -> list[str]:
     return list(names.values())
 
 
-@pytest.fixture(scope="module")
-def whole_step(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[str, Any]]]:
-    """whole_step(recipe, key=value, …): the distinct operations of its step, in a process of its own."""
-    guard = build_guard(tmp_path_factory.mktemp("guard"))
-
-    def run(recipe: str, **keys: str) -> list[dict[str, Any]]:
-        words = [sys.executable, "-W", "ignore", "-m", "tests.support.whole_step", str(guard), recipe]
-        done = subprocess.run([*words, *(f"{key}={value}" for key, value in keys.items())], cwd=ROOT,
-                              capture_output=True, text=True, check=False)  # fmt: skip
-        assert done.returncode == 0, done.stderr[-4000:]
-        rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-        return rows
-
-    return run
+Rows = list[dict[str, Any]]
+OTHER_PRECISIONS = {"cifar10,amp=off": "float32", "cifar10,capability=75": "float16"}  # without bf16, "auto" is fp16
 
 
-def faults(rows: list[dict[str, Any]], recipe: str, dtype: str) -> list[str]:
+def record_steps(folder: Path, jobs: list[str]) -> list[Rows]:
+    """The distinct operations of the steps of each RECIPE[,KEY=VALUE…] in `jobs`."""
+    words = [sys.executable, "-W", "ignore", "-m", "tests.support.whole_step", str(build_guard(folder)), *jobs]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()[-len(jobs) :]]
+
+
+def faults(rows: Rows, recipe: str, dtype: str) -> list[str]:
     """One line for each operation that is not as the recipe, under autocast to `dtype` (float32: off), should run."""
     lines = []
     for row in rows:
@@ -84,7 +80,7 @@ def faults(rows: list[dict[str, Any]], recipe: str, dtype: str) -> list[str]:
     return lines
 
 
-def _check_complete(rows: list[dict[str, Any]], recipe: Recipe) -> None:
+def _check_complete(rows: Rows, recipe: Recipe) -> None:
     """Every pass of the first and the last stage was recorded."""
     found = {(row["when"], row["kind"]) for row in rows}
     for stage in (recipe.stages[0], recipe.stages[-1]):
@@ -96,27 +92,22 @@ def _check_complete(rows: list[dict[str, Any]], recipe: Recipe) -> None:
     assert updates == fused | ({"_foreach_lerp_"} if recipe.ema.on else set())
 
 
-@pytest.mark.parametrize("name", different())
-def test_dtypes_and_memory_formats(name: str, whole_step: Callable[..., list[dict[str, Any]]]) -> None:
+def test_every_recipe_computes_in_the_right_dtypes_and_memory_formats(tmp_path: Path) -> None:
     """Products in autocast's dtype and channels_last; norms' statistics, weights, gradients and loss in float32."""
-    recipe = Recipe.load(RECIPES / f"{name}.toml")
-    rows = whole_step(name)
-    _check_complete(rows, recipe)
-    assert faults(rows, name, "float32" if recipe.precision.amp == "off" else "bfloat16") == []
+    names = different()
+    found = {}
+    for job, rows in zip([*names, *OTHER_PRECISIONS], record_steps(tmp_path, [*names, *OTHER_PRECISIONS]), strict=True):
+        name = job.partition(",")[0]
+        recipe = Recipe.load(RECIPES / f"{name}.toml")
+        _check_complete(rows, recipe)
+        dtype = OTHER_PRECISIONS.get(job, "float32" if recipe.precision.amp == "off" else "bfloat16")
+        found[job] = faults(rows, name, dtype)
+    assert {job: lines for job, lines in found.items() if lines} == {}
 
 
-@pytest.mark.parametrize(("keys", "dtype"), [
-    ({"amp": "off"}, "float32"), ({"capability": "75"}, "float16"),
-])  # fmt: skip
-def test_other_precisions(
-    keys: dict[str, str], dtype: str, whole_step: Callable[..., list[dict[str, Any]]]
-) -> None:
-    """`amp = "off"` is float32 throughout; "auto" is fp16 on a GPU without bf16."""
-    assert faults(whole_step("cifar10", **keys), "cifar10", dtype) == []
-
-
-def test_mistakes_are_found(whole_step: Callable[..., list[dict[str, Any]]]) -> None:
-    found = faults(whole_step("labels_cpu", mistakes="all"), "labels_cpu", "bfloat16")
+def test_mistakes_are_found(tmp_path: Path) -> None:
+    (rows,) = record_steps(tmp_path, ["labels_cpu,mistakes=all"])
+    found = faults(rows, "labels_cpu", "bfloat16")
     for expected in ("product convolution: ['float32', 'float32']", "narrowed _to_copy", "statistics",
                      "channels_last False", ": sync "):  # fmt: skip
         assert any(expected in line for line in found), found

@@ -53,7 +53,7 @@ def test_every_value_is_the_exact_sum_rounded_once_and_within_one_level_of_pillo
     image = photo(height, width)
     expected = exact(image, res)
     error = np.abs(run(image, res) - expected)
-    assert error.max() < 0.501  # half a level, and float32's own error of the sum
+    assert error.max() < 0.51  # half a level, and the error of weights of 14 bits
     other = np.asarray(Image.fromarray(image).resize((res, res), Image.Resampling.BILINEAR), np.int64)
     assert np.abs(run(image, res) - other).max() <= 1  # Pillow rounds between its passes too
 
