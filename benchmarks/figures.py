@@ -165,7 +165,8 @@ def results() -> str:
             (f"Imagenette, {_NEW.photos[0]} photos, {_NEW.length}", f"{_NEW.wall_s / 60:.1f} min, top-1 {_NEW.top1()}",
              f"{_OLD.wall_s / 60:.1f} min, {_OLD.top1()}: the recipe before, {_OLD.length}", _NEW.files),
             ("time lost at 128 → 160 and 160 → 224 px, batches of 64", f"{switch['ours']} ms",
-             f"{switch['pillow']} ms with a rebuilt DataLoader", _file("peers-switch")),
+             f"{switch['pillow']} ms with a rebuilt DataLoader, {switch['v2-sized']} ms with a persistent one",
+             _file("peers-switch")),
             ("loading 128, 160, 224 px alone, images/s", images_per_s("ours"),
              f"{images_per_s('ffcv')} with FFCV's JPEGs, {images_per_s('ffcv-raw')} with its raw pixels; "
              f"{images_per_s('v2')} with a DataLoader", _file("peers")),
@@ -334,10 +335,10 @@ def peers() -> str:
 
 def _switch_ms() -> dict[str, str]:
     """{loader: "29 and 20"}: ms lost at both changes, medians."""
-    changes = _read("peers-switch")["changes"]["changes"]
+    changes = _read("peers-switch")["change"]["consumers"]["drained"]["changes"]
     return {
-        loader: " and ".join(f"{change['peers'][loader]['cost_s']['median'] * 1e3:.0f}" for change in changes)
-        for loader in changes[0]["peers"]
+        loader: " and ".join(f"{change['loaders'][loader]['cost_s']['median'] * 1e3:.0f}" for change in changes)
+        for loader in changes[0]["loaders"]
     }
 
 
@@ -346,9 +347,10 @@ def switch() -> str:
     lost, rounds = _switch_ms(), _read("peers-switch")["settings"]["rounds"]
     return (
         f"A loop without a model, which only takes batches of {_read('peers-switch')['settings']['batch_size']}, loses "
-        f"{lost['ours']} ms at 128 → 160 and 160 → 224 px; with a rebuilt DataLoader it loses {lost['pillow']} ms, "
-        f"with timm's loader and `input_size_choices` {lost['timm-scheduled']} ms, with FFCV's `output_size` "
-        f"{lost['ffcv-output-size']} ms (medians of {rounds} rounds, {_file('peers-switch')})."
+        f"{lost['ours']} ms at 128 → 160 and 160 → 224 px, and {lost['v2-sized']} ms with one persistent DataLoader whose "
+        f"sampler yields the size; with a rebuilt DataLoader it loses {lost['pillow']} ms, with timm's loader and "
+        f"`input_size_choices` {lost['timm-scheduled']} ms, with FFCV's `output_size` {lost['ffcv-output-size']} ms "
+        f"(medians of {rounds} rounds, {_file('peers-switch')})."
     )
 
 
