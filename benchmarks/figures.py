@@ -94,7 +94,7 @@ def _tuned_rate(name: str, side: str) -> float:
     return float(tomllib.loads(result["recipes"][side])["optim"]["lr"] * result["tuning"]["sides"][side]["best"])
 
 
-_WHOLE = {"whole": "tiny"}  # {result file of `whole`: its network in a word}
+_WHOLE = ("whole", "whole-large")  # result files of `whole`
 _TOOLS = {
     "ours": "Resolute, 96 to 224 px", "ours-224": "Resolute, 224 px", "plain": "plain PyTorch loop, 96 to 224 px",
     "ffcv": "FFCV in a plain loop, 96 to 224 px", "timm": "timm's train.py, 224 px",
@@ -118,26 +118,34 @@ def _mean(value: Sequence[float], digits: int = 1) -> str:
 
 def headline() -> str:
     """The measured sentence at the top."""
-    rows, result = _wholes("whole"), _read("whole")
-    ours, timm = rows["ours", 0], rows["timm", 0]
+    rows, larger, result = _wholes("whole"), _wholes("whole-large"), _read("whole")
+    ours = rows["ours", 0]
 
     def beside(tool: str) -> str:
-        return f"{rows[tool, 0]['wall_s'][0]:.0f} s and {_mean(rows[tool, 0]['top1'])} %"
+        row = rows[tool, 0]
+        return f"{row['wall_s'][0]:.0f} s ({_mean(row['top1'])} %)"
+
+    def longer(tool: str) -> str:
+        return f"{larger[tool, 0]['wall_s'][0]:.0f} s"
 
     return (
-        f"Measured on {_processor('whole')}, {_count(result['photos'])} photos of native size, a tiny ResNet, "
-        f"{ours['epochs']} epochs: from the photos to the trained network takes **{ours['wall_s'][0]:.0f} s** at 96 to "
-        f"224 px, {ours['prep_s']:.0f} s of it for preparing shards, and reaches {_mean(ours['top1'])} % top-1. timm's "
-        f"train.py takes **{timm['wall_s'][0]:.0f} s** at 224 px for {_mean(timm['top1'])} %; with its own progressive "
-        f"sizes {beside('timm-sizes')}, FFCV {beside('ffcv')}, a plain PyTorch loop {beside('plain')} (whole commands; "
-        f"mean and standard error of {ours['seeds']} seeds, learning rates tuned on other photos, {_file('whole')})."
+        f"Measured on {_processor('whole')}, {_count(result['photos'])} photos of native size, whole commands: a tiny "
+        f"ResNet trains {ours['epochs']} epochs at 96 to 224 px in **{beside('ours')}** with Resolute, "
+        f"{ours['prep_s']:.0f} s of it for preparing shards; in **{beside('timm')}** with timm's train.py at 224 px, "
+        f"{beside('timm-sizes')} with timm's own progressive sizes, {beside('ffcv')} with FFCV, {beside('plain')} with "
+        f"a plain PyTorch loop (top-1, mean and standard error of {ours['seeds']} seeds, learning rates tuned on other "
+        f"photos, {_file('whole')}). With a network of four times the work and {larger['ours', 0]['epochs']} epochs: "
+        f"{longer('ours')} with Resolute, {longer('timm')} and {longer('timm-sizes')} with timm, {longer('ffcv')} with "
+        f"FFCV, {longer('plain')} with the plain loop ({_file('whole-large')})."
     )
 
 
 def trainings() -> str:
     """Photos to accuracy beside other tools, with equal epochs and in equal time."""
     rows = []
-    for name, network in _WHOLE.items():
+    for name in _WHOLE:
+        channels = _read(name)["case"]["model_kwargs"]["channels"]
+        network = f"{channels[0]} to {channels[-1]} channels"
         for (tool, number), row in _wholes(name).items():
             equal = row["equal_s"]
             rows.append((
@@ -344,13 +352,13 @@ def _switch_ms() -> dict[str, str]:
 
 def switch() -> str:
     """Time lost by a loop that only takes batches."""
-    lost, rounds = _switch_ms(), _read("peers-switch")["settings"]["rounds"]
+    lost, rounds = _switch_ms(), _read("peers-switch")["rounds"]
     return (
         f"A loop without a model, which only takes batches of {_read('peers-switch')['settings']['batch_size']}, loses "
-        f"{lost['ours']} ms at 128 → 160 and 160 → 224 px, and {lost['v2-sized']} ms with one persistent DataLoader whose "
-        f"sampler yields the size; with a rebuilt DataLoader it loses {lost['pillow']} ms, with timm's loader and "
-        f"`input_size_choices` {lost['timm-scheduled']} ms, with FFCV's `output_size` {lost['ffcv-output-size']} ms "
-        f"(medians of {rounds} rounds, {_file('peers-switch')})."
+        f"{lost['ours']} ms at 128 → 160 and 160 → 224 px, and {lost['v2-sized']} ms with one persistent DataLoader "
+        f"whose sampler yields the size; with a rebuilt DataLoader it loses {lost['pillow']} ms, with timm's loader "
+        f"and `input_size_choices` {lost['timm-scheduled']} ms, with FFCV's `output_size` {lost['ffcv-output-size']} "
+        f"ms (medians of {rounds} rounds, {_file('peers-switch')})."
     )
 
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from resolute.benchmarks.gpu_check import check as command
+from resolute.benchmarks.gpu_check import correctness
 from resolute.benchmarks.gpu_check.check import headline, overall, run_part
 from resolute.benchmarks.gpu_check.parts import PARTS, run
 from resolute.benchmarks.gpu_check.result import Part, Report, Result, Settings
 from resolute.benchmarks.gpu_check.speed import busy_and_gaps, overlap, switch_costs
 from resolute.cli import main
-from tests.support.commands import Ended
+from tests import ROOT
+from tests.support.commands import Command, Ended
 
 PART = Part(name="pixels", title="Pixels", limit_s=20)
 
@@ -26,21 +31,41 @@ def check(folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
     return status, json.loads((folder / "gpu-check.json").read_text())
 
 
+IN_THIS_PROCESS = ("resume", "memory", "decoders", "ranks", "tests")  # they only start others
+
+
 @pytest.mark.slow  # runs a dozen parts that train
 def test_every_part_runs_on_a_cpu_in_the_order_of_the_list(
     tmp_path: Path, forked: Callable[..., Ended], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forked, which saves the imports of each part; the tests below start processes as a user's check does."""
+    """Forked, which saves the imports of each command; the tests below start processes as a user's check does."""
+    run_new, for_device = subprocess.run, Settings.for_device
 
-    def fork(part: Part, folder: Path, *, limit_s: float) -> Result:
+    def run_forked(words: list[str], **keys: Any) -> subprocess.CompletedProcess[Any]:
+        if "torch.distributed.run" in words:
+            words = [*words[:2], "tests.support.torchrun", *words[words.index("--") + 1 :]]
+        elif words[1:2] != ["-m"] or not words[2].startswith("resolute"):
+            return run_new(words, **keys)
+        done = forked(*words[2:])
+        return subprocess.CompletedProcess(words, done.status, done.out, done.err)
+
+    def start_forked(words: list[str], **_: Any) -> Any:
+        process = Command(words[2], words[3:], folder=ROOT, scratch=tmp_path)
+        return SimpleNamespace(poll=lambda: None if process.running else 0, send_signal=process.send, wait=process.end)
+
+    def run_quickly(part: Part, folder: Path, *, limit_s: float) -> Result:
         if part.name == "kernels":  # why: Triton's interpreter must be chosen before Triton is loaded
             return run_part(part, folder, limit_s=limit_s)
-        done = forked("resolute.benchmarks.gpu_check.parts", part.name, folder)
-        result = Report.load(folder / f"{part.name}.json")
-        assert result is not None, done.err
-        return result
+        if part.name in IN_THIS_PROCESS:
+            run(part.name, Settings.load(folder / "settings.json"))
+            return loaded(part, folder)
+        return loaded(part, folder, forked("resolute.benchmarks.gpu_check.parts", part.name, folder))
 
-    monkeypatch.setattr(command, "run_part", fork)
+    monkeypatch.setattr(subprocess, "run", run_forked)
+    monkeypatch.setattr(correctness, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start_forked}))
+    monkeypatch.setattr(command, "run_part", run_quickly)
+    monkeypatch.setattr(Settings, "for_device", lambda device, **keys: dataclasses.replace(
+        for_device(device, **keys), seconds=0.05, rounds=1))  # fmt: skip
     status, document = check(tmp_path / "out")
     verdicts = {part["part"]: part["verdict"] for part in document["parts"]}
     skipped = {"tests", "sync", "memory", "graphs", "sanitizer"}
@@ -50,6 +75,13 @@ def test_every_part_runs_on_a_cpu_in_the_order_of_the_list(
     page = (tmp_path / "out/report.html").read_text()
     assert all(part["summary"] in page or "&#39;" in page for part in document["parts"])
     assert f"{len(PARTS) - 5} passed, 0 failed, 5 skipped" in capsys.readouterr().out
+
+
+def loaded(part: Part, folder: Path, done: Ended | None = None) -> Result:
+    """What a part has written that was not run by `run_part`."""
+    result = Report.load(folder / f"{part.name}.json")
+    assert result is not None, done
+    return result
 
 
 @pytest.mark.parametrize(("code", "words"), [
@@ -68,7 +100,6 @@ def test_a_hang_or_crash_of_a_part_is_its_verdict(tmp_path: Path, code: str, wor
 START = """
 import os, sys, time
 from resolute.benchmarks.gpu_check import correctness, parts
-from resolute.pipeline.loader.loader import Loader
 """
 CRASH = """
 def part(settings, report):
@@ -79,14 +110,23 @@ parts._FUNCTIONS[sys.argv[1]] = part
 """
 HANG = "parts._FUNCTIONS[sys.argv[1]] = lambda settings, report: time.sleep(600)"
 WRONG_KERNEL = """
-exact = correctness._on_cpu
-def differs(images, *args, **keys):
-    out = exact(images, *args, **keys).astype(int)
-    out[0, 0, 0] = (out[0, 0, 0] + 7) % 256
-    return out
-correctness._on_cpu = differs
+import torch
+from resolute.pipeline.graph import gpu_finish
+class WrongInOnePixel:
+    def __init__(self, ops, *, mean, noise, **others):
+        self.ops, self.constants = ops, {"mean": mean, "noise": noise}
+    def pack(self, spec):
+        return [spec]
+    def __call__(self, images, spec):
+        out = correctness._on_cpu(images.numpy(), spec, self.ops, **self.constants)
+        out[0, 0, 0] ^= 8
+        return torch.from_numpy(out)
+    def close(self):
+        pass
+gpu_finish.GpuFinish = WrongInOnePixel
 """
 WRONG_BATCHES = """
+from resolute.pipeline.loader.loader import Loader
 made, deliver = [], Loader._deliver
 def every_other(self):
     made.append(self) if self not in made else None
@@ -95,17 +135,21 @@ def every_other(self):
     return batch
 Loader._deliver = every_other
 """
-PLANTED = {"device": CRASH, "kernels": WRONG_KERNEL, "pixels": WRONG_BATCHES, "buffers": WRONG_BATCHES,
-           "training": HANG}  # fmt: skip
+PLANTED = {"kernels": WRONG_KERNEL, "pixels": WRONG_BATCHES, "buffers": WRONG_BATCHES, "resume": HANG,
+           "memory": CRASH}  # fmt: skip
 
 
 @pytest.mark.slow  # starts a process for each part
-def test_whatever_fails_the_page_is_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shard_root: Path) -> None:
+def test_whatever_fails_the_page_is_complete(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shard_root: Path, forked: Callable[..., Ended]
+) -> None:
     def planted(part: Part, folder: Path, *, limit_s: float) -> Result:
         fault = PLANTED[part.name]
         code = f"{START}{fault}\nparts.main(sys.argv[1:])"
-        words = [sys.executable, "-c", code, part.name, str(folder)]
-        return run_part(part, folder, limit_s=5 if fault == HANG else limit_s, words=words)
+        if fault in (CRASH, HANG):
+            words = [sys.executable, "-c", code, part.name, str(folder)]
+            return run_part(part, folder, limit_s=2 if fault == HANG else limit_s, words=words)
+        return loaded(part, folder, forked("tests.support.execute", code, part.name, folder))  # saves the imports
 
     monkeypatch.setattr(command, "run_part", planted)
     status, document = check(tmp_path / "out", "--shards", str(shard_root), "--only", ",".join(PLANTED))
@@ -119,7 +163,7 @@ def test_whatever_fails_the_page_is_complete(monkeypatch: pytest.MonkeyPatch, tm
             assert part["tables"] == [[["what", "rate#"], [["before the crash", "7"]]]]
             assert part["summary"].startswith("ended by SIGABRT"), part
         elif fault == HANG:
-            assert part["summary"].startswith("no result after 5 s"), part
+            assert part["summary"].startswith("no result after 2 s"), part
         else:
             assert "apart" in part["summary"] or "levels" in part["summary"] or " as before" in part["summary"], part
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from resolute.pipeline.plan.order import sample_ids
 from resolute.pipeline.plan.rng import uniforms
 from resolute.pipeline.plan.stage import Augment
 from tests import ROOT
+from tests.support.commands import Ended
 
 
 def digest() -> str:
@@ -63,16 +65,16 @@ def test_a_change_in_any_source_file_recompiles(monkeypatch: pytest.MonkeyPatch)
     "from resolute.pipeline.jit import compiled as c",
     "from resolute.prep.convert.resize_kernel import _compiled as c_",
 ])  # fmt: skip
-def test_a_renamed_module_does_not_use_the_cache_of_its_earlier_name(decorator: str, tmp_path: Path) -> None:
+def test_a_renamed_module_does_not_use_the_cache_of_its_earlier_name(
+    decorator: str, tmp_path: Path, forked: Callable[..., Ended]
+) -> None:
     """An upgrade renames packages, but not each of their files: the old name cannot be imported any more."""
     (tmp_path / "one").mkdir()
     use = "@c_('int64(int64)')" if decorator.endswith("c_") else "@c"
     (tmp_path / "one" / "a.py").write_text(f"{decorator}\n\n{use}\ndef f(x):\n    return x + 1\n")
     for name in ("one", "two"):
         code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from {name}.a import f; print(f(1), f.stats)"
-        environ = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True,
-                              text=True, check=False)  # fmt: skip
-        assert done.stdout.startswith("2 "), done.stderr
+        done = forked("tests.support.execute", code)
+        assert done.out.startswith("2 "), done.err
         if name == "one":
             (tmp_path / "one").rename(tmp_path / "two")

@@ -14,11 +14,13 @@ import pytest
 
 from tests import ROOT
 from tests.conftest import make_photos
+from tests.support.cli import prep as main
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
 DOCS = (ROOT / "docs" / "distributed_prep.md").read_text()
 SHARDS, PER_JOB = 7, 4
+OPTIONS = ("--res", "32,48", "--shard-samples", 4, "--val-frac", 0)
 STAND_INS = {
     "resolute": f'exec {sys.executable} -m resolute "$@"\n',
     "srun": 'exec "$@"\n',
@@ -76,8 +78,7 @@ def shell(tmp_path: Path) -> Shell:
 
 def check_set(shell: Shell, prep: Prep) -> None:
     """Check that the set is that of a single prep."""
-    argv = ("--src", shell.folder / "photos", "--res", "32,48", "--shard-samples", 4, "--val-frac", 0)
-    assert prep(*argv, "--out", shell.folder / "fresh").status == 0
+    assert prep("--src", shell.folder / "photos", *OPTIONS, "--out", shell.folder / "fresh").status == 0
     assert tree(shell.folder / "set") == tree(shell.folder / "fresh")
 
 
@@ -108,10 +109,10 @@ def test_the_kubernetes_job_makes_the_set_of_a_single_prep(shell: Shell, prep: P
     (container,) = job["spec"]["template"]["spec"]["containers"]
     *words, script = container["command"]
     assert words == ["bash", "-c"]
-    shell.run(blocks("bash")[1].splitlines()[1])
+    assert main(["plan", "--src", shell.folder / "photos", *OPTIONS, "--out", shell.folder / "set"]) == 0
     for index in range(-(-SHARDS // PER_JOB)):
         shell.run(script, JOB_COMPLETION_INDEX=str(index))
-    shell.run("resolute jobs finish --out /shared/set")
+    assert main(["finish", "--out", shell.folder / "set"]) == 0
     check_set(shell, prep)
 
 

@@ -198,7 +198,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("steps", [(-5,), pytest.param((0, 1, 3, 6, 14, -7, -4, -3, -2, -1), marks=SLOW)])
+@pytest.mark.parametrize("steps", [(-5,), pytest.param((0, 3, 14, -7, -3, -1), marks=SLOW)])
 def test_a_killed_extension_leaves_the_old_set_or_is_resumed(
     growing: Growing, steps: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,13 +122,13 @@ def test_overlapping_ranges_in_any_order_produce_the_bytes_of_a_single_prep(
 def test_killed_and_overlapping_jobs_produce_the_bytes_of_a_single_prep(tmp_path: Path, prep: Prep) -> None:
     photos = make_photos(tmp_path / "many", classes=2, each=60)
     argv = ("--src", photos, "--res", "32,48", "--shard-samples", "1")
-    command = [sys.executable, str(ROOT / "tests" / "support" / "kill_jobs.py"), "10", "0", str(tmp_path / "s")]
+    command = [sys.executable, str(ROOT / "tests" / "support" / "kill_jobs.py"), "6", "0", str(tmp_path / "s")]
     here = {**os.environ, "PYTHONPATH": str(ROOT)}  # why: a script's own folder is on its path, not this one
     done = subprocess.run([*command, *map(str, argv)], cwd=ROOT, env=here, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    met = re.search(r"^(\d+) of 40 kills met", done.stdout, re.MULTILINE)
+    met = re.search(r"^(\d+) of 24 kills met", done.stdout, re.MULTILINE)
     assert met is not None
-    assert int(met[1]) >= 20, done.stdout
+    assert int(met[1]) >= 12, done.stdout
     assert prep(*argv, "--out", tmp_path / "fresh").status == 0
     assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
 
@@ -168,17 +168,14 @@ def test_a_job_lists_no_folder_and_reads_only_the_files_of_its_range(
 
 
 @SLOW
-@pytest.mark.parametrize("kind", ["folder", "list", "zip", "tar.gz"])
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar.gz"])
 def test_a_job_without_the_photos_ends_with_one_line_and_rejects_none(
     jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr("resolute.prep.storage.retry.WAITS_S", (0.0, 0.0))
     monkeypatch.setattr("resolute.prep.sources.fetch.WAITS_S", (0.0, 0.0))
     lost = jobs.src
-    if kind == "list":
-        rows = [(f"{jobs.src}/{name}", name) for name in ("bee/01.jpg", "cat/01.jpg")]
-        jobs.src = pack_table(tmp_path / "list.csv", rows)
-    elif kind == "zip":
+    if kind == "zip":
         lost = jobs.src = pack(tmp_path, kind, make_tree(tmp_path / "tree"), "top/")
     elif kind == "tar.gz":  # unpacked photos lie in OUT, which then is what the machine lacks
         jobs.src = pack(tmp_path, kind, make_tree(tmp_path / "tree"), "top/")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.cli import prep as main
-from tests.support.source_formats import files_in, jpeg, pack_parquet, pack_table, pack_tar, pack_zip
+from tests.support.source_formats import files_in, jpeg, pack_parquet, pack_table, pack_tar
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
@@ -45,14 +45,12 @@ def make(root: Path, kind: str, count: int = 8) -> tuple[object, ...]:
         return ("--src", root)
     if kind == "table":
         return ("--src", root, "--labels", pack_table(root.parent / "labels.csv", rows))
-    if kind == "parquet":
-        cells = [(data, name, i % 2) for i, (name, data) in enumerate(files.items())]
-        return ("--src", pack_parquet(root / "x.parquet", cells, None))
-    return ("--src", pack_zip(root / "x.zip", files.items()))
+    cells = [(data, name, i % 2) for i, (name, data) in enumerate(files.items())]
+    return ("--src", pack_parquet(root / "x.parquet", cells, None))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["folder", "table", "zip", "parquet"])
+@pytest.mark.parametrize("kind", ["folder", "table", "parquet"])
 def test_an_unchanged_source_is_recognised_and_a_further_photo_noticed(
     tmp_path: Path, prep: Prep, slow_path: list[str], kind: str
 ) -> None:

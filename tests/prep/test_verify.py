@@ -75,15 +75,14 @@ def test_every_flipped_byte_is_reported_with_its_file(whole: Path) -> None:
     assert {Path(name).name for name in kinds} >= {"manifest.json", "_info.json", "train.npy", "train.source.npy",
                                                    "train.sources.jsonl", "train-32.npy", "val-000000.idx",
                                                    "plan.json", "val-000000-64.rec"}  # fmt: skip
-    for round_ in range(3):
+    for is_last in (False, True):  # test_every_damaged_file_is_reported flips others
         for name in kinds:
-            size = (whole / name).stat().st_size
-            at = (0, size - 1, int(rng.integers(size)))[round_]
+            at = (whole / name).stat().st_size - 1 if is_last else 0
             bits = 1 << int(rng.integers(8))
             flip(whole / name, at, bits)
-            assert list(verify(store, workers=2).damaged) == [name], (name, at, bits)
+            assert list(verify(store, workers=1).damaged) == [name], (name, at, bits)
             flip(whole / name, at, bits)
-    assert verify(store, workers=2).damaged == {}
+    assert verify(store, workers=1).damaged == {}
 
 
 def test_every_damaged_file_is_reported(whole: Path) -> None:
@@ -99,14 +98,6 @@ def test_a_damaged_sample_is_named(whole: Path) -> None:
     flip(whole / "48" / "train-000001.tar", int(record.stored["offset"][5]) + 100)
     (fault,) = verify(LocalStore(whole), workers=1).damaged.values()
     assert fault.startswith(f"sample {record.samples['key'][5]:09d}: its JPEG has changed, got CRC-32 ")
-
-
-def test_a_damaged_manifest_is_reported_as_derivable(whole: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    flip(whole / "manifest.json", 40)
-    assert main([str(whole)]) == 1
-    out = capfd.readouterr().out
-    assert "manifest.json: changed since prep" in out
-    assert "it derives the manifest again" in out
 
 
 def test_an_image_that_does_not_decode_is_reported_even_if_its_hash_matches(whole: Path) -> None:
@@ -194,18 +185,15 @@ def test_an_interrupted_verify_ends_in_one_line_and_leaves_no_process(whole: Pat
 
 
 @pytest.mark.slow
-def test_a_set_in_an_object_store_is_verified_in_place(shard_root: Path, s3_server: str) -> None:  # noqa: F811
+def test_damage_in_an_object_store_is_found_in_place(shard_root: Path, s3_server: str) -> None:  # noqa: F811
     fs = fsspec.filesystem("s3")
     fs.put(f"{shard_root}/", f"{s3_server}/set/", recursive=True)
-    # why: in a process of its own, whose workers then know the server too
-    command = [sys.executable, "-m", "resolute", "verify", f"{s3_server}/set", "--workers", "2"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("s3://bucket/set: sound, 90 samples")
     data = bytearray(fs.cat_file(f"{s3_server}/set/48/train-000001.tar"))
     data[700] ^= 16
     fs.pipe_file(f"{s3_server}/set/48/train-000001.tar", bytes(data))
     fs.rm_file(f"{s3_server}/set/64/val-000000.idx")
+    # why: in a process of its own, whose workers then know the server too
+    command = [sys.executable, "-m", "resolute", "verify", f"{s3_server}/set", "--workers", "2"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 1, ran.stderr
     assert "to rebuild at 48 px: train-000001\n  to rebuild at 64 px: val-000000\n" in ran.stdout

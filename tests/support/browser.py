@@ -6,7 +6,6 @@ by a zero byte; the browser reads them from descriptor 3 and writes its own to d
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -162,10 +161,3 @@ class Tab:
         named = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes
                  if not node.get("ignored")]  # fmt: skip
         return [(role, name) for role, name in named if role in roles]
-
-    def screenshot(self, path: Path) -> None:
-        """Write a PNG of the whole page."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)["data"]
-        path.write_bytes(base64.b64decode(data))

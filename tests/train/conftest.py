@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -116,6 +117,17 @@ def trained(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "small.toml").write_text(SMALL)
     assert main(train_words(shard_root, folder / "small.toml", folder)) == 0
     return folder / "small"
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measurements of `resolute plan` of a few steps, in a process that has just started."""
+    from resolute.train.planner import plan
+    from resolute.train.planner.measure import measure
+
+    monkeypatch.setattr(plan, "process_age_s", lambda: 1.0)  # why: a worker of the tests may be half an hour old
+    monkeypatch.setattr("resolute.train.planner.measure.measure", functools.partial(measure, about_s=0.01))
+    monkeypatch.setattr(plan, "_with_doubled_batches", functools.partial(plan._with_doubled_batches, about_s=0.01))
 
 
 @pytest.fixture(scope="session")

@@ -35,14 +35,15 @@ from tests.support.gpu_on_cpu import GpuLoader
 from tests.support.networks import make_batch
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "sgd": {}, "labels": {}, "values": {},
+    "sgd": {}, "values": {},
     "adamw": {"optim": {"name": "adamw", "lr": 1e-3, "clip_norm": 1.0}, "ema": {"decay": 0.9},
               "loss": {"label_smoothing": 0.1}, "eval": {"flip": True}},
-    "lamb": {"optim": {"name": "lamb", "lr": 1e-3, "gradient_centralization": True}, "loss": {"kind": "bce"}},
-    "clip_agc": {"optim": {"lr": 0.1, "clip_agc": 0.1, "gradient_normalization": True}, "loss": {"kind": "asl"}},
-    "accumulate": {"optim": {"lr": 0.1, "clip_value": 0.1, "grad_accum_steps": 2},
-                   "model": {"name": "test_resnet", "grad_checkpointing": True}},
-    "freeze": {"freeze": {"mode": "freeze"}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8, "freeze_to": "all"}]},
+    "lamb": {"optim": {"name": "lamb", "lr": 1e-3, "gradient_centralization": True, "clip_agc": 0.1,
+                       "gradient_normalization": True}, "loss": {"kind": "asl"}},
+    "labels": {"optim": {"lr": 0.1, "clip_value": 0.1, "grad_accum_steps": 2},
+               "model": {"name": "test_resnet", "grad_checkpointing": True}},
+    "freeze": {"freeze": {"mode": "freeze"}, "loss": {"kind": "bce"},
+               "stages": [{"res": 32, "epochs": 1, "batch_size": 8, "freeze_to": "all"}]},
 }  # fmt: skip
 
 

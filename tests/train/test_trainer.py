@@ -8,8 +8,7 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,7 @@ from resolute.train.loop import Learner
 from resolute.train.recipe.schema import Recipe
 from tests import ROOT
 from tests.support.cli import prep
-from tests.support.commands import Ended
+from tests.support.commands import Command, Ended
 from tests.train.conftest import assert_equal_runs, without_clocks
 
 Words = Callable[[Path], list[str]]
@@ -36,6 +35,7 @@ Started = Callable[..., Ended]
 STEP, EVAL = "resolute.train.loop:Learner:train_step", "resolute.train.loop:Learner:eval_step"
 SAVE = "resolute.train.checkpoint::save"
 pytestmark = pytest.mark.slow
+BACK = ["--from", "step-00000024.pt"]  # of a finished run: two steps before its end
 SYNC = "os::fsync"  # in the middle of a save: log or partial file are written but not committed
 
 
@@ -87,83 +87,58 @@ def test_a_finished_run_has_all_files_and_saw_each_sample_once_per_epoch(
             assert record["class_counts"] == np.bincount(labels, minlength=3).tolist()
 
 
-@pytest.mark.timeout(1200)
 def test_a_run_killed_again_and_again_is_bit_identical_to_the_uninterrupted_run(
     finished: Path, killed: Started, train_process: Started, tmp_path: Path
 ) -> None:
-    """kill -9 in a save, in a validation, between steps, and in the first steps of a stage (from steps 6 and 16)."""
-    last, positions = tmp_path / "tiny" / "last.pt", []
-    for cue in (f"{SYNC}:2:9", f"{SYNC}:3:9", f"{STEP}:3:9", f"{EVAL}:1:9", f"{EVAL}:2:9", f"{SAVE}:2:9"):
+    """kill -9 in the first save, in a validation, before a save, and in the first steps of a stage (at 6 and 16)."""
+    last, steps = tmp_path / "tiny" / "last.pt", []
+    for cue in (f"{SYNC}:2:9", f"{SYNC}:3:9", f"{EVAL}:2:9", f"{SAVE}:4:9", f"{STEP}:12:9"):
         assert killed(tmp_path, cue).status == 137
-        positions.append(torch.load(last, weights_only=True)["position"] if last.exists() else 0)
-    assert positions == sorted(positions)
-    assert positions[-1] > 0
+        steps.append(torch.load(last, weights_only=True)["step"] if last.exists() else 0)
+    assert steps == sorted(steps)
+    assert steps[-2:] == [6, 16]
     done = train_process(tmp_path)
     assert done.status == 0, done.err
     assert "resuming at batch" in done.out
     assert_equal_runs(tmp_path / "tiny", finished)
-    fresh = tmp_path / "fresh"
-    for cue, step in ((f"{STEP}:8:9", 6), (f"{STEP}:12:9", 16)):
-        assert killed(fresh, cue).status == 137
-        assert torch.load(fresh / "tiny" / "last.pt", weights_only=True)["step"] == step
-    assert train_process(fresh).status == 0
-    assert_equal_runs(fresh / "tiny", finished)
 
 
-def test_signals_save_and_end_the_run_cleanly(
-    finished: Path, killed: Started, train_process: Started, tmp_path: Path
+def test_signals_end_the_run_cleanly_at_any_time_unless_ignored_and_the_same_command_completes_it(
+    finished: Path, killed: Started, words: Words, forked: Started, tmp_path: Path
 ) -> None:
-    for cue, status in ((f"{STEP}:4:15", 143), (f"{EVAL}:1:2", 130), (f"{STEP}:3:1", 129)):
+    def ended(cue: str, status: int) -> Ended:
         cut = killed(tmp_path, cue)
-        assert cut.status == status
-        assert "saved at batch" in cut.out
+        assert cut.status == status, cut.err
         assert "Traceback" not in cut.err
-    done = train_process(tmp_path)
+        return cut
+
+    warm_up = ended("torch:Tensor:backward:1:2", 130)  # that of the first shape
+    assert "stopped by SIGINT before its first batch; run the same command to resume" in warm_up.out
+    assert "warmed up" not in warm_up.out
+    second = ended(f"{STEP}:1:2,2", 130).err
+    assert second.endswith("stopped immediately, without saving; run the same command to resume\n")
+    for cue, status in ((f"{STEP}:4:15", 143), (f"{EVAL}:1:2", 130), (f"{STEP}:3:1", 129)):
+        assert "saved at batch" in ended(cue, status).out
+    done = forked("tests.support.signal_at_call", "--nohup", f"{STEP}:8:1", *words(tmp_path))  # SIGHUP is ignored
     assert done.status == 0, done.err
     assert_equal_runs(tmp_path / "tiny", finished)
-
-
-def test_sighup_stays_ignored_under_nohup(finished: Path, words: Words, forked: Started, tmp_path: Path) -> None:
-    done = forked("tests.support.signal_at_call", "--nohup", f"{STEP}:8:1", *words(tmp_path))
-    assert done.status == 0, done.err
-    assert_equal_runs(tmp_path / "tiny", finished)
-
-
-def test_ctrl_c_during_warm_up_stops_before_the_next_shape(
-    finished: Path, killed: Started, words: Words, tmp_path: Path
-) -> None:
-    cut = killed(tmp_path, "torch:Tensor:backward:1:2")  # that of the first shape
-    assert cut.status == 130, cut.err
-    assert "stopped by SIGINT before its first batch; run the same command to resume" in cut.out
-    assert "warmed up" not in cut.out
-    assert "Traceback" not in cut.err
-    assert main(words(tmp_path)) == 0
-    assert without_clocks(tmp_path / "tiny" / "run.jsonl")[-1] == without_clocks(finished / "run.jsonl")[-1]
-
-
-def test_a_second_ctrl_c_ends_the_run_immediately_without_a_traceback(killed: Started, tmp_path: Path) -> None:
-    cut = killed(tmp_path, f"{STEP}:1:2,2")
-    assert cut.status == 130
-    assert "Traceback" not in cut.err
-    assert cut.err.endswith("stopped immediately, without saving; run the same command to resume\n")
 
 
 def test_nothing_is_saved_in_a_folder_that_took_the_place_of_the_runs(
     finished: Path, words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a mount is lost, and its mount point is an empty folder."""
-    step, steps, folder, away = Learner.train_step, 0, tmp_path / "tiny", tmp_path / "away"
+    step, folder, away = Learner.train_step, tmp_path / "tiny", tmp_path / "away"
 
     def lose_the_mount(learner: Learner, batch: Batch) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == 7:
-            folder.rename(away)
-            folder.mkdir()
+        folder.rename(away)
+        folder.mkdir()
         return step(learner, batch)
 
-    monkeypatch.setattr(Learner, "train_step", lose_the_mount)
-    assert main(words(tmp_path)) == 2
+    shutil.copytree(finished, folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "train_step", lose_the_mount)
+        assert main([*words(tmp_path), *BACK, "--save-every-steps", "1"]) == 2
     assert "tiny: replaced while the run was writing" in capsys.readouterr().err
     assert not list(folder.glob("*.pt"))
     shutil.rmtree(folder, ignore_errors=True)
@@ -175,15 +150,15 @@ def test_nothing_is_saved_in_a_folder_that_took_the_place_of_the_runs(
 def test_a_folder_of_a_running_training_is_locked_for_writers_but_readable(
     finished: Path, words: Words, tmp_path: Path, shard_root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first run is stopped (SIGSTOP) after its first checkpoints and continued at the end."""
-    folder = tmp_path / "tiny"
-    folder.mkdir()
+    """The first run is stopped (SIGSTOP) between two checkpoints and continued at the end."""
+    folder = Path(shutil.copytree(finished, tmp_path / "tiny"))
     (folder / ".last.pt.0123456789ab.partial").write_text("left by a killed process")
-    first = subprocess.Popen([sys.executable, "-m", "tests.support.signal_at_call", f"{STEP}:11:19", *words(tmp_path)],
-                             cwd=ROOT, stdout=subprocess.DEVNULL)  # fmt: skip
+    line = [f"{STEP}:1:19", *words(tmp_path), *BACK]
+    first = Command("tests.support.signal_at_call", line, folder=ROOT, scratch=tmp_path)
     try:
-        _, status = os.waitpid(first.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
+        while Path(f"/proc/{first.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":  # stopped
+            assert first.running
+            time.sleep(0.01)
         log = (folder / "run.jsonl").read_bytes()
         assert main(words(tmp_path)) == 2
         err = capsys.readouterr().err
@@ -193,8 +168,9 @@ def test_a_folder_of_a_running_training_is_locked_for_writers_but_readable(
         assert (folder / "run.jsonl").read_bytes() == log
         assert main(["eval", str(folder), "--shards", str(shard_root), "--device", "cpu", "--threads", "1"]) == 0
     finally:
-        os.kill(first.pid, signal.SIGCONT)
-        assert first.wait(120) == 0
+        first.send(signal.SIGCONT)
+        done = first.end()
+    assert done.status == 0, done.err
     assert_equal_runs(folder, finished)
     assert {path.name for path in folder.iterdir()} == {path.name for path in finished.iterdir()} | {"eval.json"}
 
@@ -240,47 +216,45 @@ def test_bad_input_is_reported_in_one_line_and_changes_nothing(
 def test_a_full_disk_is_reported_and_the_run_can_be_resumed(
     finished: Path, words: Words, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    step = Learner.train_step
+
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        assert main(words(tmp_path)) == 2
-    assert "run.jsonl: not written (No space left on device); make room and run again" in capsys.readouterr().err
-    assert main(words(tmp_path)) == 0
-    assert without_clocks(tmp_path / "tiny" / "run.jsonl")[-1] == without_clocks(finished / "run.jsonl")[-1]
-
-
-def test_resuming_from_the_checkpoint_before_a_damaged_one_gives_the_same_run(
-    finished: Path, words: Words, train_process: Started, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     shutil.copytree(finished, tmp_path / "tiny")
-    last = tmp_path / "tiny" / "last.pt"
-    for file in (last, tmp_path / "tiny" / "step-00000026.pt"):  # two names of one file, before it was copied
+    with monkeypatch.context() as patch:
+
+        def fill_the_disk(learner: Learner, batch: Batch) -> Any:
+            patch.setattr(os, "fsync", full)
+            return step(learner, batch)
+
+        patch.setattr(Learner, "train_step", fill_the_disk)
+        assert main([*words(tmp_path), *BACK, "--save-every-steps", "1"]) == 2
+    line = "run.jsonl: not written (No space left on device), the last checkpoint is kept; make room and run again"
+    assert line in capsys.readouterr().err
+    assert main(words(tmp_path)) == 0
+    assert_equal_runs(tmp_path / "tiny", finished)
+
+
+def test_a_run_that_went_back_from_a_damaged_checkpoint_resumes_from_there_without_from(
+    finished: Path, killed: Started, train_process: Started, words: Words, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    shutil.copytree(finished, tmp_path / "tiny")
+    for file in (tmp_path / "tiny" / "last.pt", tmp_path / "tiny" / "step-00000026.pt"):  # two names of one file
         file.write_bytes(file.read_bytes()[:-1000])
     assert main(words(tmp_path)) == 2
     err = capsys.readouterr().err
     assert "last.pt: damaged, or not a checkpoint" in err
     assert "step-00000024.pt (step 24) is good: resume with --from step-00000024.pt" in err
-    done = train_process(tmp_path, "--from", "step-00000024.pt")
-    assert done.status == 0, done.err
-    assert_equal_runs(tmp_path / "tiny", finished)
-
-
-def test_a_run_that_went_back_to_a_checkpoint_resumes_from_there_without_from(
-    finished: Path, killed: Started, train_process: Started, words: Words, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    shutil.copytree(finished, tmp_path / "tiny")
-    back = ["--from", "step-00000024.pt"]
     with monkeypatch.context() as patch:
         patch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-        assert main([*words(tmp_path), *back]) == 2
+        assert main([*words(tmp_path), *BACK]) == 2
     assert "--from: got step-00000024.pt with up to 3 restarts, expected none" in capsys.readouterr().err
-    cut = killed(tmp_path, f"{STEP}:1:2", *back)
+    cut = killed(tmp_path, f"{STEP}:1:2", *BACK)
     assert cut.status == 130, cut.err
     assert "run the same command without --from (make: FROM) to resume" in cut.out
-    assert killed(tmp_path, f"{STEP}:1:9", *back).status == 137
+    assert killed(tmp_path, f"{STEP}:1:9", *BACK).status == 137
     done = train_process(tmp_path)
     assert done.status == 0, done.err
     assert "resuming at batch" in done.out

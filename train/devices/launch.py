@@ -17,7 +17,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from resolute import cuda
 from resolute.console import say
 from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.train.options import PlanOptions, TrainOptions
+from resolute.train.recipe.schema import Recipe
 
 __all__ = ["launch", "torchrun_arguments"]
 
@@ -29,13 +31,15 @@ def launch(options: PlanOptions | TrainOptions, words: Sequence[str]) -> int:
 
     Each process gets the same words, and knows by torchrun's environment variables that it need not start others.
     """
-    # why here: torchrun starts its processes again after an error
+    # why these checks here too: torchrun starts its processes again after an error
     count = cuda.device_count()
     if options.device != "cpu" and (options.gpus or 0) > count:
         raise ResoluteError(
             f"--gpus: got {options.gpus}, expected at most {count}, the GPUs of this machine; lower it"
             + ("" if count else ", or add --device cpu (make: DEVICE=cpu) for processes that share the CPU")
         )
+    with ShardSet.open(options.shards, resolutions=Recipe.load(options.recipe).resolutions):
+        pass
     if options.head:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # why: a store that outlives a restart names the dead
     try:

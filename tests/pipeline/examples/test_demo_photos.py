@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from resolute.pipeline.examples.demo_photos import main
 from resolute.pipeline.examples.demo_scene import CLASSES
-from tests import ROOT
+from tests.support.commands import Ended
 from tests.support.trees import tree
 
 
 @pytest.mark.slow
-def test_the_photos_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
+def test_the_photos_do_not_depend_on_the_number_of_workers(tmp_path: Path, forked: Callable[..., Ended]) -> None:
     for workers in ("1", "2"):
         out = tmp_path / workers
         # why a process: its workers import the function that draws from the program's main module
-        command = [sys.executable, "-m", "resolute.pipeline.examples.demo_photos", "--out", str(out), "--images", "30"]
-        subprocess.run([*command, "--workers", workers], cwd=ROOT, check=True)
+        words = ("--out", out, "--images", "30", "--workers", workers)
+        assert forked("resolute.pipeline.examples.demo_photos", *words).status == 0
         assert sorted(path.name for path in out.iterdir() if path.is_dir()) == sorted(CLASSES)
     assert tree(tmp_path / "1") == tree(tmp_path / "2")
     assert len(list((tmp_path / "1").rglob("*.jpg"))) == 30

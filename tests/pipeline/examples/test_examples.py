@@ -26,9 +26,12 @@ def differ(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> l
 
 @pytest.mark.slow
 def test_a_resumed_run_of_plain_ends_with_the_same_weights(
-    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = plain.main([str(shard_root), *WORDS, "--checkpoint", str(tmp_path / "whole.pt")])
+    """The whole run has the default device, the CPU, and resolutions."""
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)  # a machine with a GPU, which gives other bits
+        whole = plain.main([str(shard_root), *WORDS[2:], "--checkpoint", str(tmp_path / "whole.pt")])
     output = capsys.readouterr().out
     assert [line.partition(":")[0] for line in output.splitlines()] == ["epoch 0 32 px", "epoch 1 48 px"]
     cut = [str(shard_root), *WORDS, "--checkpoint", str(tmp_path / "cut.pt")]
@@ -91,16 +94,6 @@ def test_bad_arguments_of_an_example_are_reported_in_one_line(
     assert ended.status == 2, ended.err
     assert message in ended.err
     assert len(ended.err.splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_an_example_runs_on_the_cpu_at_the_resolutions_of_the_set_by_default(
-    shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # a machine with a GPU, which gives other bits
-    plain.main([str(shard_root), *WORDS[2:], "--checkpoint", str(tmp_path / "x.pt")])
-    output = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in output] == ["epoch 0 32 px", "epoch 1 48 px"]
 
 
 def test_an_example_refuses_a_set_without_classes(shard_root: Path, tmp_path: Path) -> None:

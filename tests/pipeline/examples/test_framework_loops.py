@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 from resolute.pipeline.examples import accelerate_loop
-from tests import ROOT
+from tests.support.commands import Ended
 
 # why: the packages of others may warn of each other's ageing interfaces
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -46,17 +45,15 @@ def test_a_resumed_run_ends_with_the_same_weights(
 
 
 def test_a_run_resumed_with_another_number_of_processes_gives_the_same_weights(
-    shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: Callable[..., Ended]
 ) -> None:
     """Two processes up to the first checkpoint, then one: the weights of one process, up to the order of sums."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     words = [str(shard_root), *WORDS]
     single = accelerate_loop.main([*words, str(tmp_path / "one")])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
-               accelerate_loop.__name__, *words, str(tmp_path / "two"), "--stop", "1"]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("epoch 0 32 px: top-1 ")
+    done = forked("tests.support.torchrun", accelerate_loop.__name__, *words, tmp_path / "two", "--stop", "1")
+    assert done.status == 0, done.err
+    assert done.out.startswith("epoch 0 32 px: top-1 ")
     (tmp_path / "two" / "part").mkdir()  # what a run that is killed while it saves leaves
     resumed = accelerate_loop.main([*words, str(tmp_path / "two")])
     assert [path.name for path in (tmp_path / "two").iterdir()] == ["epoch-0001"]

@@ -46,7 +46,7 @@ Cases = dict[int, list[list[float]]]
 def every_case(res: int) -> Cases:
     """All values of `CASES`, but no wide blurs, which take minutes; affine ones about the centre of the image."""
     table = p.operations("trivialaugment", res)[1]
-    affine = [list(table[op, k, sign]) for op in range(1, 6) for k in (0, 9, 30) for sign in (0, 1)]
+    affine = [list(table[op, k, sign]) for op in range(1, 6) for k in (0, 30) for sign in (0, 1)]
     return {**CASES, p.AFFINE: affine, p.BLUR: CASES[p.BLUR][:2]}
 
 
@@ -81,7 +81,7 @@ def levels(images: torch.Tensor) -> NDArray[np.int64]:
     return rounded.astype(np.int64)
 
 
-@pytest.mark.parametrize("res", [1, 7, 9, 67])
+@pytest.mark.parametrize("res", [1, 7, 67])
 def test_every_operation_equals_that_of_the_cpu(res: int) -> None:
     """All values at 7 px; at 67 px a program writes two blocks, and the last program of an image only a part of one."""
     cases = every_case(res) if res == 7 else one_case(res)

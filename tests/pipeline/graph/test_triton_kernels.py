@@ -22,26 +22,18 @@ EVERYTHING = used_ops([
 ])  # fmt: skip
 
 
-def interpreted(*selected: str) -> str:
-    """Run `interpreted_kernels.py` in a process of its own, in Triton's interpreter; returns what pytest printed."""
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_interpreted_kernels_equal_the_cpu() -> None:
+    """`interpreted_kernels.py`, in a process of its own, in Triton's interpreter."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "tests/pipeline/graph/interpreted_kernels.py", "-p", "no:cacheprovider",
-         "--timeout=600", *selected],
+         "--timeout=600"],
         cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-5000:]
     assert "skipped" not in done.stdout
-    return done.stdout
-
-
-def test_interpreted_kernels_erase_and_mix_as_the_cpu_does() -> None:
-    assert "1 passed" in interpreted("-k", "erasing_and_mixing and noise")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_interpreted_kernels_equal_the_cpu() -> None:
-    assert re.search(r"\d\d passed", interpreted())
+    assert re.search(r"\d\d passed", done.stdout)
 
 
 @pytest.mark.slow
@@ -49,11 +41,13 @@ def test_interpreted_kernels_equal_the_cpu() -> None:
 def test_every_kernel_compiles_within_its_budget(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capability: int
 ) -> None:
-    """bfloat16 too, which a T4 (7.5) has no instructions for."""
+    """bfloat16 too, which a T4 (7.5) has no instructions for; of the GPUs between, the largest kernels."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    every = capability in (CAPABILITIES[0], CAPABILITIES[-1])
     measured = [{"kernel": name, "capability": capability, **compiled(launch, capability)}
-                for name, launch in variants()]  # fmt: skip
-    assert len(measured) == 1 + 4 * 2 * 2
+                for name, launch in variants()
+                if every or name == "apply_slot" or name.endswith("erases mixes")]  # fmt: skip
+    assert len(measured) == (1 + 4 * 2 * 2 if every else 1 + 4)
     assert all(row["registers"] >= 16 and row["code_bytes"] > 8_000 for row in measured)
     assert over_budget(measured) == []
 

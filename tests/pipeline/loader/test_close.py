@@ -94,7 +94,7 @@ def test_memory_files_and_threads_stay_constant_over_stage_changes(shard_set: Sh
     """Consecutive stages differ in resolution, batch size, fraction, augmentation and order."""
     augments = (Augment(), Augment(mixup_alpha=0.4, cutmix_alpha=1.0), Augment(policy="randaugment"))
     stages = [
-        Stage(res=shard_set.resolutions[i % 3], epochs=20, batch_size=8 if i % 2 else 4, fraction=1.0 if i % 2 else 0.5,
+        Stage(res=shard_set.resolutions[i % 3], epochs=12, batch_size=8 if i % 2 else 4, fraction=1.0 if i % 2 else 0.5,
               augment=augments[i % len(augments)], order="block" if i % 2 else "full") for i in range(25)
     ]  # fmt: skip
     plan = Plan(shard_set, stages, eval_batch_size=8, eval_every_epochs=10)
@@ -103,11 +103,11 @@ def test_memory_files_and_threads_stay_constant_over_stage_changes(shard_set: Sh
         for batch in loader:
             if batch.spec.index % 10 == 0:
                 curve.append((resident_mib(), len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
-    assert len(curve) > 400
+    assert len(curve) > 250
     fifth = len(curve) // 5
     early, late = curve[fifth : 2 * fifth], curve[-fifth:]
     # measured on two cores: 759 to 762 MiB over 119 439 batches and 50 changes
-    assert statistics.median(row[0] for row in late) < statistics.median(row[0] for row in early) + 16
+    assert statistics.median(row[0] for row in late) < statistics.median(row[0] for row in early) + 10
     assert max(row[1] for row in late) <= max(row[1] for row in early)
     assert max(row[2] for row in late) <= max(row[2] for row in early)
 

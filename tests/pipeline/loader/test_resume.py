@@ -54,7 +54,7 @@ def borders(plan: Plan) -> list[int]:
 @pytest.mark.slow
 def test_batches_are_identical_after_a_resume_at_any_step(plan: Plan, batches: list[Batch]) -> None:
     assert len(borders(plan)) >= 20
-    for start in borders(plan):
+    for start in borders(plan)[::2]:  # all of them below, with a running loader
         with Loader(plan, start=start, num_threads=1 + start % 3) as loader:
             assert len(loader) == plan.total_batches - start
             for expected in batches[start : start + 2]:

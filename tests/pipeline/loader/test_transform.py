@@ -18,12 +18,11 @@ from tests.support.gpu_on_cpu import MEAN, STD, GpuLoader
 
 AUGMENTS: dict[str, dict[str, Any]] = {
     "plain": {}, "mixing": {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "mixup_mode": "elem", "mixup_prob": 0.7},
-    "erasing": {"random_erasing_prob": 0.6, "random_erasing_fill": "noise"},
     "policy": {"policy": "randaugment", "random_erasing_prob": 0.5, "mixup_alpha": 0.8, "mixup_prob": 0.5},
 }  # fmt: skip
 MEANS, STDS = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
 # policies of the GPU path need Triton's interpreter, see interpreted_kernels.py
-ON_BOTH = [("policy", False), ("mixing", True), ("erasing", True)]
+ON_BOTH = [("policy", False), ("mixing", True)]
 
 
 def plan_of(shards: ShardSet, name: str) -> Plan:

@@ -121,7 +121,7 @@ def test_every_byte_of_a_remote_set_equals_the_local_one(tmp_path: Path, remote_
 
 @pytest.mark.slow
 @pytest.mark.timing
-@pytest.mark.parametrize("etags", [True, False])
+@pytest.mark.parametrize(("remote_url", "etags"), [("s3", True), ("http", False)], indirect=["remote_url"])
 def test_requests_to_a_failing_store_are_retried(
     tmp_path: Path, remote_url: str, proxy: FaultyProxy, etags: bool  # noqa: F811
 ) -> None:
@@ -310,7 +310,7 @@ print("end", flush=True)
 def test_a_process_that_ends_while_it_downloads_ends_well(tmp_path: Path, url: str, proxy: FaultyProxy) -> None:  # noqa: F811
     """Nothing was closed: threads of obstore must not meet an interpreter that has ended."""
     proxy.slow_bytes_per_s = 64 << 10  # the tar takes 5 s
-    for number in range(4):
+    for number in (0, 3):
         argv = [sys.executable, "-c", ENDS_EARLY, url, str(tmp_path / str(number)), str(0.01 * number)]
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")

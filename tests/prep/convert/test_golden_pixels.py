@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +11,7 @@ from PIL import Image
 from resolute.prep.convert.codecs import PIXELS, codec_versions
 from resolute.prep.convert.reduced import decode_for_sizes
 from resolute.prep.convert.resize import fit, resize_and_encode, resize_photo
+from tests.prep.convert.test_decode import encoded
 
 SIDES = (32, 146, 256)
 # Those with which the digests of JPEGs, and of what is stored, were made.
@@ -43,12 +42,6 @@ def wave(width: int, height: int, bands: int = 3) -> NDArray[np.uint8]:
     """A smooth pattern by integers alone, so that it is the same everywhere: (height, width, bands) uint8."""
     y, x, band = np.ogrid[:height, :width, :bands]
     return np.abs((x * x // (60 + 20 * band) + y * (7 + band) + x * y // 90) % 510 - 255).astype(np.uint8)
-
-
-def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, kind, **options)
-    return stream.getvalue()
 
 
 def jpegs() -> dict[str, bytes]:

@@ -21,6 +21,7 @@ from resolute.prep.convert.reduced import decode_for_sizes
 from resolute.prep.convert.resize import fit, resize, resize_and_encode, resize_photo
 from resolute.prep.run import worker
 from resolute.prep.sources.image_ref import ByteRange
+from tests.prep.convert.test_decode import psnr_db
 
 Scene = Callable[..., NDArray[np.uint8]]
 REMAINING = 2.75  # times the stored short side
@@ -30,11 +31,6 @@ def jpeg(pixels: NDArray[np.uint8], mode: str | None = None, **options: object) 
     buffer = io.BytesIO()
     Image.fromarray(pixels).convert(mode).save(buffer, "JPEG", **{"quality": 92, "subsampling": "4:2:0"} | options)
     return buffer.getvalue()
-
-
-def psnr_db(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
-    error = np.mean((a.astype(np.float64) - b.astype(np.float64)) ** 2)
-    return float(10 * np.log10(255**2 / max(error, 1e-9)))
 
 
 def db_to_full(data: bytes, factor: int) -> float:

@@ -57,7 +57,7 @@ def sums(values: NDArray[np.int64], length: int, shift: int) -> NDArray[np.int64
     return (np.stack(rows) + (1 << shift >> 1)) >> shift
 
 
-@pytest.mark.parametrize("size", [(1, 1), (2, 3), (31, 33), (32, 9), (499, 375), (901, 700), (9_000, 33)])
+@pytest.mark.parametrize("size", [(1, 1), (31, 33), (32, 9), (901, 700), (9_000, 33)])
 def test_resized_pixels_are_exactly_sums_of_integers_for_any_size_of_image(size: tuple[int, int]) -> None:
     """Photos above 0.35 megapixels are resized a few rows, and wide ones a few columns, at a time."""
     w, h = size

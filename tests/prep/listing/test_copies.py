@@ -13,6 +13,7 @@ import fsspec
 import pytest
 
 from resolute.prep.listing.copies import find_copies, leaders
+from tests.support.cli import prep as run_prep
 from tests.support.source_formats import jpeg, list_source, make_tree, pack, pack_samples
 
 Prep = Callable[..., Any]
@@ -72,10 +73,19 @@ def copy_half(photos: Path) -> dict[str, str]:
     return copies
 
 
+@pytest.fixture(scope="module")
+def set_before(photo_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The set of `photos` without copies; never changed."""
+    out = tmp_path_factory.mktemp("before") / "set"
+    assert run_prep(["--src", photo_template, "--out", out, "--res", "32", "--val-frac", 0.3, "--workers", 2]) == 0
+    return out
+
+
 @pytest.mark.slow
-def test_copies_are_held_out_together_by_default(photos: Path, tmp_path: Path, prep: Prep) -> None:
+def test_copies_are_held_out_together_by_default(
+    photos: Path, tmp_path: Path, prep: Prep, set_before: Path
+) -> None:
     words = ("--src", photos, "--res", "32", "--val-frac", 0.3)
-    assert prep(*words, "--out", tmp_path / "before").status == 0
     copies = copy_half(photos)
     assert len(copies) == 30
     dry = prep(*words, "--out", tmp_path / "s", "--dry")
@@ -83,7 +93,7 @@ def test_copies_are_held_out_together_by_default(photos: Path, tmp_path: Path, p
     ran = prep(*words, "--out", tmp_path / "s")
     assert ran.status == 0, ran.err
     assert "both train and val" not in ran.out
-    found, before = splits_of(tmp_path / "s"), splits_of(tmp_path / "before")
+    found, before = splits_of(tmp_path / "s"), splits_of(set_before)
     assert {name for name in found["val"] if name not in copies} == before["val"], "copies change nothing else"
     assert any(name in copies for name in found["val"])
     assert all((copy in found["val"]) == (photo in found["val"]) for copy, photo in copies.items())
@@ -93,16 +103,14 @@ def test_copies_are_held_out_together_by_default(photos: Path, tmp_path: Path, p
 
 
 @pytest.mark.slow
-def test_of_copies_one_is_stored_if_told_so(photos: Path, tmp_path: Path, prep: Prep) -> None:
-    words = ("--src", photos, "--res", "32", "--val-frac", 0.3)
-    assert prep(*words, "--out", tmp_path / "before").status == 0
+def test_of_copies_one_is_stored_if_told_so(photos: Path, tmp_path: Path, prep: Prep, set_before: Path) -> None:
     copies = copy_half(photos)
-    words = (*words, "--out", tmp_path / "s", "--duplicates", "drop")
+    words = ("--src", photos, "--res", "32", "--val-frac", 0.3, "--out", tmp_path / "s", "--duplicates", "drop")
     assert "duplicates: 30 exact copies of other images; left out" in prep(*words, "--dry").out
     ran = prep(*words)
     assert ran.status == 0, ran.err
     assert "60 images" in ran.out
-    found, before = splits_of(tmp_path / "s"), splits_of(tmp_path / "before")
+    found, before = splits_of(tmp_path / "s"), splits_of(set_before)
     assert {copies.get(name, name) for name in found["val"]} == before["val"]
     assert {copies.get(name, name) for name in found["train"]} == before["train"]
     assert "already there" in prep(*words).out
@@ -137,9 +145,10 @@ def test_copies_in_given_splits_end_prep_before_the_conversion_unless_allowed(
     assert splits_of(out)["train"] == found["train"] | set(copies.values())
 
 
-def test_a_new_copy_of_a_photo_joins_its_split(photos: Path, tmp_path: Path, prep: Prep) -> None:
+def test_a_new_copy_of_a_photo_joins_its_split(photos: Path, tmp_path: Path, prep: Prep, set_before: Path) -> None:
+    # why not its record: it names the folder of the template
+    shutil.copytree(set_before, tmp_path / "s", ignore=shutil.ignore_patterns("source.json"))
     words = ("--src", photos, "--res", "32", "--val-frac", 0.3, "--out", tmp_path / "s")
-    assert prep(*words).status == 0
     copies = copy_half(photos)
     assert prep(*words, "--extend").status == 0
     found = splits_of(tmp_path / "s")

@@ -76,15 +76,14 @@ def expected(images: Iterable[ImageRef]) -> list[tuple[str, str, ByteRange]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("order", "block"), [("random", 1), ("descending", 7), ("nearly", 7), ("ascending", 100_000)])
+@pytest.mark.parametrize(("order", "block"), [("random", 1), ("nearly ascending", 7)])
 def test_the_table_is_sorted_for_any_listing_order_and_size_of_blocks(
     tmp_path: Path, order: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "_BLOCK", block)
     images = random_images(300 if block > 1 else 40)
-    if order != "random":
-        images.sort(key=lambda image: os.fsencode(image.name), reverse=order == "descending")
-    if order == "nearly":
+    if order == "nearly ascending":
+        images.sort(key=lambda image: os.fsencode(image.name))
         images.append(images.pop(3))
     photos = listed(tmp_path, ListedSource(images))
     assert rows(photos) == expected(images)
@@ -100,21 +99,6 @@ def test_the_last_of_duplicate_names_is_kept_and_two_classes_are_an_error(tmp_pa
     assert photos.column("position").tolist() == [0, 1, 2]
     with pytest.raises(ResoluteError, match="b: belongs to two classes"):
         listed(tmp_path, ListedSource([*images, ImageRef("b", "y", 5)]))
-
-
-def test_positions_are_looked_up_by_name(tmp_path: Path) -> None:
-    images = random_images(300)
-    photos = listed(tmp_path, ListedSource(images))
-    names = [photos.name(i) for i in range(len(photos))]
-    assert photos.find(names).tolist() == list(range(len(photos)))
-    assert photos.find(["nobody", names[3], "", "\U0010ffff" * 9]).tolist() == [-1, 3, -1, -1]
-
-
-def test_absolute_names_and_urls_are_their_own_location(tmp_path: Path) -> None:
-    images = [ImageRef("/abs/a.jpg", "x", 1), ImageRef("b.jpg", "y", 1), ImageRef("s3://c/d.jpg", "y", 1)]
-    photos = listed(tmp_path, ListedSource(images, root="/data/"))
-    assert [place.path for _, place in photos.places()] == ["/abs/a.jpg", "/data/b.jpg", "s3://c/d.jpg"]
-    assert photos.is_remote
 
 
 def test_credentials_are_in_no_name_and_tell_two_photos_apart(tmp_path: Path) -> None:
@@ -244,9 +228,7 @@ def test_numbers_in_a_validation_list_are_names_where_the_class_folders_are_numb
         split_classes(tmp_path, src=str(tmp_path / "train"), val=val)
 
 
-@pytest.mark.parametrize(("odd", "where", "sign"), [
-    ("unknown", "shared table", ""), ("01", "lists", ""), ("unknown", "lists", "|"), ("01", "shared table", "|"),
-])  # fmt: skip
+@pytest.mark.parametrize(("odd", "where", "sign"), [("unknown", "shared table", "|"), ("01", "lists", "")])
 def test_an_odd_label_of_the_training_part_leaves_the_classes_of_the_validation_part_as_written(
     tmp_path: Path, odd: str, where: str, sign: str
 ) -> None:

@@ -83,15 +83,6 @@ def test_a_validation_list_selects_the_validation_images(tmp_path: Path) -> None
             make_splits(photos, val_list=val_list)
 
 
-def test_a_second_source_becomes_the_validation_split(tmp_path: Path) -> None:
-    train = make(tmp_path)
-    val = listed(tmp_path, ListedSource([ImageRef("v", "cat", 1)], root="val"), training=train)
-    got = make_splits(train, val=val)
-    assert {name: (split.photos.root, len(split)) for name, split in got.items()} == {
-        "train": ("src", len(train)), "val": ("val", 1)
-    }  # fmt: skip
-
-
 def test_empty_splits_and_folds_are_reported(tmp_path: Path) -> None:
     photos = make(tmp_path, {"a": 1, "b": 1})
     with pytest.raises(ResoluteError, match="no image left for val, got 2 for train and 0 for val"):

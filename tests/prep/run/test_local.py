@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import faulthandler
 import os
 import shutil
@@ -169,16 +168,10 @@ def test_shards_are_sent_to_a_worker_that_is_busy_with_an_image(
     assert stats.rejects == 0
 
 
-@pytest.mark.timing
-@pytest.mark.parametrize(("contents", "reason"), [
-    (b"die", "decoder died: SIGSEGV"), pytest.param(b"hang", "decoder hung: more than 1 s", marks=pytest.mark.slow),
-])  # fmt: skip
-def test_a_decoder_that_dies_or_hangs_loses_that_one_image(
-    pools: Callable[[], Pool], files: list[Path], tmp_path: Path, contents: bytes, reason: str
-) -> None:
-    bad = [EACH * IN_WORKER + 17, EACH * IN_WORKER + 30, EACH * IN_PARENT + 3]
+def test_a_decoder_that_dies_loses_that_one_image(pools: Callable[[], Pool], files: list[Path], tmp_path: Path) -> None:
+    bad, reason = [EACH * IN_WORKER + 17, EACH * IN_WORKER + 30, EACH * IN_PARENT + 3], "decoder died: SIGSEGV"
     for i in bad:
-        files[i].write_bytes(contents)
+        files[i].write_bytes(b"die")
     stats, records = convert(pools(), specs(files), tmp_path / "set")
     assert sorted(stats.rejected) == [("train", i, reason) for i in bad]
     assert [reject for record in records for reject in record.rejects] == [(i, reason) for i in bad]
@@ -193,7 +186,6 @@ def test_a_decoder_that_dies_or_hangs_loses_that_one_image(
     [
         ("16/train-000001.tar", "write", signal.SIGKILL),
         ("24/train-000001.tar", "close", signal.SIGABRT),
-        ("24/train-000001.idx", "close", signal.SIGKILL),
         ("records/train-000001-24.rec", "close", signal.SIGABRT),
     ],
 )
@@ -220,21 +212,6 @@ def test_a_worker_that_dies_while_it_writes_costs_no_image(
     assert stats.rejects == 0
     assert tree(tmp_path / "set") == undisturbed
     assert partial_files(tmp_path / "set") == []
-
-
-@pytest.mark.parametrize(("number", "step"), [(IN_WORKER, "write"), (IN_PARENT, "close")])
-def test_a_full_disk_ends_the_run_without_partial_files(
-    pools: Callable[[], Pool], files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int,
-    step: str,
-) -> None:  # fmt: skip
-    def fill_disk() -> None:
-        raise ResoluteError(f"{tmp_path}: disk full, got '{os.strerror(errno.ENOSPC)}'")
-
-    at_writes(monkeypatch, f"24/train-{number:06d}.tar", step, fill_disk)
-    with pytest.raises(ResoluteError, match="disk full"):
-        convert(pools(), specs(files), tmp_path / "set")
-    assert partial_files(tmp_path / "set") == []
-    assert not (tmp_path / "set" / "24" / f"train-{number:06d}.tar").exists()
 
 
 @pytest.mark.parametrize("number", [IN_WORKER, IN_PARENT])

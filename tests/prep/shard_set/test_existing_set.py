@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +20,7 @@ from resolute.prep.verify import to_rebuild
 from tests import ROOT
 from tests.conftest import make_photos
 from tests.support.cli import verify
+from tests.support.commands import Command, Ended
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
@@ -100,13 +99,11 @@ def test_an_image_with_changed_content_is_detected_when_a_resolution_is_added(
 
 @pytest.mark.slow
 def test_a_run_with_too_many_rejects_is_continued_only_with_the_same_settings_and_source(
-    photos: Path, tmp_path: Path, prep: Prep
+    photos: Path, tmp_path: Path, prep: Prep, set_template: Path
 ) -> None:
-    argv = ("--src", photos, "--res", "32,48", "--shard-samples", 5)
-    assert prep(*argv, "--out", tmp_path / "order").status == 0
-    last = json.loads((tmp_path / "order" / "index" / "train.sources.jsonl").read_text().splitlines()[-1])
+    last = json.loads((set_template / "index" / "train.sources.jsonl").read_text().splitlines()[-1])
     (photos / last).write_bytes(b"junk")
-    argv = (*argv, "--out", tmp_path / "s")
+    argv = ("--src", photos, "--res", "32,48", "--shard-samples", 5, "--out", tmp_path / "s")
     ran = prep(*argv)
     assert ran.status == 2
     assert "too many unusable images" in ran.err
@@ -155,17 +152,25 @@ def test_a_full_disk_is_reported_in_one_line_and_leaves_no_partial_file(
     assert tree(tmp_path / "s") == tree(made / "set")
 
 
+# why no fork server: the script's workers are forked, and prep would still start one for each of its runs
+KILLED = """
+import runpy
+from resolute.prep.run import pool
+pool.start_fork_server = lambda: None
+runpy.run_module("tests.support.kill_prep", run_name="__main__")
+"""
+
+
 @pytest.mark.slow
-def test_a_run_killed_ten_times_produces_the_same_bytes(tmp_path: Path, prep: Prep) -> None:
-    photos = make_photos(tmp_path / "many", classes=2, each=60)
+def test_a_run_killed_seven_times_produces_the_same_bytes(
+    tmp_path: Path, prep: Prep, forked: Callable[..., Ended]
+) -> None:
+    photos = make_photos(tmp_path / "many", classes=2, each=20)
     argv = ["--src", photos, "--out", tmp_path / "s", "--res", "32,48", "--shard-samples", "1", "--workers", "2"]
-    command = [sys.executable, str(ROOT / "tests" / "support" / "kill_prep.py"), "10", "0", "120", *map(str, argv)]
-    # why: a script's own folder is on its path, not this one; what is installed may be another checkout
-    here = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=here, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    last_try = done.stdout.rpartition("starting over")[2]
-    assert len(re.findall(r"^kill \d+: \d+ of 120 shards, status 9$", last_try, re.MULTILINE)) == 10
+    done = forked("tests.support.execute", KILLED, 7, 0, 40, *argv)
+    assert done.status == 0, done.out + done.err
+    last_try = done.out.rpartition("starting over")[2]
+    assert len(re.findall(r"^kill \d+: \d+ of 40 shards, status 9$", last_try, re.MULTILINE)) == 7
     assert prep(*argv[:2], "--out", tmp_path / "fresh", *argv[4:]).status == 0
     assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
 
@@ -177,38 +182,35 @@ def test_an_interrupted_prep_leaves_no_process_and_is_resumed(
     argv: tuple[object, ...], tmp_path: Path, prep: Prep, sent: signal.Signals
 ) -> None:
     argv = (*argv[:-1], 2)
-    command = [sys.executable, "-m", "resolute", "shards", *map(str, argv), "--workers", "2"]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ
-    )
+    command = Command("shards", [*argv, "--workers", 2], folder=ROOT, scratch=tmp_path)
     deadline = time.monotonic() + 40
     while not list((tmp_path / "s").glob("32/train-*.tar*")) and time.monotonic() < deadline:
         time.sleep(0.001)
     # why: a terminal's Ctrl-C reaches the whole group; SIGKILL only the one that was aimed at
-    os.killpg(process.pid, sent) if sent == signal.SIGINT else process.send_signal(sent)
-    _, err = process.communicate(timeout=40)
+    os.killpg(command.pid, sent) if sent == signal.SIGINT else command.send(sent)
+    ended = command.end(seconds=40)
+    assert ended.status == (130 if sent == signal.SIGINT else 128 + sent)
     if sent == signal.SIGINT:
-        assert process.returncode == 130
-        assert "Traceback" not in err
-        assert err.count("\n") == 1
+        assert ended.err.startswith("resolute shards: interrupted; ")
+        assert ended.err.count("\n") == 1
     assert not (tmp_path / "s" / "manifest.json").exists()
-    while _alive(process.pid) and time.monotonic() < deadline:
+    while _alive(command.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert _alive(process.pid) == []
+    assert _alive(command.pid) == []
     assert prep(*argv).status == 0
     assert prep(*argv, "--out", tmp_path / "fresh").status == 0
     assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
 
 
-def _alive(session: int) -> list[int]:
-    """Processes of the session `session`, zombies aside."""
+def _alive(group: int) -> list[int]:
+    """Processes of the group `group`, zombies aside."""
     alive = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if int(fields[3]) == session and fields[0] != "Z":
+        if int(fields[2]) == group and fields[0] != "Z":
             alive.append(int(path.parent.name))
     return alive
 
@@ -223,11 +225,13 @@ def flip(at: int) -> Damage:
 
 
 DAMAGE: dict[str, dict[str, Damage]] = {
-    "shards": {
+    "shards and records": {
         "48/train-000001.tar": flip(5000),
         "32/train-000002.tar": Path.unlink,
         "32/val-000000.tar": lambda path: os.truncate(path, 20_000),
         "32/train-000000.idx": flip(9),
+        "records/train-000000-48.rec": flip(700),
+        "records/val-000000-48.rec": Path.unlink,
     },
     "derived files": {
         "index/train-48.npy": flip(200),
@@ -239,7 +243,6 @@ DAMAGE: dict[str, dict[str, Damage]] = {
     },
     "manifest": {"manifest.json": flip(60)},
     "plan": {"records/plan.json": flip(60)},
-    "records": {"records/train-000001-48.rec": flip(700), "records/val-000000-32.rec": Path.unlink},
 }
 
 

@@ -79,14 +79,6 @@ def test_without_src_the_complete_command_of_the_set_is_printed(
     assert not (tmp_path / "none").exists()
 
 
-def test_empty_paths_are_refused(made: Path, tmp_path: Path, prep: Prep) -> None:
-    for name in ("--out", "--labels", "--val", "--val-list", "--classes"):
-        words = {"--src": made / "photos", "--out": tmp_path / "s", "--res": "32", name: ""}
-        ran = prep(*(word for pair in words.items() for word in pair))
-        assert ran.status == 2
-        assert f"{name}: got an empty value" in ran.err
-
-
 def test_a_rebuild_never_replaces_the_set_of_another_source(
     made: Path, copied: Path, other_photos: Path, prep: Prep
 ) -> None:

@@ -216,16 +216,15 @@ def test_samples_are_read_with_their_labels(tmp_path: Path, work: Path) -> None:
         assert contents(got) == [jpeg(0), jpeg(1), jpeg(2), jpeg(6)]
 
 
-@pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
-def test_tars_written_by_webdataset_are_read(tmp_path: Path, work: Path, suffix: str) -> None:
+def test_tars_written_by_webdataset_are_read(tmp_path: Path, work: Path) -> None:
     wds = pytest.importorskip("webdataset")
     (tmp_path / "p").mkdir()
     for n in range(2):
-        with wds.TarWriter(str(tmp_path / "p" / f"x{n}.{suffix}")) as sink:
+        with wds.TarWriter(str(tmp_path / "p" / f"x{n}.tar")) as sink:
             for i in range(3):
                 sink.write({"__key__": f"s{i:04d}", "jpg": jpeg(i + n), "cls": i % 2})
     got = list_source(work, tmp_path / "p")
-    assert got.names(range(6)) == [f"x{n}.{suffix}/s{i:04d}.jpg" for n in range(2) for i in range(3)]
+    assert got.names(range(6)) == [f"x{n}.tar/s{i:04d}.jpg" for n in range(2) for i in range(3)]
     assert got.labels.tolist() == [0, 1, 0] * 2
     assert contents(got) == [jpeg(i + n) for n in range(2) for i in range(3)]
 

@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,11 +27,11 @@ from resolute.train.loop import Learner
 from resolute.train.recipe.schema import Recipe
 from resolute.train.warmup import shapes
 from tests import ROOT
-from tests.support.commands import Ended
+from tests.support.commands import Command, Ended
 from tests.support.fake_cuda import FakeCuda
 from tests.train.conftest import stages, train_words, without_clocks
 
-CPU, DRIVER = torch.device("cpu"), ROOT / "tests" / "support" / "ranks_driver.py"
+CPU = torch.device("cpu")
 STAGES = stages((32, 1, 16), (48, 1, 11))
 # no batch statistics: the result of a sample does not depend on the local batch
 EQUAL = """
@@ -96,20 +94,15 @@ def alone(made: Made) -> Path:
 
 
 @pytest.fixture(scope="module")
-def terminated(made: Made) -> subprocess.CompletedProcess[str]:
-    """A run of two ranks, cut by a SIGTERM to torchrun in its third step."""
+def terminated(made: Made, forked: Callable[..., Ended]) -> Ended:
+    """A run of two ranks, cut by a SIGTERM to torchrun's launcher in its third step."""
     (made.folder / "cut").mkdir()
-    words = ["--standalone", "--nproc-per-node", "2", "--monitor-interval", "0.1", str(DRIVER)]
-    arguments = [str(made.folder / "cut"), "end", 2, made.words("cut")]
-    return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *words, json.dumps(arguments)], cwd=ROOT,
-        capture_output=True, text=True, check=False, timeout=200,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    launch = [2, 0, str(made.folder / "cut"), "end", 2, made.words("cut")]
+    return forked("tests.support.ranks_driver", json.dumps([launch]))
 
 
 @pytest.fixture(scope="module")
-def driven(made: Made, terminated: subprocess.CompletedProcess[str], forked: Callable[..., Ended]) -> str:
+def driven(made: Made, terminated: Ended, forked: Callable[..., Ended]) -> str:
     """Output of three ranks (an uninterrupted run, a resumed one, one with batch statistics, one that stops early),
     then of two ranks of which one is killed."""
     shutil.copytree(made.folder / "cut" / "equal", made.folder / "three" / "cut")
@@ -157,11 +150,9 @@ def test_ranks_train_as_one_process_also_after_a_kill_or_resumed_with_another_nu
 
 
 @pytest.mark.slow
-def test_a_signal_to_torchrun_saves_all_ranks_at_the_same_batch(
-    made: Made, terminated: subprocess.CompletedProcess[str]
-) -> None:
-    assert terminated.stdout.count("stopped by SIGTERM and saved at batch") == 1
-    assert "error:" not in terminated.stderr
+def test_a_signal_to_torchrun_saves_all_ranks_at_the_same_batch(made: Made, terminated: Ended) -> None:
+    assert terminated.out.count("stopped by SIGTERM and saved at batch") == 1
+    assert "error:" not in terminated.err
     folder = made.folder / "cut" / "equal"
     position = torch.load(folder / "last.pt", weights_only=True)["position"]
     assert 3 <= position <= 5  # within two batches of the signal
@@ -240,11 +231,13 @@ def test_every_rank_warms_up_the_same_number_of_shapes(shard_set: ShardSet) -> N
         assert [shape[:2] for shape in each[0]] == [shape[:2] for shape in each[1]]
 
 
-def test_the_arguments_of_a_run_are_not_parsed_as_those_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_arguments_of_a_run_are_not_parsed_as_those_of_torchrun(
+    monkeypatch: pytest.MonkeyPatch, made: Made
+) -> None:
     """Such as --run as its --run-path."""
     parsed: list[Any] = []
     monkeypatch.setattr(torch.distributed.run, "run", parsed.append)
-    words = ["train", "--gpus=2", "--run=x", "--from=best.pt", "--shards=s", "--recipe=r.toml", "--device=cpu"]
+    words = [*made.words("torchrun"), "--gpus=2", "--run=x", "--from=best.pt"]
     for more in ([], ["--nodes", "1:2", "--head", "first:29400"]):
         assert main([*words, *more]) == 0
         got = parsed.pop()
@@ -259,6 +252,8 @@ def test_the_arguments_of_a_run_are_not_parsed_as_those_of_torchrun(monkeypatch:
     (2, ["--gpus", "0"], "--gpus: got '0', expected integer, at least 1"),
     (2, ["--restarts", "2"], "--restarts: has no effect, got no --gpus"),
     (2, ["--gpus", "2", "--nodes", "2"], "--nodes: got 2 without --head"),
+    (2, ["--gpus", "2"], "r.toml: no such file"),
+    (2, ["--gpus", "2", "--recipe", "demo"], "s: no such folder"),
 ])  # fmt: skip
 def test_processes_that_cannot_be_started_are_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], gpus: int, more: list[str], message: str
@@ -284,26 +279,22 @@ def test_a_compiled_network_averages_gradients_during_the_backward_pass_and_comp
         assert "gradient" in got["ready"][got["ready"].index("bucket") :]
 
 
-def launched(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """`resolute train --gpus 2` in a session of its own, as in a terminal."""
-    line = [sys.executable, "-m", "resolute"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*line, *words, "--gpus", "2"], cwd=folder, env=environment, text=True,
-                            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+def launched(scratch: Path, words: list[str]) -> Command:
+    """`resolute train --gpus 2`, in a process group of its own as in a terminal."""
+    return Command("resolute", [*words, "--gpus", "2"], folder=ROOT, scratch=scratch)
 
 
 @pytest.mark.slow
 def test_ctrl_c_in_a_run_of_two_processes_ends_in_a_line_that_says_how_to_resume(made: Made, tmp_path: Path) -> None:
     (tmp_path / "equal.toml").write_text(EARLY.replace("patience = 1, min_delta = 0.99", "patience = 0"))
-    with launched(tmp_path, *made.words("ctrl-c", "--recipe", str(tmp_path / "equal.toml"))) as process:
-        assert process.stdout is not None
-        assert any(line.startswith("warmed up") for line in process.stdout)
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=100)
-    assert process.returncode == 130
-    assert "stopped by SIGINT and saved at batch" in out
-    assert "Traceback" not in err
-    assert err.splitlines()[-1] == (
+    command = launched(tmp_path, made.words("ctrl-c", "--recipe", str(tmp_path / "equal.toml")))
+    command.wait_for("warmed up", seconds=200)
+    os.killpg(command.pid, signal.SIGINT)
+    ended = command.end()
+    assert ended.status == 130
+    assert "stopped by SIGINT and saved at batch" in ended.out
+    assert "Traceback" not in ended.err
+    assert ended.err.splitlines()[-1] == (
         "resolute train: SIGINT: all processes have ended; run the same command to resume from the last checkpoint"
     )
     assert (made.folder / "ctrl-c" / "equal" / "last.pt").exists()
@@ -311,11 +302,10 @@ def test_ctrl_c_in_a_run_of_two_processes_ends_in_a_line_that_says_how_to_resume
 
 @pytest.mark.slow
 def test_an_error_in_a_run_of_two_processes_ends_without_a_traceback(made: Made, tmp_path: Path) -> None:
-    with launched(tmp_path, *made.words("error", "--shards", "nothing")) as process:
-        _, err = process.communicate(timeout=100)
-    assert process.returncode == 2
-    assert "Traceback" not in err
-    assert "nothing" in err
+    ended = launched(tmp_path, made.words("error", "--from", "nothing.pt")).end()
+    assert ended.status == 2
+    assert "Traceback" not in ended.err
+    assert "nothing" in ended.err
 
 
 def test_an_error_of_all_ranks_is_printed_once() -> None:

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests import ROOT
+from tests.support.commands import Ended
 
 _CODE = """
 import json, resource, sys
@@ -35,9 +37,8 @@ print(json.dumps([took, counts]))
 """
 
 
-def faults(way: str, *words: str) -> tuple[bool | None, list[int]]:
-    argv = [sys.executable, "-c", _CODE, way, *words]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+def faults(way: str) -> tuple[bool | None, list[int]]:
+    done = subprocess.run([sys.executable, "-c", _CODE, way], cwd=ROOT, capture_output=True, text=True, check=True)
     took, counts = json.loads(done.stdout)
     return took, counts
 
@@ -53,10 +54,13 @@ def test_freed_memory_causes_no_page_faults_again_and_more_can_be_reserved() -> 
 
 
 @pytest.mark.slow
-def test_a_loader_does_not_change_the_memory_settings_of_its_process(shard_root: Path) -> None:
+def test_a_loader_does_not_change_the_memory_settings_of_its_process(
+    shard_root: Path, forked: Callable[..., Ended]
+) -> None:
     """Freed memory still goes back to the system: other libraries may rely on it."""
-    _, counts = faults("loader", str(shard_root))
-    assert min(counts) > 20  # faulted in each time; 48 MiB are at least two dozen huge pages
+    done = forked("tests.support.execute", _CODE, "loader", shard_root)
+    assert done.status == 0, done.err
+    assert min(json.loads(done.out)[1]) > 20  # faulted in each time; 48 MiB are at least two dozen huge pages
 
 
 @pytest.mark.slow

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from resolute.cli import main
-from resolute.train import trainer as runs
 from resolute.train.inference.saved_run import open_saved_run
 from resolute.train.logs.metrics import read_log
-from tests.train.conftest import stages
+from tests.train.conftest import stages, stop_at, train_words
 
 pytestmark = pytest.mark.slow
 
@@ -31,17 +30,11 @@ def early(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs below this folder: stopped (early, in the first stage), first and second (interrupted in that stage, before
     any validation, and after it). Their set has 32, 48 and 64 px."""
     folder = tmp_path_factory.mktemp("early")
-    after = runs._Session._after
-    for name, stop, stop_at in (("stopped", "patience = 1, min_delta = 0.9", -1), ("first", "", 1), ("second", "", 16)):
-        def interrupted(session: runs._Session, spec: runs.BatchSpec, at: int = stop_at) -> bool:
-            session.stopped_by = 15 if spec.index == at else session.stopped_by
-            return after(session, spec)
-
+    for name, stop, at in (("stopped", "patience = 1, min_delta = 0.9", -1), ("first", "", 1), ("second", "", 16)):
         (folder / f"{name}.toml").write_text(RECIPE.replace("STOP", stop))
-        words = ["train", "--shards", shard_root, "--recipe", folder / f"{name}.toml", "--run", name, "--runs", folder]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(runs._Session, "_after", interrupted)
-            assert main([*map(str, words), "--device", "cpu", "--threads", "1"]) == (0 if stop else 128 + 15)
+            stop_at(patch, at)
+            assert main(train_words(shard_root, folder / f"{name}.toml", folder)) == (0 if stop else 128 + 15)
     return folder
 
 

@@ -6,8 +6,6 @@ import csv
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +26,7 @@ from resolute.train.inference.export import export, preprocessing
 from resolute.train.inference.saved_run import SavedRun, open_saved_run
 from resolute.train.model.build import build_model
 from resolute.train.recipe.schema import Data, Model
+from tests.support.commands import run
 from tests.support.exported import predict_exported
 
 CPU = torch.device("cpu")
@@ -81,10 +80,14 @@ def test_an_export_runs_without_the_project_from_any_folder(
     folder.rename(tmp_path / "moved")
     Image.new("RGB", (70, 60), "red").save(tmp_path / "photo.png")
     (tmp_path / "elsewhere").mkdir()
-    code = "import runpy, sys; sys.modules['resolute'] = None; runpy.run_path('../moved/predict.py', None, '__main__')"
-    done = subprocess.run([sys.executable, "-P", "-c", code, "../photo.png"], cwd=tmp_path / "elsewhere",
-                          capture_output=True, text=True, check=True)  # fmt: skip
-    head, row = done.stdout.splitlines()
+    code = (
+        "import runpy, sys\n"
+        "for name in [name for name in sys.modules if name.partition('.')[0] == 'resolute']: sys.modules[name] = None\n"
+        "runpy.run_path('../moved/predict.py', None, '__main__')"
+    )
+    done = run("tests.support.execute", [code, "../photo.png"], folder=tmp_path / "elsewhere", scratch=tmp_path)
+    assert done.status == 0, done.err
+    head, row = done.out.splitlines()
     assert head == "image,class1,prob1,class2,prob2,class3,prob3,error"
     assert row.startswith("../photo.png,class")
 

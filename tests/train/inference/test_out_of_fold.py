@@ -12,6 +12,7 @@ import pytest
 from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
 from tests.support.cli import prep
+from tests.train.conftest import train_words
 
 pytestmark = pytest.mark.slow
 
@@ -23,13 +24,8 @@ def cv(folded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "s").symlink_to(folded / "s")
     words = ["--src", str(folded / "photos"), "--workers", "1"]
     assert prep([*words, "--out", str(folder / "t"), "--res", "32", "--val-frac", "0.3"]) == 0
-    train(folded, "--runs", str(folder / "runs"), "--folds", "3")
+    assert main(train_words(folded / "s", folded / "cv.toml", folder / "runs", "--folds", "3")) == 0
     return folder
-
-
-def train(folded: Path, *more: str) -> None:
-    words = ["train", "--shards", folded / "s", "--recipe", folded / "cv.toml", "--run", "cv", "--device", "cpu"]
-    assert main([*map(str, words), "--threads", "1", *more]) == 0
 
 
 def predicted(cv: Path, out: Path, *more: str, runs: str = "runs/cv", source: str = "s") -> list[dict[str, str]]:
@@ -103,6 +99,6 @@ def test_runs_of_different_numbers_of_folds_are_not_averaged(
     cv: Path, folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(cv / "runs" / "cv" / "fold-0", tmp_path / "cv" / "fold-0")
-    train(folded, "--runs", str(tmp_path), "--folds", "1/2")
+    assert main(train_words(folded / "s", folded / "cv.toml", tmp_path, "--folds", "1/2")) == 0
     assert main(["predict", str(tmp_path / "cv"), "--src", str(folded / "s"), "--out", str(tmp_path / "p.csv")]) == 2
     assert "margin or folds differ" in capsys.readouterr().err

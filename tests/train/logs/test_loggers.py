@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from resolute.train.logs import loggers
 from resolute.train.logs.loggers import LOGGERS, Csv, Loggers, Point
 from resolute.train.setup import Options
 from tests.support.synthetic_log import write_log
-from tests.train.conftest import without_clocks
+from tests.train.conftest import train_words, without_clocks
 
 # why: the packages of others may warn of each other's ageing interfaces
 pytestmark = pytest.mark.filterwarnings("default")
@@ -173,24 +174,23 @@ class Slow(Failing):
 
 @pytest.mark.slow
 def test_a_training_with_failing_and_slow_loggers_ends_with_the_same_weights_and_a_warning_each(
-    words: Callable[[Path], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    trained: Path, shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    assert main(words(tmp_path / "plain")) == 0
-    capfd.readouterr()
+    plain, logged = Path(shutil.copytree(trained, tmp_path / "plain" / "small")), tmp_path / "logged" / "small"
+    words = [train_words(shard_root, trained.parent / "small.toml", run.parent) for run in (plain, logged)]
     monkeypatch.setattr(loggers, "LOGGERS", LOGGERS | {"failing": (Failing, ""), "slow": (Slow, "")})
     monkeypatch.setattr(loggers, "_MOST_S", 1.0)
-    assert main([*words(tmp_path / "logged"), "--loggers", "failing,csv,slow"]) == 0
+    assert main([*words[1], "--loggers", "failing,csv,slow"]) == 0
     failing, slow = (line for line in capfd.readouterr().err.splitlines() if line.startswith("resolute train: logger"))
     assert "logger failing: is off, the training continues without it (OSError: [Errno 28]" in failing
     assert "logger slow: is off, the training continues without it (TimeoutError: it took over" in slow
-    plain, logged = (tmp_path / name / "tiny" for name in ("plain", "logged"))
     assert without_clocks(plain / "run.jsonl") == without_clocks(logged / "run.jsonl")
     weights = [torch.load(folder / "last.pt", weights_only=True)["model"] for folder in (plain, logged)]
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
     steps = sum(record["kind"] == "step" for record in without_clocks(logged / "run.jsonl"))
     assert len(read_csv(logged / "csv" / "step.csv")) == steps
-    assert main([*words(tmp_path / "plain"), "--loggers", "csv"]) == 0  # a finished run
+    assert main([*words[0], "--loggers", "csv"]) == 0  # a finished run
     assert len(read_csv(plain / "csv" / "step.csv")) == steps
 
 

@@ -165,13 +165,12 @@ def test_the_recipe_chooses_fused_kernels() -> None:
         assert bool(build_optimizer(Optim(name="adamw", fused=fused), _network()).defaults["fused"]) == fused
 
 
-@pytest.mark.parametrize("name", ["sgd", "lamb"])
-def test_lookahead_equals_its_algorithm(name: Any) -> None:
+def test_lookahead_equals_its_algorithm() -> None:
     """Zhang et al., arXiv 1907.08610, algorithm 1, from the weights after k steps on, as timm has it."""
-    optim, k, alpha = Optim(name=name, lr=0.05), 3, 0.3
+    k, alpha = 3, 0.3
     network, oracle = _network(), _network()
-    ours = build_optimizer(Optim(name=name, lr=0.05, lookahead=k, lookahead_alpha=alpha), network)
-    plain, slow = build_optimizer(optim, oracle), _weights(oracle)
+    ours = build_optimizer(Optim(name="lamb", lr=0.05, lookahead=k, lookahead_alpha=alpha), network)
+    plain, slow = build_optimizer(Optim(name="lamb", lr=0.05), oracle), _weights(oracle)
     for number in range(3 * k + 1):
         _step(network, ours, number)
         _step(oracle, plain, number)

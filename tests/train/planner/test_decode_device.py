@@ -29,6 +29,7 @@ from resolute.train.setup import Options
 from resolute.train.trainer import _Session, session
 from tests.support import trials
 from tests.support.gpu_on_cpu import GpuLoader
+from tests.train.conftest import stop_at
 
 STAGES = [Stage(res=32, epochs=1, batch_size=2), Stage(res=48, epochs=5, batch_size=4)]
 
@@ -117,7 +118,8 @@ def test_a_run_keeps_its_decode_device_and_evaluates_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(_Session, "_decode", lambda self: "cpu")  # as on a GPU that decodes more slowly
-    assert main(words(tmp_path)) == 0
+    stop_at(monkeypatch, 0)
+    assert main(words(tmp_path)) == 128 + 15
     assert open_saved_run(tmp_path / "tiny").decode == "cpu"
     options = Options(shards=shard_root, recipe=recipe_file, folder=tmp_path / "tiny", device="cpu", threads=1)
     with session(options, Ranks()) as resumed:
