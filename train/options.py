@@ -20,7 +20,7 @@ _RUN = "name or folder of a run (its best checkpoint is used), or one of its .pt
 
 def _recipe_file(path: Path) -> Path:
     """The file of an included recipe that is given by its name, "imagenet_rn50"; any other path as it is."""
-    is_name = len(path.parts) == 1 and path.suffix != ".toml" and not path.exists()
+    is_name = len(path.parts) == 1 and path.suffix != ".toml" and not path.is_file()  # demo/ is a folder
     return RECIPES / f"{path}.toml" if is_name else path
 
 

@@ -35,7 +35,7 @@ def test_every_figure_is_shown() -> None:
 
 
 def test_a_figure_that_was_changed_by_hand_is_noticed() -> None:
-    changed = README.replace("takes **", "takes **1", 1)
+    changed = README.replace("in **", "in **1", 1)
     assert changed != README
     assert written(changed) == README
     with pytest.raises(ResoluteError, match="figures: got speed, expected one of headline"):

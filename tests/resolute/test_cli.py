@@ -12,6 +12,7 @@ import pytest
 from resolute import __version__, cli
 from resolute.cli import COMMANDS, _load, main
 from resolute.settings import definitions, option_name
+from resolute.train.recipe import RECIPES
 
 
 def test_help_lists_all_commands_and_their_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,13 +79,16 @@ def test_values_are_taken_as_make_and_people_write_them(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("words", "line"), [
     (["shards", "--src", "photos", "--out", "my set"], "next: `resolute show --shards='my set'`\n"),
     (["shards", "--src", "photos", "--dry"], ""),
-    (["plan", "--shards", "set", "--recipe", "demo", "--run", "a"], "next: `resolute train --shards=set --recipe="),
+    (["plan", "--shards", "set", "--recipe", "demo", "--run", "a"],
+     f"next: `resolute train --shards=set --recipe={RECIPES / 'demo.toml'}"),
     (["jobs", "plan", "--src", "photos", "--out", "set"], "next: `resolute jobs range --out=set --range=:`\n"),
     (["verify", "set"], ""),
 ])  # fmt: skip
 def test_a_command_ends_with_the_next_one(
-    words: list[str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    (tmp_path / "demo").mkdir()  # as `make demo` does; the recipe of that name is another thing
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "_load", lambda where: _load(where) if "Options" in where else lambda options: 0)
     assert main(words) == 0
     printed = capsys.readouterr().out

@@ -252,8 +252,8 @@ def test_the_arguments_of_a_run_are_not_parsed_as_those_of_torchrun(
     (2, ["--gpus", "0"], "--gpus: got '0', expected integer, at least 1"),
     (2, ["--restarts", "2"], "--restarts: has no effect, got no --gpus"),
     (2, ["--gpus", "2", "--nodes", "2"], "--nodes: got 2 without --head"),
-    (2, ["--gpus", "2"], "r.toml: no such file"),
-    (2, ["--gpus", "2", "--recipe", "demo"], "s: no such folder"),
+    (2, ["--gpus", "2"], "r.toml: no readable recipe"),
+    (2, ["--gpus", "2", "--recipe", "demo"], "s/manifest.json: not found"),
 ])  # fmt: skip
 def test_processes_that_cannot_be_started_are_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], gpus: int, more: list[str], message: str
