@@ -146,11 +146,11 @@ def test_a_run_that_differs_from_the_undisturbed_run_is_detected(tmp_path: Path)
 @pytest.mark.slow
 def test_a_short_soak_has_no_findings(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
-    words = ["--only", "prep-folder,train-1", "--seed", 7, "--index", 2, "--out", out]
+    words = ["--only", "prep-folder", "--seed", 7, "--index", 2, "--out", out]
     done = subprocess.run([sys.executable, "-m", "tests.soak", *map(str, words)], cwd=ROOT, text=True,
                           capture_output=True, timeout=900)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(out.read_text())
     assert result["findings"] == []
-    assert result["cycles"] == {"prep-folder": 1, "train-1": 1}
+    assert result["cycles"] == {"prep-folder": 1}
     assert result["kills"] + result["faults"] >= 1  # a fast machine may end a command before its event

@@ -46,6 +46,7 @@ def different() -> list[str]:
 
 Rows = list[dict[str, Any]]
 OTHER_PRECISIONS = {"cifar10,amp=off": "float32", "cifar10,capability=75": "float16"}  # without bf16, "auto" is fp16
+MISTAKES = "labels_cpu,mistakes=all"  # one of each kind, which must be found
 
 
 def record_steps(folder: Path, jobs: list[str]) -> list[Rows]:
@@ -94,20 +95,17 @@ def _check_complete(rows: Rows, recipe: Recipe) -> None:
 
 def test_every_recipe_computes_in_the_right_dtypes_and_memory_formats(tmp_path: Path) -> None:
     """Products in autocast's dtype and channels_last; norms' statistics, weights, gradients and loss in float32."""
-    names = different()
+    jobs = [*different(), *OTHER_PRECISIONS, MISTAKES]
+    steps = dict(zip(jobs, record_steps(tmp_path, jobs), strict=True))
+    planted = faults(steps.pop(MISTAKES), "labels_cpu", "bfloat16")
+    for expected in ("product convolution: ['float32', 'float32']", "narrowed _to_copy", "statistics",
+                     "channels_last False", ": sync "):  # fmt: skip
+        assert any(expected in line for line in planted), planted
     found = {}
-    for job, rows in zip([*names, *OTHER_PRECISIONS], record_steps(tmp_path, [*names, *OTHER_PRECISIONS]), strict=True):
+    for job, rows in steps.items():
         name = job.partition(",")[0]
         recipe = Recipe.load(RECIPES / f"{name}.toml")
         _check_complete(rows, recipe)
         dtype = OTHER_PRECISIONS.get(job, "float32" if recipe.precision.amp == "off" else "bfloat16")
         found[job] = faults(rows, name, dtype)
     assert {job: lines for job, lines in found.items() if lines} == {}
-
-
-def test_mistakes_are_found(tmp_path: Path) -> None:
-    (rows,) = record_steps(tmp_path, ["labels_cpu,mistakes=all"])
-    found = faults(rows, "labels_cpu", "bfloat16")
-    for expected in ("product convolution: ['float32', 'float32']", "narrowed _to_copy", "statistics",
-                     "channels_last False", ": sync "):  # fmt: skip
-        assert any(expected in line for line in found), found
