@@ -78,7 +78,7 @@ def test_every_part_runs_on_a_cpu_in_the_order_of_the_list(
 
 
 def loaded(part: Part, folder: Path, done: Ended | None = None) -> Result:
-    """What a part has written that was not run by `run_part`."""
+    """The result file of a part."""
     result = Report.load(folder / f"{part.name}.json")
     assert result is not None, done
     return result

@@ -1,9 +1,8 @@
-"""The script that torchrun starts for tests of several ranks.
+"""Starts ranks for tests of several, with torchrun's launcher as forked processes, which need no imports.
 
-As one rank: with `how` "" it runs all lines in sequence, and with "compiled" it trains a compiled network; otherwise
-`how` is what happens to rank 1 at step `cue` of its first start: "kill", or "end", a SIGTERM to torchrun. Each
-rank records the samples that it saw. Without the variables of torchrun: starts the ranks with torchrun's launcher as
-forked processes, which need no imports.
+A rank with `how` "" runs all lines in sequence, and with "compiled" it trains a compiled network; otherwise `how` is
+what happens to rank 1 at step `cue` of its first start: "kill", or "end", a SIGTERM to the launcher. Each rank records
+the samples that it saw.
 """
 
 from __future__ import annotations
@@ -137,12 +136,8 @@ def train_compiled(ranks: Ranks, file: Path) -> None:
 
 if __name__ == "__main__":
     guard_process()
-    launches = json.loads(sys.argv[1])
-    if "RANK" in os.environ:
-        work(*launches)
-    else:
-        for count, restarts, *words in launches:
-            elastic_launch(LaunchConfig(
-                min_nodes=1, max_nodes=1, nproc_per_node=count, max_restarts=restarts, monitor_interval=0.1,
-                run_id=words[0], rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork",
-            ), work)(*words)  # fmt: skip
+    for count, restarts, *words in json.loads(sys.argv[1]):
+        elastic_launch(LaunchConfig(
+            min_nodes=1, max_nodes=1, nproc_per_node=count, max_restarts=restarts, monitor_interval=0.1,
+            run_id=words[0], rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork",
+        ), work)(*words)  # fmt: skip
