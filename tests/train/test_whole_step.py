@@ -101,11 +101,11 @@ def test_every_recipe_computes_in_the_right_dtypes_and_memory_formats(tmp_path: 
     for expected in ("product convolution: ['float32', 'float32']", "narrowed _to_copy", "statistics",
                      "channels_last False", ": sync "):  # fmt: skip
         assert any(expected in line for line in planted), planted
-    found = {}
+    wrong = {}
     for job, rows in steps.items():
         name = job.partition(",")[0]
         recipe = Recipe.load(RECIPES / f"{name}.toml")
         _check_complete(rows, recipe)
         dtype = OTHER_PRECISIONS.get(job, "float32" if recipe.precision.amp == "off" else "bfloat16")
-        found[job] = faults(rows, name, dtype)
-    assert {job: lines for job, lines in found.items() if lines} == {}
+        wrong[job] = faults(rows, name, dtype)
+    assert {job: lines for job, lines in wrong.items() if lines} == {}

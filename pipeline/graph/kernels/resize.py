@@ -3,10 +3,10 @@
 An antialiased bilinear resize (a triangle filter as wide as the scale, as in Pillow and torchvision), rounded once at
 the end. Each source row is resized horizontally, two RGB pixels at a time, into a ring buffer of as many rows as an
 output row needs; these are then summed vertically, 32 values at a time, rounded and normalised in registers. Horizontal
-sums are exact integers, with weights of 14 bits; vertical ones are float32. Values differ by at most 0.51 levels from
-exact arithmetic (Pillow's by up to 1, because it also rounds between its passes). Both sums are written as LLVM vector
-code without CPU-specific instructions; numba's own loops take several times as long. Products are never fused with
-sums, so the output is bit-identical on every machine.
+sums are exact integers, with weights of 14 bits; vertical ones are float32. On photos, values differ by at most 0.51
+levels from exact arithmetic (Pillow's by up to 1, as it also rounds between its passes). Both sums are written as LLVM
+vector code without CPU-specific instructions; numba's own loops take several times as long. Products are never fused
+with sums, so the output is bit-identical on every machine.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def _splat(b: ir.IRBuilder, value: Any, lanes: int) -> Any:
 
 
 def _indices(numbers: Iterable[int]) -> Any:
+    """The constant with which a shuffle picks these elements."""
     chosen = [*numbers]
     return ir.Constant(ir.VectorType(_I32, len(chosen)), chosen)
 
