@@ -8,11 +8,12 @@ explains, 128 + the signal's number if interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -199,7 +200,21 @@ def _command_name(words: Sequence[str]) -> str:
 
 def _load(place: str) -> Any:
     module, _, name = place.partition(":")
-    return getattr(importlib.import_module(f"{__package__}.{module}"), name)
+    with _wandb_hidden():
+        return getattr(importlib.import_module(f"{__package__}.{module}"), name)
+
+
+@contextlib.contextmanager
+def _wandb_hidden() -> Iterator[None]:
+    """timm imports wandb where it is installed, which takes seconds, for functions that are not called here."""
+    if "wandb" in sys.modules:
+        yield
+        return
+    sys.modules["wandb"] = None  # type: ignore[assignment]  # Python takes it for not installed
+    try:
+        yield
+    finally:
+        del sys.modules["wandb"]
 
 
 def _app(*, complete: bool = False) -> App:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from resolute import cli
 from tests import ROOT
 from tests.conftest import make_photos
 from tests.support.trees import tree
@@ -91,3 +94,15 @@ def test_file_names_are_utf8_in_every_locale(tmp_path: Path) -> None:
         assert f"{out}: 19 images" in done.stdout
         sets.append(tree(out))
     assert sets[0] == sets[1]
+
+
+def test_wandb_is_hidden_while_a_command_is_loaded_and_not_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """timm imports it where it is installed, which takes seconds."""
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with cli._wandb_hidden(), pytest.raises(ImportError):
+        importlib.import_module("wandb")
+    assert "wandb" not in sys.modules
+    monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
+    with cli._wandb_hidden():
+        importlib.import_module("wandb")  # what is loaded stays
+    assert "wandb" in sys.modules

@@ -83,11 +83,11 @@ def headline(settings: Settings, values: dict[str, dict[str, Any]]) -> str:
         if f"{res} plain" in loader and str(res) in training:
             alone = loader[f"{res} plain"]
             model = training[str(res)]["images_per_s"]["synthetic"]["median"]
-            parts.append(f"{alone['images_per_s'] / model:.1f}x at {res} px ({alone['cores']:.0f} cores)")
+            parts.append(f"{alone['images_per_s'] / model:.1f} at {res} px ({alone['cores']:.0f} cores)")
     if not parts:
         return ""
-    return (f"The loader delivers images faster than {settings.model} with batches of {settings.train_batch_size} "
-            f"trains on them: {', '.join(parts)}, of {settings.threads} threads.")  # fmt: skip
+    return (f"Images that the loader delivers for each image that {settings.model} trains on: {', '.join(parts)}; "
+            f"batches of {settings.train_batch_size}, {settings.threads} loader threads.")  # fmt: skip
 
 
 def main(args: GpuCheckOptions) -> int:
