@@ -162,7 +162,7 @@ def results() -> str:
     """README's table: comparisons by wall time."""
     switch = _switch_ms()
     rates = [rates["loaders"] for rates in _read("peers")["loader"]["res"]]
-    prep = {tool: statistics.mean(took["seconds"]) for tool, took in _read("prep-8165")["seconds"].items()}
+    prep = {tool: statistics.mean(took["seconds"]) for tool, took in _read("prep-peers")["seconds"].items()}
 
     def images_per_s(loader: str) -> str:
         return ", ".join(_count(rate[loader]["images_per_s"]["median"]) for rate in rates)
@@ -178,8 +178,9 @@ def results() -> str:
             ("loading 128, 160, 224 px alone, images/s", images_per_s("ours"),
              f"{images_per_s('ffcv')} with FFCV's JPEGs, {images_per_s('ffcv-raw')} with its raw pixels; "
              f"{images_per_s('v2')} with a DataLoader", _file("peers")),
-            (f"{_count(_read('prep-8165')['images'])} photos to three sizes", f"{prep['prep']:.0f} s",
-             f"{prep['pillow + ShardWriter']:.0f} s with Pillow and webdataset", _file("prep-8165")),
+            (f"{_count(_read('prep-peers')['images'])} photos to three sizes", f"{prep['prep']:.0f} s",
+             f"{prep['pillow, bicubic']:.0f} s with bicubic Pillow and webdataset, {prep['img2dataset, 3 runs']:.0f} s "
+             "with img2dataset", _file("prep-peers")),
         ],
     )  # fmt: skip
 
@@ -301,16 +302,6 @@ def techniques() -> str:
     return _table(("change", "averaged weights", "last weights", "seeds"), rows)
 
 
-def turns() -> str:
-    """Does a step cost more after changes of resolution?"""
-    ratio = _read("final-step")["summary"]["recipes"]["turns_progressive"]["against"]["paired_step_ratio"]
-    return (
-        f"With Resolute, a step at 224 px after epochs at 96, 128 and 160 px takes {ratio['mean']:.3f} times as long "
-        f"as a step of a run at 224 px only (95 % confidence interval {ratio['low']:.3f} to {ratio['high']:.3f}, "
-        f"{ratio['n']} pairs of runs that take turns every few steps, {_file('final-step')})."
-    )
-
-
 # ---- loaders -------------------------------------------------------------------------------------------------------
 
 _LOADERS = {
@@ -418,7 +409,7 @@ def prep() -> str:
     """Prep beside a loop of Pillow and webdataset's ShardWriter."""
     from .prep.__main__ import FEW
 
-    result = _read("prep-8165")
+    result = _read("prep-peers")
 
     def rates(tool: str) -> tuple[str, str]:
         seconds = result["seconds"][tool]
@@ -436,6 +427,7 @@ def prep() -> str:
              f"{lowest('bicubic')} to bicubic, {lowest('lanczos')} to Lanczos"),
             ("Pillow Lanczos + webdataset ShardWriter, one pass", *rates("pillow + ShardWriter"), ""),
             ("Pillow bicubic + webdataset ShardWriter, one pass", *rates("pillow, bicubic"), ""),
+            ("img2dataset 1.47, three runs", *rates("img2dataset, 3 runs"), ""),
         ],
     )  # fmt: skip
 
@@ -452,7 +444,7 @@ def soak() -> str:
 
 FIGURES: Mapping[str, Callable[[], str]] = {
     figure.__name__: figure
-    for figure in (headline, results, trainings, training, imagenette, techniques, turns, peers, switch,
+    for figure in (headline, results, trainings, training, imagenette, techniques, peers, switch,
                    changes, picture, gpu, prep, soak)
 }
 

@@ -15,10 +15,7 @@ division; the result names the part and the number of runs before. With --tune-l
 factors on its learning rate on the part tune first, and the table uses the best factor of each.
 
 "Final epoch" is the time per image in the epochs at the last resolution, which should not depend on how a run got
-there. With --plan, `resolute plan` forecasts every run. With --turns the trainings of a seed alternate every
-few steps (a b, b a, a b, …), and epoch n of a side is compared with epoch n of the first: while one works, the others
-are paused, so that changes of the machine's speed cancel out of the ratio, which has a confidence interval; a ratio of
-1 means that the earlier stages do not matter.
+there. With --plan, `resolute plan` forecasts every run.
 """
 
 from __future__ import annotations
@@ -34,7 +31,6 @@ import datetime
 import math
 import re
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -49,7 +45,7 @@ from resolute.machine import available_cpus
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.train.recipe.schema import Recipe
 
-from .runs import Runner, Side, measure, take_turns, train
+from .runs import Runner, Side, measure, train
 from .split import PARTS, Parts, source_digests
 from .summary import TARGETS, draw, summary, tables
 
@@ -102,7 +98,6 @@ def _parser() -> argparse.ArgumentParser:
         help="CPU threads per run (default: all, %(default)s)")  # fmt: skip
     add("--device", default="auto", metavar="auto|cpu|cuda", help="a GPU if there is one (default: %(default)s)")
     add("--plan", action="store_true", help="forecast every run before it, and compare the forecast with the outcome")
-    add("--turns", action="store_true", help="alternate a seed's trainings every few steps, for precise ratios")
     add("--runs", type=Path, metavar="FOLDER", help="folder to keep the runs in (default: they are deleted)")
     add("--charts", type=Path, metavar="FILE", help="draw top-1 against time and loss against the epoch into an .html "
         "page; `python -m resolute.benchmarks.training.summary` draws it later")  # fmt: skip
@@ -189,8 +184,6 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
     factors = _factors(args.tune_lr) if args.tune_lr else []
     if args.threads < 1:
         raise ResoluteError(f"--threads: got {args.threads}, expected at least 1; raise it")
-    if args.turns and (args.plan or args.runs):
-        raise ResoluteError("--turns: got --plan or --runs as well, expected neither; omit them, or --turns")
     if not args.split and (args.part or args.report or args.tune_lr):
         raise ResoluteError("--part, --report, --tune-lr: got one of them without --split, expected it; add --split")
     if args.tune_seeds != "0" and not factors:
@@ -207,7 +200,7 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
     result: dict[str, Any] = {
         **header(rounds=len(seeds), device=device),
         "settings": {"recipes": [side.name for side in sides], "seeds": seeds, "threads": args.threads,
-                     "device": device.type, "plan": args.plan, "turns": args.turns},
+                     "device": device.type, "plan": args.plan},
         "shards": {side.name: _about(side, sets[side.shards]) for side in sides},
         "recipes": {side.name: side.recipe.read_text(encoding="utf-8") for side in sides},
         "targets": TARGETS,
@@ -238,7 +231,7 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
             sides = [dataclasses.replace(side, lr_factor=best[side.name]["best"]) for side in sides]
         if parts:
             result["split"] = {"part": part, "salt": parts.salt, "shares": parts.shares, "runs_before": parts.runs()}
-        result["runs"] = trained(sides, seeds, part, plan=args.plan, turns=args.turns)
+        result["runs"] = trained(sides, seeds, part, plan=args.plan)
     show_progress("")
     result["summary"] = summary(result["runs"])
     write(out, result)
@@ -255,10 +248,7 @@ def _about(side: Side, shards: ShardSet) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None, *, run: Runner = train) -> int:
     """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    if words[:1] == ["--take-turns"]:  # `train_in_turns` starts the trainings with this flag
-        return take_turns(words[1:])
-    return command(_parser(), lambda args: _run(args, run), words)
+    return command(_parser(), lambda args: _run(args, run), argv)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Complete trainings as processes, one after another or in turns, and the figures of their logs.
+"""Complete trainings as processes, one after another, and the figures of their logs.
 
 A side is a recipe and its shard set. `measure` trains each side with each seed, in rounds (a b c, a b c, …), each as
 `resolute train` in its own process; runs that an earlier call finished are reused.
@@ -20,24 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import resolute
-from resolute.benchmarks.cli import show_progress
 from resolute.errors import ResoluteError
 from resolute.files import atomic_write
 from resolute.train.logs.run_log import RunLogReader, switch_costs
 from resolute.train.recipe.schema import Recipe
 
-__all__ = ["Runner", "Side", "changed", "figures", "measure", "take_turns", "train"]
+__all__ = ["Runner", "Side", "changed", "figures", "measure", "train"]
 
 _EPOCH = ("epoch", "stage", "res", "eval_res", "unix_s", "samples", "train_s", "wait_s", "eval_s", "images_per_s", "lr",
           "loss", "eval_loss", "top1", "ema_top1")  # fmt: skip
 _NOTE = "compare.json"  # in the folder of a run: the benchmark's own record, with `wall_s` once it is finished
-# of a training that alternated with others
-_NOT_TIMED: dict[str, Any] = {"wall_s": None, "began_unix_s": None, "load_before": None, "forecast": None}
-_TURN = "turn is over"  # printed by a training that waits for its next turn
-_TURN_STEPS = 8  # optimizer steps: a few seconds, in which the speed of a shared machine hardly changes
 
 Runner = Callable[[Sequence[str]], None]  # takes the arguments of `resolute`
 
@@ -55,88 +49,16 @@ class Side:
 
 def train(words: Sequence[str]) -> None:
     """Run `resolute` in its own process. Raises `ResoluteError` with its last line on stderr if it fails."""
-    process = _start(["resolute", *words])
-    try:
-        _, errors = process.communicate()
-    finally:
-        process.kill()  # why: else it would train on beside the next one, after a Ctrl-C that it did not get
-    _check(process, errors)
-
-
-def _check(process: subprocess.Popen[str], errors: str, name: str = "") -> None:
-    if process.returncode:
-        lines = errors.strip().splitlines() or ["nothing on stderr"]
-        raise ResoluteError(f"{name}training ended with status {process.returncode}, expected 0: {lines[-1]}")
-
-
-def train_in_turns(runs: Mapping[str, Sequence[str]]) -> None:
-    """Run one training per list of words, alternating every few steps. Raises `ResoluteError` as `train` does."""
-    processes: dict[str, subprocess.Popen[str]] = {}
-
-    def take_turn(name: str) -> bool:
-        """Whether the training continues after it."""
-        if name in processes:
-            print(file=processes[name].stdin, flush=True)
-        else:
-            processes[name] = _start([str(__package__), "--take-turns", *runs[name]])
-        if _is_turn_over(name, processes[name]):
-            return True
-        _check(processes[name], processes[name].communicate()[1], f"{name}: ")
-        return False
-
-    waiting = list(runs)
-    try:
-        while waiting:  # why reversed: a steady drift of the machine's speed cancels out
-            waiting = [name for name in waiting if take_turn(name)][::-1]
-    finally:
-        for process in processes.values():
-            process.kill()
-            process.communicate()
-
-
-def _is_turn_over(name: str, process: subprocess.Popen[str]) -> bool:
-    """Wait for the end of a turn (true) or of the training (false)."""
-    assert process.stdout
-    for line in process.stdout:
-        if line.strip() == _TURN:
-            return True
-        show_progress(f"{name}: {line.strip()[:60]}")
-    process.wait()
-    return False
-
-
-def _start(words: Sequence[str]) -> subprocess.Popen[str]:
     # why: use this checkout's code whatever the working directory is
     folders = [str(Path(resolute.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.Popen(
-        [sys.executable, "-m", *words], env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    # `run` kills the training after a Ctrl-C that it did not get; else it would train on beside the next one
+    done = subprocess.run(
+        [sys.executable, "-m", "resolute", *words], env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True,
     )  # fmt: skip
-
-
-def take_turns(words: Sequence[str]) -> int:
-    """Run `resolute train` in this process; after each turn it prints a marker and waits for a line.
-
-    A turn is `_TURN_STEPS` optimizer steps or a validation. Waiting is not part of a step's time.
-    """
-    from resolute.cli import main
-    from resolute.train import trainer
-
-    after_batch = trainer._Session._after
-
-    def wait_after_turn(session: Any, spec: Any) -> bool:
-        continues = after_batch(session, spec)
-        if continues and _ends_turn(spec) and spec.index + 1 < session.plan.total_batches:
-            print(_TURN, flush=True)
-            sys.stdin.readline()
-        return continues
-
-    trainer._Session._after = wait_after_turn  # type: ignore[assignment, method-assign]
-    return main(["train", *words])
-
-
-def _ends_turn(spec: Any) -> bool:
-    return bool((spec.step + 1) % _TURN_STEPS == 0 if spec.split == "train" else spec.last)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["nothing on stderr"]
+        raise ResoluteError(f"training ended with status {done.returncode}, expected 0: {lines[-1]}")
 
 
 def changed(recipe: Path, path: Path, *, seed: int, lr_factor: float = 1.0) -> Path:
@@ -173,7 +95,7 @@ def figures(path: Path) -> dict[str, Any]:
         raise ResoluteError(f"{path}: not finished, expected the log of a finished run; remove its folder and repeat")
     last, steps = epochs[-1], log.steps
     final = [epoch for epoch in epochs if epoch["res"] == last["res"]]
-    at_final, image_s = steps["res"] == last["res"], steps["time_s"] / steps["samples"]
+    at_final = steps["res"] == last["res"]
     train_s = sum(epoch["train_s"] for epoch in epochs)
     return {
         "recipe_hash": log.start["recipe_hash"],
@@ -185,16 +107,10 @@ def figures(path: Path) -> dict[str, Any]:
         "best_top1": ends[-1]["best_top1"], "stopped_early": ends[-1].get("stopped_early", ""),
         "final_res": last["res"],
         "final_image_s": float(np.median([epoch["train_s"] / epoch["samples"] for epoch in final])),
-        "final_step_image_s": float(np.median(image_s[at_final])),
+        "final_step_image_s": float(np.median(steps["time_s"][at_final] / steps["samples"][at_final])),
         "stages": _stages(log),
-        "epochs": [{name: epoch.get(name) for name in _EPOCH}
-                   | {"final_step_image_s": _median(image_s[at_final & (steps["epoch"] == epoch["epoch"])])}
-                   for epoch in epochs],
+        "epochs": [{name: epoch.get(name) for name in _EPOCH} for epoch in epochs],
     }  # fmt: skip
-
-
-def _median(values: NDArray[np.float64]) -> float | None:
-    return float(np.median(values)) if len(values) else None
 
 
 def _stages(log: RunLogReader) -> list[dict[str, Any]]:
@@ -221,14 +137,14 @@ def _stages(log: RunLogReader) -> list[dict[str, Any]]:
 
 def measure(
     sides: Sequence[Side], seeds: Sequence[int], *, runs: Path, settings: Sequence[str], plan: bool = False,
-    turns: bool = False, may_diverge: bool = False, run: Runner = train, expect: Mapping[str, Any] | None = None,
+    may_diverge: bool = False, run: Runner = train, expect: Mapping[str, Any] | None = None,
     on_run: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The results of every run, in the order of training. `settings`: arguments of every training, such as --threads.
 
     A run that an earlier call finished in `runs` under the same `expect` is reused, and one that it did not finish is
-    repeated; never with `turns`. With `may_diverge`, a run whose loss is not finite has an accuracy of 0 instead of
-    raising `ResoluteError`. `on_run` is called with the result of each new run that did not diverge.
+    repeated. With `may_diverge`, a run whose loss is not finite has an accuracy of 0 instead of raising
+    `ResoluteError`. `on_run` is called with the result of each new run that did not diverge.
     """
     results = []
     with tempfile.TemporaryDirectory() as folder:
@@ -238,18 +154,13 @@ def measure(
                     side.recipe, Path(folder) / str(seed) / f"{side.name}.toml", seed=seed, lr_factor=side.lr_factor
                 )) for side in sides
             }  # fmt: skip
-            words = {name: ["--shards", side.shards, *settings, "--recipe", str(copy), "--runs", str(runs), "--run",
-                            name] for name, (side, copy) in copies.items()}  # fmt: skip
-            if turns:
-                train_in_turns(words)
             for name, (side, copy) in copies.items():
                 key = {**(expect or {}), "shards": side.shards_hash, "recipe_hash": Recipe.load(copy).hash,
                        "words": list(settings), "plan": plan}  # fmt: skip
-                earlier = None if turns else _earlier(runs / name, key)
+                words = ["--shards", side.shards, *settings, "--recipe", str(copy), "--runs", str(runs), "--run", name]
+                earlier = _earlier(runs / name, key)
                 try:
-                    note = earlier or (
-                        _NOT_TIMED if turns else _timed(words[name], runs / name, key, plan=plan, run=run)
-                    )
+                    note = earlier or _timed(words, runs / name, key, plan=plan, run=run)
                 except ResoluteError as error:
                     if may_diverge and (runs / name / "not_finite.json").exists():
                         print(f"{side.name}, seed {seed}: diverged, counts as top-1 0 %", flush=True)
@@ -260,8 +171,6 @@ def measure(
                 result = {"recipe": side.name, "seed": seed, "lr_factor": side.lr_factor,
                           **figures(runs / name / "run.jsonl")}  # fmt: skip
                 result |= {"wall_s": note["wall_s"], "load_before": note["load_before"]}
-                if turns:
-                    result["elapsed_s"] = result["train_s"] + result["eval_s"]  # without the pauses
                 result["curve"] = _curve(result["epochs"], note["began_unix_s"])
                 result["plan"] = _against_plan(note["forecast"], result) if plan else None
                 if earlier is None:
@@ -273,10 +182,8 @@ def measure(
     return results
 
 
-def _curve(epochs: Sequence[dict[str, Any]], began_unix_s: float | None) -> list[dict[str, Any]] | None:
-    """Accuracy at each validation against the seconds since the command's start; None for a run that took turns."""
-    if began_unix_s is None:
-        return None
+def _curve(epochs: Sequence[dict[str, Any]], began_unix_s: float) -> list[dict[str, Any]]:
+    """Accuracy at each validation against the seconds since the command's start."""
     return [{"wall_s": epoch["unix_s"] - began_unix_s, "res": epoch["eval_res"], "top1": epoch["top1"],
              "ema_top1": epoch["ema_top1"]} for epoch in epochs if epoch["top1"] is not None]  # fmt: skip
 

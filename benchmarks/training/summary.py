@@ -25,7 +25,7 @@ from resolute.files import check_output, output_file
 from resolute.report.charts import Chart, Series, chart
 from resolute.report.page import figures_page
 
-__all__ = ["TARGETS", "charts", "draw", "interval", "main", "summary", "tables"]
+__all__ = ["TARGETS", "charts", "draw", "main", "summary", "tables"]
 
 # targets of a progressive recipe against one at its final resolution: top-1 points lost, and time ratios
 TARGETS = {"points": -0.5, "time_ratio": 0.5, "final_step_ratio": 1.01}
@@ -59,7 +59,7 @@ def _figures(runs: Sequence[Run]) -> dict[str, Any]:
     ratios = ("ratio", "training_ratio", "total_ratio")
     return {
         **{name: _mean([run[name] for run in runs]) for name in _MEANS},
-        **{name: _repeated([run[name] for run in runs]) for name in _TIMES},
+        **{name: repeated([run[name] for run in runs]) for name in _TIMES},
         "epochs": repeated([len(run["epochs"]) for run in runs]),
         "final_res": runs[0]["final_res"],
         **{name: repeated([run[name] for run in runs]) for name in ("final_image_s", "final_step_image_s")},
@@ -71,8 +71,8 @@ def _figures(runs: Sequence[Run]) -> dict[str, Any]:
 def _against(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
     pairs = list(zip(runs, base, strict=True))
 
-    def ratio(name: str) -> dict[str, Any] | None:
-        return _repeated([None if run[name] is None else run[name] / against[name] for run, against in pairs])
+    def ratio(name: str) -> dict[str, Any]:
+        return repeated([run[name] / against[name] for run, against in pairs])
 
     def points(name: str) -> dict[str, Any] | None:
         are_known = all(each[name] is not None for pair in pairs for each in pair)
@@ -84,56 +84,16 @@ def _against(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
         "wall_ratio": ratio("wall_s"), "time_ratio": ratio("elapsed_s"),
         "final_epoch_ratio": ratio("final_image_s") if comparable else None,
         "final_step_ratio": ratio("final_step_image_s") if comparable else None,
-        "paired_epoch_ratio": _paired_epochs(pairs, "train_s"),
-        "paired_step_ratio": _paired_epochs(pairs, "final_step_image_s") if comparable else None,
     }
-    paired, steps = results["paired_step_ratio"], results["final_step_ratio"]
-    # why the upper end: a ratio below the target that is not resolved does not meet it
-    final = paired["high"] if paired else steps["median"] if steps else math.inf
+    steps = results["final_step_ratio"]
     results["missed"] = [
         name for name, bad in (
             ("accuracy", results["points"]["mean"] < TARGETS["points"]),
-            ("time", (results["wall_ratio"] or results["time_ratio"])["median"] > TARGETS["time_ratio"]),
-            ("final step", final is None or final > TARGETS["final_step_ratio"]),
+            ("time", results["wall_ratio"]["median"] > TARGETS["time_ratio"]),
+            ("final step", not steps or steps["median"] > TARGETS["final_step_ratio"]),
         ) if bad
     ]  # fmt: skip
     return results
-
-
-def _paired_epochs(pairs: Sequence[tuple[Run, Run]], name: str) -> dict[str, Any] | None:
-    """Ratio per seed of a time, over epochs equal in number, resolution and samples, with its `interval`.
-
-    `epochs`: pairs of epochs of all seeds.
-    """
-    if any(run["wall_s"] is not None for run, _ in pairs):
-        return None  # why: minutes lie between the epochs of a pair unless the runs took turns
-    seeds = [[
-        epoch[name] / baseline[name]
-        for epoch, baseline in zip(run["epochs"], against["epochs"], strict=False)
-        if (epoch["res"], epoch["samples"]) == (baseline["res"], baseline["samples"]) and epoch[name] and baseline[name]
-    ] for run, against in pairs]  # fmt: skip
-    # why one ratio per seed: epochs of the same two processes share what these do to the speed
-    ratios = [statistics.geometric_mean(ratios) for ratios in seeds if ratios]
-    return repeated(ratios) | interval(ratios) | {"epochs": sum(map(len, seeds))} if ratios else None
-
-
-def interval(ratios: Sequence[float]) -> dict[str, Any]:
-    """Geometric mean of ratios, and the 95 % confidence interval of Student's t for the mean of their logarithms.
-
-    `low` and `high` are None for fewer than three. Source of the quantile: Abramowitz and Stegun, 26.7.5 (error below
-    1 % from two degrees of freedom on).
-    """
-    logs, n = [math.log(ratio) for ratio in ratios], len(ratios)
-    mean = statistics.fmean(logs)
-    result: dict[str, Any] = {"mean": math.exp(mean), "low": None, "high": None, "n": n}
-    if n > 2:
-        z, df = statistics.NormalDist().inv_cdf(0.975), n - 1
-        t = z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2) \
-            + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * df**3) \
-            + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * df**4)
-        half = t * statistics.stdev(logs) / math.sqrt(n)
-        result |= {"low": math.exp(mean - half), "high": math.exp(mean + half)}
-    return result
 
 
 def _mean(raw: Sequence[float | None]) -> dict[str, Any] | None:
@@ -188,13 +148,10 @@ def tables(result: dict[str, Any]) -> str:
               f"missed: {', '.join(values['missed'])}" if values["missed"] else "met"]
              for name, values in compared.items()],
         ))  # fmt: skip
-        kinds = {"paired_epoch_ratio": "epochs", "paired_step_ratio": "steps at the last resolution"}
-        parts += [f"  {name}: {kind} in turns {_interval(values[key])}" for name, values in compared.items()
-                  for key, kind in kinds.items() if values[key]]  # fmt: skip
         parts.append("  final epoch, final step: time of an image at the last resolution\n"
                      f"  targets of progressive recipes: at least {TARGETS['points']:+.1f} points (EMA where a recipe "
                      f"has one), whole command at most {TARGETS['time_ratio']:.2f}x,\n  final step at most "
-                     f"{TARGETS['final_step_ratio']:.2f}x (in turns: upper end of the interval)")  # fmt: skip
+                     f"{TARGETS['final_step_ratio']:.2f}x")  # fmt: skip
     parts.append("\n" + text_table(
         "stages (medians of steps, then of seeds)",
         ["side", "stage", "res", "batch", "ms per step", "ms per image", "lost at the change ms", "slowest / median"],
@@ -219,13 +176,8 @@ def _pm(value: dict[str, Any] | None, digits: int, factor: float = 1.0, *, sign:
     return mean if value["se"] is None else f"{mean} ± {factor * value['se']:,.{digits}f}"
 
 
-def _middle(value: dict[str, Any] | None, digits: int, factor: float = 1.0) -> str:
-    return "-" if value is None else f"{factor * value['median']:,.{digits}f}"
-
-
-def _interval(value: dict[str, Any]) -> str:
-    sure = "" if value["low"] is None else f", 95 % confidence {value['low']:.4f} to {value['high']:.4f}"
-    return f"{value['mean']:.4f}x{sure}, {value['n']} seeds, {value['epochs']} pairs of epochs"
+def _middle(value: dict[str, Any], digits: int, factor: float = 1.0) -> str:
+    return f"{factor * value['median']:,.{digits}f}"
 
 
 def _spread(value: dict[str, Any] | None, digits: int, factor: float = 1.0) -> str:
@@ -242,15 +194,15 @@ def _ratio(value: dict[str, Any] | None) -> str:
 def charts(runs: Sequence[Run]) -> list[Chart | None]:
     """Top-1 of raw and averaged weights against the time since the command's start, and training loss by epoch.
 
-    Accuracies and losses are means over the seeds, times are medians. Runs that took turns have no such time.
+    Accuracies and losses are means over the seeds, times are medians.
     """
     names = list(dict.fromkeys(run["recipe"] for run in runs))
-    last_s = max((point["wall_s"] for run in runs for point in run["curve"] or ()), default=0.0)
+    last_s = max((point["wall_s"] for run in runs for point in run["curve"]), default=0.0)
     unit, unit_s = ("s", 1) if last_s < 120 else ("min", 60) if last_s < 7200 else ("h", 3600)
     top1, losses, borders = [], [], set()
     for number, name in enumerate(names):
         own, colour = [run for run in runs if run["recipe"] == name], "abcd"[number % 4]
-        points = list(zip(*(run["curve"] or () for run in own), strict=False))
+        points = list(zip(*(run["curve"] for run in own), strict=False))
         x = [statistics.median(each["wall_s"] for each in point) / unit_s for point in points]
         for key, title, kind in (("top1", name, "dots"), ("ema_top1", f"{name}, EMA", "dash")):
             if points and all(each[key] is not None for point in points for each in point):

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from resolute.benchmarks import brief, change, loader
@@ -224,7 +223,7 @@ def test_training_trains_and_writes_a_result_and_charts(
     text, out = (tmp_path / "o.json").read_text(), capsys.readouterr().out
     assert_anonymous(text, tmp_path, shard_root.parent)
     result = json.loads(text)
-    settings = {"recipes": ["steps"], "seeds": [1], "threads": 1, "device": "cpu", "plan": False, "turns": False}
+    settings = {"recipes": ["steps"], "seeds": [1], "threads": 1, "device": "cpu", "plan": False}
     assert result["settings"] == settings
     (run,) = result["runs"]
     assert [stage["res"] for stage in run["stages"]] == [epoch["res"] for epoch in run["epochs"]] == [32, 48]
@@ -239,28 +238,6 @@ def test_training_trains_and_writes_a_result_and_charts(
     assert show([str(tmp_path / "o.json"), "--charts", str(tmp_path / "q.html")]) == 0
     assert tables(result) in capsys.readouterr().out
     assert (tmp_path / "q.html").read_text() == (tmp_path / "p.html").read_text()
-
-
-@pytest.mark.slow
-def test_trainings_in_turns_alternate_to_the_end_and_report_a_failure(
-    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fixed, steps = tiny(tmp_path, "fixed", [(48, 3)]), tiny(tmp_path, "steps", [(32, 1), (48, 2)])
-    words = texts("--shards", shard_root, "--recipes", f"{fixed},{steps}", "--seeds", 0, "--turns", *CPU, "--out",
-                  tmp_path / "o.json")  # fmt: skip
-    assert training(words) == 0
-    assert "steps: epochs in turns" in capsys.readouterr().out
-    result = json.loads((tmp_path / "o.json").read_text())
-    against = result["summary"]["recipes"]["steps"]["against"]
-    assert (against["paired_epoch_ratio"]["n"], against["paired_epoch_ratio"]["epochs"]) == (1, 2)
-    for name, key in (("paired_epoch_ratio", "train_s"), ("paired_step_ratio", "final_step_image_s")):
-        of = {run["recipe"]: [epoch[key] for epoch in run["epochs"]][1:] for run in result["runs"]}  # not at 32 px
-        ratios = [a / b for a, b in zip(of["steps"], of["fixed"], strict=True)]
-        assert against[name]["raw"] == pytest.approx([np.prod(ratios) ** 0.5])
-    assert against["wall_ratio"] is None
-    fixed.write_text(fixed.read_text().replace("test_resnet", "no_such_net"))
-    assert training(words) == 2
-    assert "expected 0: resolute train: model: timm cannot build" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("module", "words", "message"), [

@@ -15,16 +15,13 @@ import numpy as np
 import pytest
 
 from resolute.benchmarks.training.__main__ import best_factors, main
-from resolute.benchmarks.training.runs import Side, _ends_turn, changed, figures, measure, train
-from resolute.benchmarks.training.summary import interval, summary, tables
+from resolute.benchmarks.training.runs import Side, changed, figures, measure, train
+from resolute.benchmarks.training.summary import summary, tables
 from resolute.errors import ResoluteError
-from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.plan.plan import Plan
 from resolute.train.planner.estimate import Forecast, StageForecast
 from resolute.train.planner.estimate import to_json as plan_to_json
 from resolute.train.planner.measure import Pace
 from resolute.train.recipe.schema import Recipe
-from resolute.train.recipe.stages import RecipeStage
 from tests import ROOT
 
 # 2 epochs of 150 images at 10 images/s, each validated in 5 s and saved in 0.5 s: 30 + 10 + 1 s, and 9 s to start
@@ -157,7 +154,6 @@ def test_figures_equal_those_of_the_log(tmp_path: Path) -> None:
     assert (second["switch_cost_s"], second["switch_slowest_ratio"]) == pytest.approx((2.0, 1.25))
     assert [epoch["res"] for epoch in result["epochs"]] == [32, 32, 64, 64]
     assert [epoch["top1"] for epoch in result["epochs"]] == [None, 0.5, None, 0.5]
-    assert [epoch["final_step_image_s"] for epoch in result["epochs"]] == [None, None, 0.4, 0.4]
     assert result["epochs"][0]["images_per_s"] == pytest.approx(8.0)
     lines = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "run.jsonl").write_text("".join(lines[:-1]))
@@ -237,32 +233,6 @@ def test_tables_show_every_recipe_and_what_it_missed(measured: tuple[Any, list[d
     assert "±" not in tables({"summary": result}).split("\n", 1)[1].split("against")[0]
 
 
-def test_a_ratio_has_the_interval_of_students_t_for_its_logarithm() -> None:
-    logs = np.array([0.02, -0.01, 0.0, 0.03, 0.01])
-    got = interval(np.exp(logs).tolist())
-    half = 2.7764 * logs.std(ddof=1) / 5**0.5  # t of four degrees of freedom, from a table
-    assert got["mean"] == pytest.approx(np.exp(0.01))
-    assert (got["low"], got["high"]) == pytest.approx((np.exp(0.01 - half), np.exp(0.01 + half)), rel=1e-4)
-    assert interval([1.0, 1.1]) == {"mean": pytest.approx(1.1**0.5), "low": None, "high": None, "n": 2}
-
-
-def test_only_a_resolved_ratio_of_steps_in_turns_meets_the_target(measured: tuple[Any, list[dict[str, Any]]]) -> None:
-    pair = [{**run, "wall_s": None, "curve": None} for run in measured[1] if run["recipe"] != "slow"][:2]
-    in_turns = [{**run, "seed": seed} for seed in range(4) for run in pair]
-    for ratios, meets in (((1.0, 1.0, 1.004, 1.0), True), ((1.0, 1.03, 0.97, 1.0), False)):
-        for number, run in enumerate(in_turns):
-            run["epochs"] = [  # the epochs of a seed scatter around its ratio
-                {**epoch, "res": 64,
-                 "final_step_image_s": 0.4 * (ratios[number // 2] * (1.1, 1 / 1.1)[k % 2] if number % 2 else 1)}
-                for k, epoch in enumerate(run["epochs"][:2])
-            ]  # fmt: skip
-        against = summary(in_turns)["recipes"]["steps"]["against"]
-        assert against["paired_step_ratio"]["raw"] == pytest.approx(ratios)
-        assert (against["paired_step_ratio"]["n"], against["paired_step_ratio"]["epochs"]) == (4, 8)
-        assert ("final step" in against["missed"]) != meets
-        assert against["wall_ratio"] is None
-
-
 @pytest.mark.parametrize(("top", "optim"), [
     ("", "[optim]\nlr = 0.2  # why\nclip_norm = 5.0\n"), ("seed=7  # why not\n", "[optim]\nclip_norm = 5.0\n"),
     ("seed = 7\n", ""),
@@ -334,7 +304,6 @@ def test_bad_arguments_are_reported_before_any_training(
         ([good, other], [], "no shards at 96 px"),
         ([good, good], [], "files of different names"),
         ([tmp_path / "none.toml"], [], "no readable recipe"),
-        ([good], ["--turns", "--plan"], "--turns: got --plan or --runs"),
         ([good], ["--seeds", "1,1"], "got 1,1, expected different whole numbers"),
         ([good], ["--threads", "0"], "at least 1"),
         ([good], ["--report"], "got one of them without --split, expected it; add --split"),
@@ -362,29 +331,10 @@ def test_a_failed_run_ends_the_benchmark_with_its_error(
     assert not (tmp_path / "o").exists()
 
 
-def test_turns_are_a_few_steps_or_a_validation(shard_set: ShardSet) -> None:
-    plan = Plan(shard_set, [RecipeStage(res=32, epochs=4, batch_size=4)], eval_batch_size=4)
-    turns: list[list[str]] = [[]]
-    for index in range(plan.total_batches):
-        spec = plan.batch(index)
-        turns[-1].append(spec.split)
-        if _ends_turn(spec):
-            turns.append([])
-    assert max(turn.count("train") for turn in turns) == 8
-    assert [turn for turn in turns if "val" in turn and turn[-1] != "val"] == []
-    assert sum("val" in turn for turn in turns) == 4  # no turn has two validations
-    assert turns.pop() == []  # nothing remains after the last validation
-    assert min(map(len, turns)) > 0
-
-
 def test_comparison_recipes_differ_only_in_the_named_property() -> None:
     def load(name: str) -> Recipe:
         return Recipe.load(RECIPES / f"{name}.toml")
 
-    fixed, progressive = load("turns_fixed224"), load("turns_progressive")
-    assert replace(fixed, stages=progressive.stages, name="turns_progressive") == progressive
-    assert fixed.total_epochs == progressive.total_epochs
-    assert {stage.res for stage in fixed.stages} == {224} == {progressive.stages[-1].res}
     fixed, progressive = load("fixed224"), load("progressive")
     assert replace(fixed, name="progressive", stages=progressive.stages, schedule=progressive.schedule,
                    freeze=progressive.freeze) == progressive  # fmt: skip
