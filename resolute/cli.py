@@ -23,7 +23,7 @@ from .errors import ResoluteError, as_typed, from_os_error
 if TYPE_CHECKING:
     from cyclopts import App
 
-__all__ = ["COMMANDS", "main", "run"]
+__all__ = ["COMMANDS", "main", "run", "wandb_hidden"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,12 +200,12 @@ def _command_name(words: Sequence[str]) -> str:
 
 def _load(place: str) -> Any:
     module, _, name = place.partition(":")
-    with _wandb_hidden():
+    with wandb_hidden():
         return getattr(importlib.import_module(f"{__package__}.{module}"), name)
 
 
 @contextlib.contextmanager
-def _wandb_hidden() -> Iterator[None]:
+def wandb_hidden() -> Iterator[None]:
     """timm imports wandb where it is installed, which takes seconds, for functions that are not called here."""
     if "wandb" in sys.modules:
         yield

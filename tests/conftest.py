@@ -35,10 +35,13 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` without a GPU: they run CUDA kernels (JPEG decoder, resize, float16 batches).
+    """Order the tests, and skip those marked `gpu` without a GPU: they run CUDA kernels (JPEG decoder, resize, …).
 
     Tests marked `timing`, and no others, are repeated once if they fail: a repetition elsewhere would hide a race.
     """
+    # files with long tests first, so that no worker ends with one while the others have nothing left
+    with_long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in with_long)
     skip = pytest.mark.skip(reason="no NVIDIA GPU here; tests/pipeline/graph runs the same graph and kernels on a CPU")
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():

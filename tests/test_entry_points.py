@@ -99,10 +99,10 @@ def test_file_names_are_utf8_in_every_locale(tmp_path: Path) -> None:
 def test_wandb_is_hidden_while_a_command_is_loaded_and_not_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """timm imports it where it is installed, which takes seconds."""
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
-    with cli._wandb_hidden(), pytest.raises(ImportError):
+    with cli.wandb_hidden(), pytest.raises(ImportError):
         importlib.import_module("wandb")
     assert "wandb" not in sys.modules
     monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
-    with cli._wandb_hidden():
+    with cli.wandb_hidden():
         importlib.import_module("wandb")  # what is loaded stays
     assert "wandb" in sys.modules

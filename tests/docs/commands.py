@@ -21,6 +21,8 @@ LEFT_OUT = {
     ("", "make bench .*"): "takes 90 s by design; tests/benchmarks/test_programs.py runs it on tiny data",
     ("", r"python -m resolute.benchmarks\.\w+"): "writes into the checkout; tests/docs/test_figures.py compares",
     ("docs/planning.md", "make train RECIPE=mine.toml .*"): "trains for the whole budget of eleven minutes",
+    ("docs/planning.md", "make plan RECIPE=base.toml SHARDS=shards BUDGET=11m"): "as the next, which writes a recipe",
+    ("docs/training.md", "make plan .*"): "as in docs/planning.md",
 }  # fmt: skip
 
 

@@ -2,11 +2,14 @@
 
 import nvidia.dali.fn
 import safetensors.torch
-import timm
 import torch
 
-import resolute.benchmarks.loader
 import resolute.cli
+
+with resolute.cli.wandb_hidden():
+    import timm
+
+import resolute.benchmarks.loader
 import resolute.pipeline.loader.loader
 import resolute.prep.build
 import resolute.prep.commands
