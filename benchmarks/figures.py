@@ -162,7 +162,7 @@ def results() -> str:
     """README's table: comparisons by wall time."""
     switch = _switch_ms()
     rates = [rates["loaders"] for rates in _read("peers")["loader"]["res"]]
-    prep = {tool: statistics.mean(took["seconds"]) for tool, took in _read("prep-peers")["seconds"].items()}
+    prep = {tool: statistics.mean(took["seconds"]) for tool, took in _read("prep-8165")["seconds"].items()}
 
     def images_per_s(loader: str) -> str:
         return ", ".join(_count(rate[loader]["images_per_s"]["median"]) for rate in rates)
@@ -178,9 +178,8 @@ def results() -> str:
             ("loading 128, 160, 224 px alone, images/s", images_per_s("ours"),
              f"{images_per_s('ffcv')} with FFCV's JPEGs, {images_per_s('ffcv-raw')} with its raw pixels; "
              f"{images_per_s('v2')} with a DataLoader", _file("peers")),
-            (f"{_count(_read('prep-peers')['images'])} photos to three sizes", f"{prep['prep']:.0f} s",
-             f"{prep['pillow, bicubic']:.0f} s with bicubic Pillow and webdataset, {prep['img2dataset, 3 runs']:.0f} s "
-             "with img2dataset", _file("prep-peers")),
+            (f"{_count(_read('prep-8165')['images'])} photos to three sizes", f"{prep['prep']:.0f} s",
+             f"{prep['pillow, bicubic']:.0f} s with bicubic Pillow and webdataset", _file("prep-8165")),
         ],
     )  # fmt: skip
 
@@ -246,8 +245,7 @@ _OLD, _NEW, *_OTHERS = [
     _Row("imagenette_cpu", "imagenette-small", "imagenette-small-seeds"),
     _Row("imagenette_cpu_whole", "imagenette-whole", "imagenette-whole-seeds"),
 ]
-_BOARD = [_Row(recipe, "imagenette-board", "imagenette-board")
-          for recipe in ("imagenette_cpu_quick", "imagenette_20_epochs")]  # fmt: skip
+_BOARD = _Row("imagenette_cpu_quick", "imagenette-board", "imagenette-board")
 
 
 def imagenette() -> str:
@@ -263,10 +261,12 @@ def imagenette() -> str:
 
 def board() -> str:
     """Imagenette by the rules of its board for 128 px."""
-    rows = [(f"`{row.recipe}.toml`", *row.photos, row.length, row.top1(), row.top1("top1"), f"{row.wall_s / 60:.1f} min",
-             row.files) for row in _BOARD]  # fmt: skip
-    return _table(("recipe", "training photos", "validated on", "length", "top-1, averaged weights ± standard error",
-                   "last weights", "whole command, median", "file"), rows)  # fmt: skip
+    photos, held_out = _BOARD.photos
+    return (
+        f"`{_BOARD.recipe}.toml`, {_BOARD.length}: top-1 {_BOARD.top1()} with averaged weights, {_BOARD.top1('top1')} "
+        f"with the last ones, on {held_out} photos after training on {photos}, in {_BOARD.wall_s / 60:.1f} min "
+        f"({_processor('imagenette-board')} without bf16, median of whole commands, {_BOARD.files})."
+    )
 
 
 # {name in techniques.json: description}, in the order of the table's rows
@@ -415,10 +415,10 @@ def gpu() -> str:
 
 
 def prep() -> str:
-    """Prep beside a loop of Pillow and webdataset's ShardWriter."""
+    """Prep beside other converters."""
     from .prep.__main__ import FEW
 
-    result = _read("prep-peers")
+    result = _read("prep-8165")
 
     def rates(tool: str) -> tuple[str, str]:
         seconds = result["seconds"][tool]
@@ -436,7 +436,6 @@ def prep() -> str:
              f"{lowest('bicubic')} to bicubic, {lowest('lanczos')} to Lanczos"),
             ("Pillow Lanczos + webdataset ShardWriter, one pass", *rates("pillow + ShardWriter"), ""),
             ("Pillow bicubic + webdataset ShardWriter, one pass", *rates("pillow, bicubic"), ""),
-            ("img2dataset 1.47, three runs", *rates("img2dataset, 3 runs"), ""),
         ],
     )  # fmt: skip
 
