@@ -83,7 +83,7 @@ def headline(settings: Settings, values: dict[str, dict[str, Any]]) -> str:
         if f"{res} plain" in loader and str(res) in training:
             alone = loader[f"{res} plain"]
             model = training[str(res)]["images_per_s"]["synthetic"]["median"]
-            parts.append(f"{alone['images_per_s'] / model:.1f} at {res} px ({alone['cores']:.0f} cores)")
+            parts.append(f"{alone['images_per_s'] / model:.1f} at {res} px ({alone['cores']:.1f} cores)")
     if not parts:
         return ""
     return (f"Images that the loader delivers for each image that {settings.model} trains on: {', '.join(parts)}; "

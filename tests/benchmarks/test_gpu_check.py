@@ -221,7 +221,7 @@ def test_the_headline_compares_the_loader_with_the_model() -> None:
     values = {"loader": {"128 plain": {"images_per_s": 3000.0, "cores": 12.2}},
               "training": {"128": {"images_per_s": {"synthetic": {"median": 1000.0}}}}}  # fmt: skip
     assert headline(settings, values) == (
-        "Images that the loader delivers for each image that resnet50 trains on: 3.0 at 128 px (12 cores); batches of "
-        "1024, 16 loader threads."
+        "Images that the loader delivers for each image that resnet50 trains on: 3.0 at 128 px (12.2 cores); batches "
+        "of 1024, 16 loader threads."
     )
     assert headline(settings, {"loader": values["loader"]}) == ""

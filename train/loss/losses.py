@@ -1,6 +1,7 @@
 """Losses per sample, for each kind of target, mixed (mixup, cutmix) and smoothed.
 
-Every loss is linear in the target, except with `threshold`: mixing targets is the same as mixing losses.
+The losses of classes and labels are linear in the target, except with `threshold`: mixing targets is the same as mixing
+losses.
 """
 
 from __future__ import annotations
