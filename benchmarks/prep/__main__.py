@@ -53,7 +53,7 @@ from .pixels import measure_psnr
 WORKERS = 2
 QUALITY = 90
 FEW = 32
-COMPARED = 200  # photos whose pixels are compared, at most: it takes 0.4 s a photo
+COMPARED = 200  # photos whose pixels are compared, at most, since a comparison takes longer than a conversion
 OURS = "prep"
 BEFORE = "the commit before"
 _PR_SET_CHILD_SUBREAPER = 36  # Source: prctl(2)

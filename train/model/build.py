@@ -91,8 +91,8 @@ def size_options(model: Model, resolutions: Collection[int]) -> dict[str, Any]:
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             timm.create_model(model.name, **model.kwargs, dynamic_img_size=True)
-    # why: TypeError: the model has no such argument. The others: its constructor reads values of tensors, which
-    # the meta device lacks; it is then built without the argument, and the warm-up tries the resolutions for real
+    # why: TypeError: the model has no such argument. The others: its constructor reads values of tensors, which the
+    # meta device lacks; it is then built without the argument, where any real mistake is reported
     except (NotImplementedError, RuntimeError, TypeError):
         return {}
     return {"dynamic_img_size": True}
