@@ -63,7 +63,7 @@ def _processor(name: str) -> str:
 
 # ---- whole trainings -----------------------------------------------------------------------------------------------
 
-# progressive against fixed size: result files, and their photos in words; the first is in README's first sentence
+# progressive against fixed size: result files, and their photos in words; the first is in README's table
 _HALVES = {"half-imagenette": "Imagenette", "half-imagenette-more": "Imagenette, other photos",
            "half-clothing": "clothing"}  # fmt: skip
 _TRAINING = next(iter(_HALVES))
@@ -162,7 +162,8 @@ def results() -> str:
     """README's table: comparisons by wall time."""
     switch = _switch_ms()
     rates = [rates["loaders"] for rates in _read("peers")["loader"]["res"]]
-    prep = {tool: statistics.mean(took["seconds"]) for tool, took in _read("prep-8165")["seconds"].items()}
+    photos = _count(_read(_TRAINING)["shards"]["progressive"]["train_samples"])
+    prep = {tool: statistics.mean(took["seconds"]) for tool, took in _read("prep")["seconds"].items()}
 
     def images_per_s(loader: str) -> str:
         return ", ".join(_count(rate[loader]["images_per_s"]["median"]) for rate in rates)
@@ -170,16 +171,19 @@ def results() -> str:
     return _table(
         ("measurement", "Resolute", "beside it", "file"),
         [
-            (f"Imagenette, {_NEW.photos[0]} photos, {_NEW.length}", f"{_NEW.wall_s / 60:.1f} min, top-1 {_NEW.top1()}",
-             f"{_OLD.wall_s / 60:.1f} min, {_OLD.top1()}: the recipe before, {_OLD.length}", _NEW.files),
+            (f"Imagenette, {photos} photos, 12 epochs, tiny ResNet, top-1", *(
+                f"{side['wall_s']['median']:.0f} s, {_percent(side['final_top1'])} %{end}"
+                for side, end in zip(_sides(_TRAINING), ("", " with all epochs at 224 px"), strict=True)),
+             _file(_TRAINING)),
             ("time lost at 128 → 160 and 160 → 224 px, batches of 64", f"{switch['ours']} ms",
              f"{switch['pillow']} ms with a rebuilt DataLoader, {switch['v2-sized']} ms with a persistent one",
              _file("peers-switch")),
             ("loading 128, 160, 224 px alone, images/s", images_per_s("ours"),
              f"{images_per_s('ffcv')} with FFCV's JPEGs, {images_per_s('ffcv-raw')} with its raw pixels; "
              f"{images_per_s('v2')} with a DataLoader", _file("peers")),
-            (f"{_count(_read('prep-8165')['images'])} photos to three sizes", f"{prep['prep']:.0f} s",
-             f"{prep['pillow, bicubic']:.0f} s with bicubic Pillow and webdataset", _file("prep-8165")),
+            (f"{_count(_read('prep')['images'])} photos to three sizes", f"{prep['prep']:.0f} s",
+             f"{prep['pillow, bicubic']:.0f} s with bicubic Pillow and webdataset, "
+             f"{prep['img2dataset, 3 runs']:.0f} s with img2dataset", _file("prep")),
         ],
     )  # fmt: skip
 
@@ -245,7 +249,10 @@ _OLD, _NEW, *_OTHERS = [
     _Row("imagenette_cpu", "imagenette-small", "imagenette-small-seeds"),
     _Row("imagenette_cpu_whole", "imagenette-whole", "imagenette-whole-seeds"),
 ]
-_BOARD = _Row("imagenette_cpu_quick", "imagenette-board", "imagenette-board")
+_BOARD = [
+    _Row("imagenette_cpu_quick", "imagenette-board", "imagenette-board"),
+    _Row("imagenette_20_epochs", "imagenette-board-20", "imagenette-board-20"),
+]
 
 
 def imagenette() -> str:
@@ -261,12 +268,10 @@ def imagenette() -> str:
 
 def board() -> str:
     """Imagenette by the rules of its board for 128 px."""
-    photos, held_out = _BOARD.photos
-    return (
-        f"`{_BOARD.recipe}.toml`, {_BOARD.length}: top-1 {_BOARD.top1()} with averaged weights, {_BOARD.top1('top1')} "
-        f"with the last ones, on {held_out} photos after training on {photos}, in {_BOARD.wall_s / 60:.1f} min "
-        f"({_processor('imagenette-board')} without bf16, median of whole commands, {_BOARD.files})."
-    )
+    rows = [(f"`{row.recipe}.toml`", row.length, *row.photos, row.top1(), row.top1("top1"),
+             f"{row.wall_s / 60:.1f} min", row.files) for row in _BOARD]  # fmt: skip
+    return _table(("recipe", "length", "training photos", "validated on", "top-1, averaged weights ± standard error",
+                   "last weights", "whole command, median", "file"), rows)  # fmt: skip
 
 
 # {name in techniques.json: description}, in the order of the table's rows
@@ -418,7 +423,7 @@ def prep() -> str:
     """Prep beside other converters."""
     from .prep.__main__ import FEW
 
-    result = _read("prep-8165")
+    result = _read("prep")
 
     def rates(tool: str) -> tuple[str, str]:
         seconds = result["seconds"][tool]
@@ -436,6 +441,7 @@ def prep() -> str:
              f"{lowest('bicubic')} to bicubic, {lowest('lanczos')} to Lanczos"),
             ("Pillow Lanczos + webdataset ShardWriter, one pass", *rates("pillow + ShardWriter"), ""),
             ("Pillow bicubic + webdataset ShardWriter, one pass", *rates("pillow, bicubic"), ""),
+            (f"img2dataset {result['versions']['img2dataset']}, once per size", *rates("img2dataset, 3 runs"), ""),
         ],
     )  # fmt: skip
 

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from resolute import cli
 from tests import ROOT
 from tests.conftest import make_photos
 from tests.support.trees import tree
-
-# examples to copy, programs that only other programs start, and a loop without any of our code
-NO_COMMANDS = {*(f"pipeline/examples/{name}.py" for name in ("accelerate_loop", "lightning_loop", "plain", "start",
-               "timm_loop", "transformers_loop")), "benchmarks/loaders/child.py", "benchmarks/storage/object_store.py",
-               "resolute/cuda_stack.py", "train/inference/exported_predict.py"}  # fmt: skip
-
-
-def test_entry_points_are_guarded_before_their_imports() -> None:
-    paths = [path for package in ("pipeline", "prep", "train", "benchmarks") for path in (ROOT / package).rglob("*.py")
-             if '__name__ == "__main__"' in path.read_text() and str(path.relative_to(ROOT)) not in NO_COMMANDS]
-    assert len(paths) > 5
-    for path in paths:
-        statements = [node for node in ast.parse(path.read_text()).body if not isinstance(node, ast.Expr)]
-        assert ast.unparse(statements[0]) == "from __future__ import annotations", path
-        assert "guard_process()" in ast.unparse(statements[1]), path
-        assert "run_main(" in ast.unparse(statements[-1]), path
 
 
 @pytest.mark.parametrize("words", [
@@ -94,15 +74,3 @@ def test_file_names_are_utf8_in_every_locale(tmp_path: Path) -> None:
         assert f"{out}: 19 images" in done.stdout
         sets.append(tree(out))
     assert sets[0] == sets[1]
-
-
-def test_wandb_is_hidden_while_a_command_is_loaded_and_not_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """timm imports it where it is installed, which takes seconds."""
-    monkeypatch.delitem(sys.modules, "wandb", raising=False)
-    with cli.wandb_hidden(), pytest.raises(ImportError):
-        importlib.import_module("wandb")
-    assert "wandb" not in sys.modules
-    monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
-    with cli.wandb_hidden():
-        importlib.import_module("wandb")  # what is loaded stays
-    assert "wandb" in sys.modules

@@ -146,12 +146,6 @@ def test_the_locked_versions_lie_in_the_ranges_of_the_project(stack: str) -> Non
     assert {"torch", "torchvision", f"nvidia-dali-{stack}0", *decoders[stack]} <= set(pins)
 
 
-def test_only_cuda_packages_differ_between_the_locks() -> None:
-    pins = [set((ROOT / "locks" / f"{stack}.txt").read_text().splitlines()[2:]) for stack in STACKS]
-    names = {re.split("[-=]", line)[0] for line in pins[0] ^ pins[1]}
-    assert names <= {"nvidia", "cuda", "torch", "torchvision", "triton", "numpy"}
-
-
 @pytest.mark.parametrize(("code", "message"), [
     ("sys.platform = 'darwin'; import resolute",
      "ImportError: resolute: runs on Linux only, as NVIDIA DALI does, got darwin; on Windows, use WSL 2\n"),

@@ -1,16 +1,16 @@
 """Measures photos per second of prep and of other converters, and the PSNR of prep's pixels.
 
     python -m resolute.benchmarks.prep --src photos/train [--res 128,160,224] [--rounds 3] [--copies 10]
-                              [--shard-samples 4096] [--img2dataset /path/to/python] [--before /path/to/checkout]
+                              [--shard-samples 4096] [--img2dataset /path/to/python]
 
 All JPEGs of a folder of class folders, in a few copies, are converted to shards of all sizes with two processes by
-`resolute shards`, by Pillow's Lanczos or bicubic + `webdataset.ShardWriter`, by `resolute shards` of an earlier commit,
-and by img2dataset, run once per size (in a separate environment, as it pins an old webdataset; it reads `file://`
-URLs). Each copy is a file of its own with other bytes and of another size, as different photos have: it has a comment,
-before the first segment of the JPEG. Each round times the complete commands one after another; prep also hashes photos
-and shards and syncs them to disk. A tool's start-up time (imports, compilation) is its time for 32 images; `steady`
-images/s exclude it for all tools. "no-op" is prep on the finished set. CPU seconds are those of the command and of all
-its processes. One untimed round fills the page cache.
+`resolute shards`, by Pillow's Lanczos or bicubic + `webdataset.ShardWriter`, and by img2dataset, run once per size (in
+a separate environment, as it pins an old webdataset; it reads `file://` URLs). Each copy is a file of its own with
+other bytes and of another size, as different photos have: it has a comment, before the first segment of the JPEG. Each
+round times the complete commands one after another; prep also hashes photos and shards and syncs them to disk. A tool's
+start-up time (imports, compilation) is its time for 32 images; `steady` images/s exclude it for all tools. "no-op" is
+prep on the finished set. CPU seconds are those of the command and of all its processes. One untimed round fills the
+page cache.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ QUALITY = 90
 FEW = 32
 COMPARED = 200  # photos whose pixels are compared, at most, since a comparison takes longer than a conversion
 OURS = "prep"
-BEFORE = "the commit before"
 _PR_SET_CHILD_SUBREAPER = 36  # Source: prctl(2)
 IMG2DATASET = """
 import sys
@@ -86,20 +85,19 @@ def copy_photos(src: Path, copies: int, root: Path) -> list[Path]:
     return made
 
 
-def _run(words: Sequence[object], folder: Path | None = None) -> None:
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False, cwd=folder)
+def _run(words: Sequence[object]) -> str:
+    """The output of a command."""
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{words[0]}: exit status {done.returncode}: {(done.stderr or done.stdout)[-800:]}")
+    return done.stdout
 
 
-def run_ours(
-    src: Path, out: Path, resolutions: Sequence[int], shard_samples: int, checkout: Path | None = None
-) -> None:
-    """`resolute shards` of this checkout, or of another one."""
+def run_ours(src: Path, out: Path, resolutions: Sequence[int], shard_samples: int) -> None:
     words = ["--src", src, "--out", out, "--res", ",".join(map(str, resolutions)), "--val-frac", "0.01",
              "--shard-samples", shard_samples]  # fmt: skip
     more = ["--quality", QUALITY, "--workers", WORKERS, "--max-bad", "1"]
-    _run([sys.executable, "-m", "resolute", "shards", *words, *more], checkout)
+    _run([sys.executable, "-m", "resolute", "shards", *words, *more])
 
 
 def run_pillow(src: Path, out: Path, short_sides: Sequence[int], filter: Image.Resampling) -> None:
@@ -171,14 +169,13 @@ def measure(
 ) -> dict[str, dict[str, list[float]]]:
     """{tool: {"seconds" and "cpu_seconds": a value per round, "few_seconds": the same for `FEW` images}}.
 
-    For both commits of prep also "noop_seconds": on the finished set of `FEW` images.
+    For prep also "noop_seconds": on the finished set of `FEW` images.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # why: the CPU time of orphans counts too
     results: dict[str, dict[str, list[float]]] = {
         name: {what: [] for what in ("seconds", "cpu_seconds", "few_seconds")} for name in tools
     }
-    for name in {OURS, BEFORE} & tools.keys():
-        results[name]["noop_seconds"] = []
+    results[OURS]["noop_seconds"] = []
     out = root / "out"
     for number in range(rounds + 1):
         for name, tool in tools.items():
@@ -202,7 +199,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--copies", type=int, default=10, help="copies of every image (default: %(default)s)")
     parser.add_argument("--shard-samples", type=int, default=4096, help="of prep (default: %(default)s)")
     parser.add_argument("--img2dataset", type=Path, metavar="PYTHON", help="Python interpreter with img2dataset")
-    parser.add_argument("--before", type=Path, metavar="FOLDER", help="a checkout of an earlier commit")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/prep.json"), help="JSON to write")
     return command(parser, _measure_all, argv)
 
@@ -224,11 +220,9 @@ def _measure_all(args: argparse.Namespace) -> None:
             "pillow + ShardWriter": lambda src, out: run_pillow(src, out, sides, Image.Resampling.LANCZOS),
             "pillow, bicubic": lambda src, out: run_pillow(src, out, sides, Image.Resampling.BICUBIC),
         }
-        if args.before:
-            tools[BEFORE] = lambda src, out: run_ours(
-                src, out, resolutions, args.shard_samples, args.before
-            )
         if args.img2dataset:
+            code = "from importlib.metadata import version; print(version('img2dataset'))"
+            result["versions"]["img2dataset"] = _run([args.img2dataset, "-c", code]).strip()
             tools[f"img2dataset, {len(sides)} runs"] = lambda src, out: run_img2dataset(
                 args.img2dataset, src, out, sides
             )
@@ -258,9 +252,7 @@ def report(result: dict[str, Any]) -> None:
             f"{cpu_ms:5.2f} ms per image; ours {total_s / statistics.median(seconds[OURS]['seconds']):.2f}x, steady "
             f"{steady[OURS] / steady[name]:.2f}x"
         )
-    for name, values in seconds.items():
-        if "noop_seconds" in values:
-            print(f"  {name} with nothing to do {statistics.median(values['noop_seconds']):.2f} s")
+    print(f"  {OURS} with nothing to do {statistics.median(seconds[OURS]['noop_seconds']):.2f} s")
     for side in result["short_sides"]:
         psnr = ", ".join(
             f"{means[side]:.2f} dB to {name}" for name, means in result["psnr_db"].items() if side in means

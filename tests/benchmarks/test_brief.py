@@ -1,8 +1,7 @@
-"""The short benchmark: its sentence and its page follow from its figures, and it keeps to its time."""
+"""The short benchmark: its sentence follows from its figures, and it keeps to its time."""
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -37,28 +36,9 @@ def test_the_cost_of_a_change_is_that_of_the_worst_in_steady_steps() -> None:
     assert figures.training[224][0] == pytest.approx(32 / 0.06, rel=0.02)
 
 
-def test_the_page_has_the_charts_and_the_warnings_that_apply() -> None:
-    result = bench_result()
-    text = brief.page(result).decode()
-    assert "some &lt;photos&gt;" in text
-    assert "Loader and model share the cores: at 224 px" in text
-    assert "repeat it on a quiet machine" in text
-    rates, steps = map(json.loads, re.findall(r'application/json">(.+?)</script>', text))
-    assert [series["y"] for series in rates["series"]][:2] == [[2000, 1500, 900], pytest.approx([667, 500, 300], abs=1)]
-    assert [len(series["y"]) for series in steps["series"]] == [90, 90]
-    result["machine"]["load_before"], result["settings"]["device"] = 0.0, "cuda"
-    assert not re.search("share the cores|quiet machine", brief.page(result).decode())
-    # training is compared with the model alone at the same batch size only
-    result = bench_result()
-    result["steps"]["batch_size"] //= 2
-    assert "share the cores" not in brief.page(result).decode()
-
-
 @pytest.mark.parametrize(("sample_s", "workers", "expected"), [
     (1e-4, 2, (60, 64)),  # a fast model: as many steps as are drawn
-    (0.015, 2, (14, 64)),  # as few as a cost can be computed from
-    (0.05, 2, (14, 19)),  # smaller batches
-    (0.01, 16, (48, 28)),
+    (0.05, 2, (14, 19)),  # as few as a cost can be computed from, and smaller batches
     (100.0, 2, (14, 2)),
 ])  # fmt: skip
 def test_training_across_the_changes_keeps_to_its_time(

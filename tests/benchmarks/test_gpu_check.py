@@ -15,7 +15,7 @@ import pytest
 
 from resolute.benchmarks.gpu_check import check as command
 from resolute.benchmarks.gpu_check import correctness
-from resolute.benchmarks.gpu_check.check import headline, overall, run_part
+from resolute.benchmarks.gpu_check.check import run_part
 from resolute.benchmarks.gpu_check.parts import PARTS, run
 from resolute.benchmarks.gpu_check.result import Part, Report, Result, Settings
 from resolute.benchmarks.gpu_check.speed import busy_and_gaps, overlap, switch_costs
@@ -85,14 +85,12 @@ def loaded(part: Part, folder: Path, done: Ended | None = None) -> Result:
 
 
 @pytest.mark.parametrize(("code", "words"), [
-    ("import time; time.sleep(60)", "no result after 1 s; last line of pixels.log: no output"),
     ("raise SystemExit('no such GPU')", "ended with status 1; last line of pixels.log: no such GPU"),
-    ("import os; os.abort()", "ended by SIGABRT"),
     ("print('done')", "wrote no result; last line of pixels.log: done"),
 ])  # fmt: skip
-def test_a_hang_or_crash_of_a_part_is_its_verdict(tmp_path: Path, code: str, words: str) -> None:
+def test_a_part_that_ends_without_a_result_has_failed(tmp_path: Path, code: str, words: str) -> None:
     (tmp_path / "pixels.json").write_text('{"verdict": "passed", "summary": "of an earlier check"}')
-    result = run_part(PART, tmp_path, limit_s=1 if "sleep" in code else 20, words=[sys.executable, "-c", code])
+    result = run_part(PART, tmp_path, limit_s=20, words=[sys.executable, "-c", code])
     assert result.verdict == "failed"
     assert result.summary.startswith(words)
 
@@ -184,12 +182,6 @@ def test_parts_that_could_not_begin_in_time_are_skipped(tmp_path: Path, shard_ro
     assert "2 skipped" in (tmp_path / "out/report.html").read_text()
 
 
-def test_the_verdict_is_failed_if_any_part_is() -> None:
-    passed, skipped, failed = (Result(verdict=v, summary="") for v in ("passed", "skipped", "failed"))  # type: ignore[arg-type]
-    assert overall([passed, skipped]) == ("passed", "1 passed, 0 failed, 1 skipped")
-    assert overall([passed, failed, passed]) == ("failed", "2 passed, 1 failed, 0 skipped")
-
-
 def test_gaps_are_where_no_span_is() -> None:
     spans = [(0.0, 400.0), (100.0, 500.0), (700.0, 800.0), (850.0, 1000.0)]  # gaps of 200 and 50 us
     busy, gaps = busy_and_gaps(reversed(spans))
@@ -213,15 +205,3 @@ def test_averaging_overlaps_where_other_kernels_run_meanwhile() -> None:
     kernels = [("conv", 0.0, 10.0), ("ncclAllReduce", 5.0, 15.0), ("conv", 6.0, 12.0), ("ncclAllReduce", 20.0, 30.0)]
     assert overlap(kernels) == (12.0 - 5.0) / 20.0
     assert overlap(kernels[:1]) is None
-
-
-def test_the_headline_compares_the_loader_with_the_model() -> None:
-    settings = Settings.for_device("cuda", folder=Path("x"), shards="x", threads=16, memory_gib=140)
-    assert settings.train_batch_size == 1024
-    values = {"loader": {"128 plain": {"images_per_s": 3000.0, "cores": 12.2}},
-              "training": {"128": {"images_per_s": {"synthetic": {"median": 1000.0}}}}}  # fmt: skip
-    assert headline(settings, values) == (
-        "Images that the loader delivers for each image that resnet50 trains on: 3.0 at 128 px (12.2 cores); batches "
-        "of 1024, 16 loader threads."
-    )
-    assert headline(settings, {"loader": values["loader"]}) == ""

@@ -1,16 +1,11 @@
-"""The loaders of the benchmarks: every one gets the same images and does the same work, on the same cores."""
+"""The loaders of the benchmarks: every one gets the same images and does the same work."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-import itertools
 import math
-import multiprocessing
-import os
-import subprocess
 import tarfile
-import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -24,16 +19,14 @@ import torch
 from resolute.benchmarks.loader import SAME_DB, psnr_db, reference
 from resolute.benchmarks.loaders.dataloader import stored_images
 from resolute.benchmarks.loaders.job import MEAN, STD, Job
-from resolute.benchmarks.loaders.ours import full_batches, training_plan
 from resolute.benchmarks.loaders.registry import LOADERS
 from resolute.benchmarks.loaders.run import Runner, available
-from resolute.benchmarks.loaders.tars import Tars, endless
+from resolute.benchmarks.loaders.tars import Tars
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.reader import Reader
 from resolute.pipeline.plan.stage import Augment
 
-FFCV_PYTHON = os.environ.get("FFCV_PYTHON")
 HERE = [name for name, loader in LOADERS.items() if loader.module != "ffcv"]
 # torchvision 0.29 warns about its own decoder
 pytestmark = pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities:DeprecationWarning")
@@ -45,7 +38,7 @@ def job(shard_root: Path, tmp_path: Path) -> Job:
 
 
 def runner(job: Job, name: str, **settings: Any) -> Runner:
-    return Runner(job=job, loaders=(name,), rounds=1, ffcv_python=FFCV_PYTHON, **settings)
+    return Runner(job=job, loaders=(name,), rounds=1, **settings)
 
 
 def stream(name: str, job: Job) -> Any:
@@ -69,14 +62,6 @@ def test_images_are_the_members_of_the_tars_in_order_for_every_way_to_read_them(
         assert all(jpeg.tobytes().startswith(stored.jpeg(i)) for i, jpeg in zip(ids, read.images, strict=True))
 
 
-def test_an_endless_epoch_is_a_sequence_of_permutations() -> None:
-    for samples, total in ((7, 3), (7, 30), (1, 5)):
-        order = list(itertools.islice(endless(samples, seed=1), total))
-        for start in range(0, total - samples + 1, samples):
-            assert sorted(order[start : start + samples]) == list(range(samples))
-        assert len(set(order[:samples])) == min(samples, total)
-
-
 def test_all_loaders_use_the_default_crop_and_flip(job: Job) -> None:
     default = Augment()
     assert (job.scale, job.ratio, job.flip_prob) == (default.scale, default.ratio, default.flip_prob)
@@ -98,27 +83,6 @@ def test_every_loader_delivers_the_same_kind_of_batches(job: Job, name: str) -> 
     assert values.max() <= high
     assert -1.2 < values.mean() < 0.2
     assert 0.4 < values.std() < 1.3
-
-
-@pytest.mark.parametrize("name", ["ours", "pillow"])
-def test_a_loader_closed_early_leaves_no_threads_or_processes(job: Job, name: str) -> None:
-    before = set(threading.enumerate())
-    with stream(name, replace(job, batches=50, workers=2)) as batches:
-        next(batches)
-    assert multiprocessing.active_children() == []
-    for thread in set(threading.enumerate()) - before:
-        thread.join(timeout=20)  # torch's queue feeders end a moment after their queue is closed
-    assert set(threading.enumerate()) <= before
-
-
-@pytest.mark.parametrize(("batches", "batch_size"), [(1, 75), (7, 64), (30, 10), (200, 2)])
-def test_stages_have_enough_batches_and_only_full_ones(shard_set: ShardSet, batches: int, batch_size: int) -> None:
-    plan = training_plan(shard_set, [full_batches(shard_set, 32, batches=batches, batch_size=batch_size)])
-    assert batches <= plan.total_batches < batches + len(plan.phases)
-    for each in plan.phases:
-        assert {end - start for _, start, end in map(each.batch_at, range(each.batches))} == {batch_size}
-    with pytest.raises(ResoluteError, match="got 75 training samples, expected a full batch of 76"):
-        full_batches(shard_set, 32, batches=1, batch_size=76)
 
 
 @pytest.mark.parametrize("name", [name for name in HERE if LOADERS[name].has_crops])
@@ -151,22 +115,6 @@ def test_a_failing_loader_is_reported_in_one_line(job: Job, monkeypatch: pytest.
         runner(job, "v2").run("v2", task="rate", resolutions=(32,))
 
 
-def test_every_loader_runs_on_the_same_cores(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed: list[set[int]] = []
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 3, 5})
-    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: allowed.append(set(cores)))
-
-    def started(*words: Any, preexec_fn: Any, **settings: Any) -> Any:
-        preexec_fn()
-        return SimpleNamespace(returncode=0, stdout="{}")
-
-    monkeypatch.setattr(subprocess, "run", started)
-    for cores in (2, 0):
-        for name in ("ours", "pillow"):
-            assert runner(job, name, cores=cores).run(name) == {}
-    assert allowed == [{3, 5}] * 2
-
-
 def test_ffcv_without_an_interpreter_is_left_out_or_refused() -> None:
     args: Any = SimpleNamespace(only=None, ffcv_python=None)
     names, left_out = available(args, rates=True)
@@ -176,13 +124,3 @@ def test_ffcv_without_an_interpreter_is_left_out_or_refused() -> None:
     args.only = "ffcv"
     with pytest.raises(ResoluteError, match="--only ffcv: got no interpreter"):
         available(args, rates=True)
-
-
-@pytest.mark.skipif(not FFCV_PYTHON, reason="FFCV_PYTHON names no interpreter that has FFCV")
-def test_ffcv_reads_the_same_bytes_and_changes_its_resolution(job: Job) -> None:
-    ffcv = runner(job, "ffcv")
-    prepared = ffcv.run("ffcv", task="prepare")
-    assert prepared["res"]["32"]["jpeg_bytes"] == Tars(job.shards, 32).mean_bytes
-    assert prepared["versions"]["ffcv"] == "1.0.2"
-    times = ffcv.run("ffcv-output-size", task="clock", batches=4)
-    assert [len(stage) for stage in times] == [4, 4]

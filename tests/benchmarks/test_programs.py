@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import platform
@@ -18,11 +17,10 @@ from typing import Any
 import pytest
 
 from resolute.benchmarks import brief, change, loader
-from resolute.benchmarks.cli import Parser, command
 from resolute.benchmarks.loader import SAME_DB
 from resolute.benchmarks.loaders import run as loaders
 from resolute.benchmarks.loaders.registry import LOADERS
-from resolute.benchmarks.record import RESULTS, commit, header, results_page
+from resolute.benchmarks.record import RESULTS, commit, results_page
 from resolute.benchmarks.setting import default_file
 from resolute.benchmarks.storage.__main__ import main as storage
 from resolute.benchmarks.training.__main__ import main as training
@@ -97,11 +95,8 @@ def test_bench_all_measures_every_part_resolution_and_loader_in_rounds(
         for runs in consumer["batch_s"].values():
             assert [[len(stage) >= 30 for stage in run] for run in runs] == [[True] * 2] * 2
     summaries = [value for value in walk(result) if isinstance(value, dict) and "raw" in value]
-    assert len(summaries) == 2 * 2 * 6 + 2 * 2 * 5 + 2 * 5  # loader, change, training
     assert all(each["median"] == statistics.median(each["raw"]) and len(each["raw"]) == 2 for each in summaries)
     assert (result["shards"]["hash"], result["shards"]["train_samples"]) == (shard_set.hash, 75)
-    assert result["machine"]["cores"] >= 1
-    assert {"python", "torch", "timm", "nvidia-dali", "numpy"} <= set(result["versions"])
     assert (result["commit"], result["rounds"], result["settings"]["batch_size"]) == (commit(), 2, 8)
     assert result["command"].startswith("resolute bench-all --shards ")
 
@@ -120,16 +115,6 @@ def test_bench_all_runs_only_the_requested_parts_and_names_the_result_after_the_
     assert str(default_file("bench", "NVIDIA H200 NVL")) == "bench/bench-h200-nvl.json"
 
 
-@pytest.mark.gpu
-def test_bench_all_runs_on_a_gpu(shard_root: Path, tmp_path: Path) -> None:
-    words = texts("--shards", shard_root, "--out", tmp_path / "r.json", "--seconds", 0.02, "--rounds", 2,
-                  "--batch-size", 8, "--device", "cuda")  # fmt: skip
-    assert bench(words) == 0
-    result = json.loads((tmp_path / "r.json").read_text())
-    assert result["machine"]["gpu"]
-    assert all(set(entry["loaders"]) == {"ours", "pillow"} for entry in result["loader"]["res"])
-
-
 @pytest.mark.slow
 def test_loader_measures_rates_and_pixels_in_processes(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -140,16 +125,13 @@ def test_loader_measures_rates_and_pixels_in_processes(
     text, printed = out.read_text(), capsys.readouterr().out
     assert_anonymous(text, shard_root.parent)
     result = json.loads(text)
-    assert result["settings"]["loaders"] == ["pillow"]
     (entry,) = result["loader"]["res"]
     values = entry["loaders"]["pillow"]
     assert set(values["tried"]) == {"1", "2"}
-    assert values["layout"] == "NCHW"
     assert values["processes"] == 1 + values["workers"]
     assert 0 < values["cores_busy"]["median"] < 2.5
     assert values["images_per_s"]["median"] > 0
     assert [each["psnr_db"] for each in result["quality"]] == [{"pillow": SAME_DB}] * 2
-    assert loader.quality_table(result["quality"]) in printed
     assert LOADERS["pillow"].resize in printed
 
 
@@ -223,14 +205,9 @@ def test_training_trains_and_writes_a_result_and_charts(
     text, out = (tmp_path / "o.json").read_text(), capsys.readouterr().out
     assert_anonymous(text, tmp_path, shard_root.parent)
     result = json.loads(text)
-    settings = {"recipes": ["steps"], "seeds": [1], "threads": 1, "device": "cpu", "plan": False}
-    assert result["settings"] == settings
     (run,) = result["runs"]
     assert [stage["res"] for stage in run["stages"]] == [epoch["res"] for epoch in run["epochs"]] == [32, 48]
     assert run["wall_s"] > run["elapsed_s"] == pytest.approx(run["train_s"] + run["eval_s"])
-    times = [point["wall_s"] for point in run["curve"]]
-    assert run["elapsed_s"] < times[1] < run["wall_s"]
-    assert times[1] - times[0] >= run["epochs"][1]["train_s"] + run["epochs"][1]["eval_s"]
     assert [point["top1"] for point in run["curve"]] == [epoch["top1"] for epoch in run["epochs"]]
     assert result["summary"] == summary(result["runs"])
     assert tables(result) in out
@@ -241,15 +218,10 @@ def test_training_trains_and_writes_a_result_and_charts(
 
 
 @pytest.mark.parametrize(("module", "words", "message"), [
-    ("bench", ["--seconds", "0"], "--seconds: got '0', expected number, above 0"),
     ("bench", ["--out", "page.pdf"], "page.pdf, expected a name that ends in .html"),
-    ("bench", ["--res", "32"], "got one resolution, expected two or more"),
     ("bench", ["--model", "nosuch"], "--model: got 'nosuch', expected a timm model"),
     ("loader", ["--only", "nvjpeg"], "--only: got nvjpeg, expected some of ours,pillow"),
     ("loader", ["--res", "128"], "expected some of 32,48,64"),
-    ("loader", ["--batch-size", "76"], "expected a batch of 76"),
-    ("loader", ["--only", "ffcv", "--ffcv-python", "no-such-python"], "--ffcv-python: got no-such-python"),
-    ("change", ["--res", "32"], "--res: got 1 resolution"),
     ("change", ["--batches", "3"], "--batches: got 3, expected at least"),
     ("storage.__main__", ["--only", "tape"], "got tape"),
 ])  # fmt: skip
@@ -271,16 +243,3 @@ def test_mistakes_are_reported_in_one_line(
 def test_the_results_page_is_up_to_date() -> None:
     """Run `python -m resolute.benchmarks.record` after adding or removing a result."""
     assert (RESULTS / "README.md").read_text() == results_page(RESULTS)
-
-
-def test_a_result_records_the_command_without_absolute_folders() -> None:
-    parser, made = Parser(prog="python -m resolute.benchmarks.x"), list[str]()
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("--out")
-
-    def work(args: argparse.Namespace) -> None:
-        made.append(header(rounds=3)["command"])
-
-    words = ["/a/my set", "s3://bucket/set", "photos/train", "a.toml,/a/b.toml", "--out=/a/b/y.json"]
-    assert command(parser, work, words) == 0
-    assert made == ["python -m resolute.benchmarks.x 'my set' s3://bucket/set photos/train a.toml,b.toml --out=y.json"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from resolute.benchmarks.training.__main__ import main as compare
-from resolute.benchmarks.training.split import PARTS, Parts, Photo, divide, main
+from resolute.benchmarks.training.split import Parts, Photo, divide, main
 from resolute.errors import ResoluteError
 from resolute.train.recipe.schema import Recipe
 from tests.benchmarks.test_training import tiny, write_log
@@ -89,25 +88,12 @@ def test_a_set_is_accepted_for_its_own_part_only(divided: Path) -> None:
             parts.check(divided / name, other)
 
 
-@pytest.mark.slow  # makes three sets
-def test_a_set_is_refused_if_it_trains_on_a_later_part_or_lacks_photos(divided: Path, tmp_path: Path) -> None:
-    lists = {name: (divided / f"{name}.csv").read_text().splitlines(keepends=True) for name in PARTS}
-    _, *train = lists["train"]
-
-    def check(name: str, train: Sequence[str], val: Sequence[str]) -> str:
-        for which, lines in (("train", train), ("val", val)):
-            (divided / f"{name}-{which}.csv").write_text("".join([lists["train"][0], *lines]))
-        make_set(tmp_path / name, divided / f"{name}-train.csv", divided / f"{name}-val.csv")
-        with pytest.raises(ResoluteError) as error:
-            Parts.open(divided).check(tmp_path / name, "tune")
-        return str(error.value)
-
-    tune, report = lists["tune"][1:], lists["report"][1:]
-    assert "train holds 1 photos of the part report, expected only train" in check("later", [*train, report[0]], tune)
-    assert "val lacks 1 of the 6 photos of the part tune" in check("lacks", train, tune[:-1])
-    make_photos(tmp_path / "unknown", classes=1, each=21)
-    other = tmp_path / "unknown" / "class0" / "020.jpg"
-    assert "train holds 1 photos that" in check("other", [*train, f"{other},class0,0\n"], tune)
+def test_a_set_is_refused_if_it_trains_on_a_later_part(divided: Path, tmp_path: Path) -> None:
+    train, report = ((divided / f"{name}.csv").read_text().splitlines(keepends=True) for name in ("train", "report"))
+    (divided / "leak.csv").write_text("".join([*train, report[1]]))
+    make_set(tmp_path / "leak", divided / "leak.csv", divided / "tune.csv")
+    with pytest.raises(ResoluteError, match="train holds 1 photos of the part report, expected only train"):
+        Parts.open(divided).check(tmp_path / "leak", "tune")
 
 
 def fake_trainer(words: Sequence[str]) -> None:
@@ -140,34 +126,23 @@ def test_learning_rates_are_tuned_before_the_reported_part_is_read_and_each_run_
     assert result["split"]["runs_before"] == {"tune": 2 + 6, "choose": 0, "report": 0}
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert Counter(line["part"] for line in lines) == {"tune": 8, "report": 4}
-    assert [line["recipe"] for line in lines[2:8]] == ["a-lr0.5", "b-lr0.5", "a-lr1", "b-lr1", "a-lr2", "b-lr2"]
-    assert all(line["wall_s"] > 0 and line["recipe_hash"] for line in lines)
     out = capsys.readouterr().out
     assert "validated on the part report; runs before: 8 on tune, 0 on choose, 0 on report" in out
-    assert "2, the last one tried" in out
     assert compare(report, run=fake_trainer) == 0  # all of earlier calls
     assert len(log.read_text().splitlines()) == 12
 
 
 def test_sides_with_sets_of_their_own_validate_on_the_same_photos(
-    divided: Path, shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    divided: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = tiny(tmp_path, "a", [(32, 2)])
     words = ["--device", "cpu", "--seeds", "0", "--out", str(tmp_path / "o.json")]
     same = f"{recipe},{recipe}={divided}/tune"
     assert compare([*words, "--recipes", same, "--shards", str(divided / "tune")], run=fake_trainer) == 0
     assert json.loads((tmp_path / "o.json").read_text())["settings"]["recipes"] == ["a", "a-tune"]
-    for more, message in (
-        (["--recipes", f"{recipe},{recipe}={divided}/report", "--shards", str(divided / "tune")],
-         "got classes or validation photos other than those of"),
-        (["--recipes", str(recipe), "--split", str(divided), "--shards", str(shard_root)],
-         r"val holds \d+ photos of the part choose, expected only tune"),
-        (["--recipes", str(recipe), "--shards", f"{divided}/{{part}}"], "expected a set, or --split"),
-    ):
-        assert compare([*words, *more], run=fake_trainer) == 2
-        error = capsys.readouterr().err
-        assert len(error.splitlines()) == 1
-        assert re.search(message, error)
+    others = f"{recipe},{recipe}={divided}/report"
+    assert compare([*words, "--recipes", others, "--shards", str(divided / "tune")], run=fake_trainer) == 2
+    assert "got classes or validation photos other than those of" in capsys.readouterr().err
 
 
 def test_mistakes_of_a_division_end_in_one_line(
@@ -175,7 +150,6 @@ def test_mistakes_of_a_division_end_in_one_line(
 ) -> None:
     root, out = str(divided.parent / "photos"), str(tmp_path / "parts")
     for words, message in (
-        (["--src", root, "--out", out, "--shares", "0.1,x,0.1"], "--shares: got 0.1,x,0.1"),
         (["--src", root, "--out", out, "--shares", "0.1,0.01,0.1"], "leaves no photo for choose"),
         (["--src", root, "--out", str(divided), "--salt", "1"], "made with --salt 0 --shares 0.1,0.1,0.1, got 1"),
     ):

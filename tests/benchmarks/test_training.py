@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from resolute.benchmarks.training.__main__ import best_factors, main
-from resolute.benchmarks.training.runs import Side, changed, figures, measure, train
-from resolute.benchmarks.training.summary import summary, tables
+from resolute.benchmarks.training.__main__ import main
+from resolute.benchmarks.training.runs import Side, figures, measure, train
+from resolute.benchmarks.training.summary import summary
 from resolute.errors import ResoluteError
 from resolute.train.planner.estimate import Forecast, StageForecast
 from resolute.train.planner.estimate import to_json as plan_to_json
@@ -33,8 +33,7 @@ FORECAST = Forecast(
     ),), eval_every=1, start_s=9.0, save_s=0.5, save_every_s=300.0,
 )  # fmt: skip
 RECIPES = ROOT / "benchmarks" / "recipes"
-TINY = """# a header
-{top}[model]
+TINY = """[model]
 name = "test_resnet"
 [optim]
 lr = 0.1
@@ -43,11 +42,11 @@ batch_size = 8
 {stages}"""
 
 
-def tiny(folder: Path, name: str, stages: Sequence[tuple[int, int]], top: str = "") -> Path:
+def tiny(folder: Path, name: str, stages: Sequence[tuple[int, int]]) -> Path:
     """A recipe with stages of (res, epochs)."""
     text = "".join(f"[[stages]]\nres = {res}\nepochs = {epochs}\nbatch_size = 16\n" for res, epochs in stages)
     path = folder / f"{name}.toml"
-    path.write_text(TINY.format(stages=text, top=top))
+    path.write_text(TINY.format(stages=text))
     return path
 
 
@@ -150,11 +149,8 @@ def test_figures_equal_those_of_the_log(tmp_path: Path) -> None:
     assert result["final_step_image_s"] == pytest.approx(0.4)
     first, second = result["stages"]
     assert (first["res"], first["steps"], first["step_s"], first["switch_cost_s"]) == (32, 16, 1.0, None)
-    assert (second["step_s"], second["image_s"]) == (4.0, pytest.approx(0.4))
     assert (second["switch_cost_s"], second["switch_slowest_ratio"]) == pytest.approx((2.0, 1.25))
-    assert [epoch["res"] for epoch in result["epochs"]] == [32, 32, 64, 64]
     assert [epoch["top1"] for epoch in result["epochs"]] == [None, 0.5, None, 0.5]
-    assert result["epochs"][0]["images_per_s"] == pytest.approx(8.0)
     lines = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "run.jsonl").write_text("".join(lines[:-1]))
     with pytest.raises(ResoluteError, match="not finished"):
@@ -192,13 +188,10 @@ def test_differences_are_taken_within_a_seed(measured: tuple[Any, list[dict[str,
     result = summary(measured[1])
     assert (result["baseline"], result["seeds"]) == ("fixed", [0, 1])
     fixed, steps, slow = result["recipes"].values()
-    assert fixed["against"] is None
     assert fixed["final_top1"]["raw"] == pytest.approx([0.6, 0.65])
     assert fixed["final_top1"]["mean"] == pytest.approx(0.625)
     assert fixed["final_top1"]["sd"] == pytest.approx(np.std([0.6, 0.65], ddof=1))
     assert fixed["final_top1"]["se"] == pytest.approx(np.std([0.6, 0.65], ddof=1) / 2**0.5)
-    assert fixed["final_top1"]["n"] == 2
-    assert fixed["ema_top1"] is None
     # 0.61 and 0.66, the averages, against 0.60 and 0.65
     assert steps["against"]["points"]["raw"] == pytest.approx([1.0, 1.0])
     assert steps["against"]["points"]["sd"] == pytest.approx(0.0, abs=1e-9)
@@ -213,49 +206,6 @@ def test_differences_are_taken_within_a_seed(measured: tuple[Any, list[dict[str,
     assert slow["against"]["final_step_ratio"]["raw"] == pytest.approx([1.1, 1.1])
     assert all(1.05 < ratio < 1.2 for ratio in slow["against"]["final_epoch_ratio"]["raw"])
     assert slow["against"]["missed"] == ["accuracy", "time", "final step"]
-    assert steps["stages"][1]["step_s"] == {"raw": [4.0, 8.0], "median": 6.0}
-    assert [stage["switch_cost_s"] is None for stage in steps["stages"]] == [True, False]
-
-
-def test_tables_show_every_recipe_and_what_it_missed(measured: tuple[Any, list[dict[str, Any]]]) -> None:
-    whole, _, against = tables({"summary": summary(measured[1])}).partition("against fixed")
-    row = next(line for line in whole.splitlines() if line.strip().startswith("steps"))
-    assert [cell for cell in row.split("  ") if "±" in cell] == ["50.00 ± 0.00", "63.50 ± 2.50"]
-    assert [line.split()[0] for line in against.splitlines()[3:5]] == ["steps", "slow"]
-    assert "missed: accuracy, time, final step" in against
-    assert "plan / outcome" in against
-    # a single seed has no deviation, a run that ends at another resolution no ratio of its last steps
-    runs = [run for run in measured[1] if run["seed"] == 0]
-    result = summary([*runs[:2], {**runs[2], "final_res": 48}])
-    assert result["recipes"]["fixed"]["final_top1"]["sd"] is None
-    assert result["recipes"]["slow"]["against"]["final_epoch_ratio"] is None
-    assert "final step" in result["recipes"]["slow"]["against"]["missed"]
-    assert "±" not in tables({"summary": result}).split("\n", 1)[1].split("against")[0]
-
-
-@pytest.mark.parametrize(("top", "optim"), [
-    ("", "[optim]\nlr = 0.2  # why\nclip_norm = 5.0\n"), ("seed=7  # why not\n", "[optim]\nclip_norm = 5.0\n"),
-    ("seed = 7\n", ""),
-])  # fmt: skip
-def test_only_seed_and_learning_rate_of_a_recipe_are_changed(tmp_path: Path, top: str, optim: str) -> None:
-    path = tiny(tmp_path, "some", [(32, 1)], top)
-    path.write_text(path.read_text().replace("[optim]\nlr = 0.1\n", optim))
-    original = Recipe.load(path)
-    assert original.optim.lr == (0.2 if "lr" in optim else 0.5)
-    for factor in (1.0, 0.5):
-        got = Recipe.load(changed(path, tmp_path / f"{factor}" / "some.toml", seed=3, lr_factor=factor))
-        assert got == replace(original, seed=3, optim=replace(original.optim, lr=original.optim.lr * factor))
-
-
-def test_the_best_factor_has_the_highest_mean_and_of_equal_ones_the_smallest_change() -> None:
-    runs = [{"recipe": f"{name}-lr{factor:g}", "lr_factor": factor, "final_top1": top1}
-            for name, rows in {"a-lr": ((0.5, 0.6, 0.8), (1.0, 0.7, 0.7), (2.0, 0.1, 0.9)),
-                               "b": ((0.5, 0.1, 0.1), (1.0, 0.1, 0.2), (2.0, 0.5, 0.5))}.items()
-            for factor, *accuracies in rows for top1 in accuracies]  # fmt: skip
-    got = best_factors(runs)
-    assert [(name, each["best"], each["at_edge"]) for name, each in got.items()] == [("a-lr", 1.0, False),
-                                                                                     ("b", 2.0, True)]  # fmt: skip
-    assert got["a-lr"]["top1"] == pytest.approx({"0.5": 0.7, "1": 0.7, "2": 0.5})
 
 
 def test_finished_runs_are_not_repeated_and_runs_of_other_code_refused(tmp_path: Path) -> None:
@@ -272,12 +222,9 @@ def test_finished_runs_are_not_repeated_and_runs_of_other_code_refused(tmp_path:
     assert again[0] == first[0]
     assert [seed for _, seed, _ in trainer.calls] == [0, 1]
     assert new == [("fixed", 0), ("fixed", 1)]
-    for more in ({"commit": "b"}, {"shards_hash": "other"}, {"lr_factor": 2.0}):
+    for more in ({"commit": "b"}, {"shards_hash": "other"}):
         with pytest.raises(ResoluteError, match="fixed-seed0: a run that this benchmark did not start, or with oth"):
             call([0], **more)
-    (runs / "fixed-seed2").mkdir()
-    with pytest.raises(ResoluteError, match="fixed-seed2: a run that this benchmark did not start"):
-        call([2])
 
     def killed(words: Sequence[str]) -> None:
         trainer(words)
@@ -302,15 +249,10 @@ def test_bad_arguments_are_reported_before_any_training(
     good, other = tiny(tmp_path, "good", [(64, 1)]), tiny(tmp_path, "other", [(96, 1)])
     for recipes, more, message in (
         ([good, other], [], "no shards at 96 px"),
-        ([good, good], [], "files of different names"),
         ([tmp_path / "none.toml"], [], "no readable recipe"),
         ([good], ["--seeds", "1,1"], "got 1,1, expected different whole numbers"),
-        ([good], ["--threads", "0"], "at least 1"),
         ([good], ["--report"], "got one of them without --split, expected it; add --split"),
-        ([good], ["--tune-lr", "1,x"], "--tune-lr: got 1,x, expected different factors"),
-        ([good], ["--tune-seeds", "1"], "--tune-seeds: got 1 without --tune-lr"),
         ([good], ["--split", str(tmp_path / "none")], "cannot be read"),
-        ([good], ["--charts", str(tmp_path / "charts.png")], "ends in .html"),
     ):
         assert message in error_of(recipes, *more)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests import ROOT
 
-__all__ = ["BLOCK", "LEFT_OUT", "blocks", "commands", "pages", "reason"]
+__all__ = ["BLOCK", "blocks", "commands", "pages", "reason"]
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 

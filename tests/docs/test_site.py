@@ -1,16 +1,12 @@
-"""The site builds without warnings, loads nothing from other hosts, and shows what the code says."""
+"""The site builds without warnings, loads nothing from other hosts, and has the files that its pages link to."""
 
 from __future__ import annotations
 
-import html
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-
-from resolute.train.recipe.keys import keys
-from tests import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -32,29 +28,16 @@ class Loaded(HTMLParser):
             self.addresses.append(address)
 
 
-def test_pages_are_small_and_load_nothing_from_another_host(site: Path) -> None:
+def test_pages_load_nothing_from_another_host(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 30
     for page in pages:
         addresses = Loaded(page.read_text(encoding="utf-8")).addresses
         assert addresses, page
         assert [each for each in addresses if re.match(r"(\w+:)?//", each)] == [], page
-        assert page.stat().st_size < 3_000_000, page
     for sheet in site.rglob("*.css"):
         text = sheet.read_text(encoding="utf-8")
         assert re.findall(r"(?:url\(|@import )['\"]?(?:https?:)?//[^)'\"]*", text) == [], sheet
-
-
-def test_generated_pages_have_what_they_are_made_from(site: Path) -> None:
-    text = (site / "recipe_keys.html").read_text(encoding="utf-8")
-    assert [key for key in keys() if f"<code>{html.escape(key.name, quote=False)}</code>" not in text] == []
-    parameters = (site / "api.html").read_text(encoding="utf-8")
-    assert re.search(r"<li>\s*(?:<p>)?<code>on_bad_sample</code>: ", parameters)
-    for page, file in (("log", "benchmarks/results/LOG.md"), ("changelog", "CHANGELOG.md"),
-                       ("contributing", "CONTRIBUTING.md"), ("results", "benchmarks/results/README.md")):  # fmt: skip
-        headings = re.findall(r"^#+ (.+)$", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
-        text = re.sub(r"<[^>]+>", "", (site / f"{page}.html").read_text(encoding="utf-8"))
-        assert html.escape(headings[-1].strip("`"), quote=False).split("`")[0] in text, page
 
 
 def test_files_that_pages_link_to_are_part_of_the_site(site: Path) -> None:

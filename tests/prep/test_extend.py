@@ -16,8 +16,6 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from resolute.errors import ResoluteError
-from resolute.pipeline.dataset.format import manifest_bytes
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.prep.storage import output
 from tests.conftest import make_photos
@@ -148,22 +146,6 @@ def test_an_extension_adds_the_new_photos_and_changes_no_older_byte(growing: Gro
     assert "no new photos in the source" in again.out
 
 
-def test_an_older_generation_is_opened_as_it_was(growing: Growing) -> None:
-    first = ShardSet.open(growing.out)
-    stored = first.splits["train"].stored[48][np.arange(54)]
-    growing.add("zebra", 30)
-    growing.extend()
-    first.check_unchanged()  # an extension is not a change for readers
-    again, newest = ShardSet.open(growing.out, generation=0), ShardSet.open(growing.out)
-    assert again.contents() == first.contents() != newest.contents()
-    assert (again.classes, again.generation, again.generations) == (first.classes, 0, 2)
-    assert again.splits["train"].shards == first.splits["train"].shards
-    for opened in (again, newest):
-        assert np.array_equal(opened.splits["train"].stored[48][np.arange(54)], stored)
-    with pytest.raises(ResoluteError, match="got a set without generation 2"):
-        ShardSet.open(growing.out, generation=2)
-
-
 @SLOW
 def test_a_set_extended_twice_with_any_workers_or_jobs_has_the_same_bytes(growing: Growing) -> None:
     jobs = growing.copy("jobs")
@@ -236,19 +218,6 @@ def test_a_killed_extension_leaves_the_old_set_or_is_resumed(
 
 
 @SLOW
-def test_an_unfinished_extension_is_planned_again_if_the_photos_change(growing: Growing) -> None:
-    fresh = growing.copy("fresh")
-    new = growing.add("bee", 45)
-    (growing.photos / "bee" / "junk.jpg").write_bytes(b"junk")
-    refused(growing.run("--extend"), "too many unusable images", "rejects.g001.jsonl")
-    for name in ["bee/junk.jpg", *new[5:]]:
-        (growing.photos / name).unlink()
-    growing.extend()
-    growing.extend(out=fresh)
-    assert tree(growing.out) == tree(fresh)
-
-
-@SLOW
 def test_removed_and_changed_photos_are_listed_and_kept(growing: Growing) -> None:
     out = growing.out
     before, kept = tree(out), names(out, "train")
@@ -285,10 +254,6 @@ def test_photos_that_could_not_be_read_are_added_once_they_can(photos: Path, tmp
     listed = names(tmp_path / "s", "train") + names(tmp_path / "s", "val")
     assert listed.count("bee/03.jpg") == 1
     assert len(listed) == 60
-    # the old version, which is gone, is not needed
-    ran = prep(*argv, "--res", "64", "--max-bad", 0.1)
-    assert ran.status == 0, ran.err
-    assert len(ShardSet.open(tmp_path / "s").splits["train"].stored[64]) == len(names(tmp_path / "s", "train"))
 
 
 @SLOW
@@ -326,36 +291,6 @@ def test_damage_in_any_generation_is_repaired(photos: Path, tmp_path: Path, prep
         assert tree(growing.out) == before
 
 
-def test_a_lost_list_of_photos_is_made_again_unless_the_set_was_extended_since(growing: Growing) -> None:
-    out = growing.out
-    before = tree(out)
-    (out / "records" / "photos.parquet").unlink()
-    assert growing.run().status == 0
-    assert tree(out) == before
-    growing.add("bee", 10)
-    growing.extend()
-    for name in ("photos-001.parquet", "photos.parquet"):
-        data = flip(out / "records" / name)
-        before = tree(out)
-        refused(growing.run("--extend"), f"{name}: got none or a damaged one", "REBUILD=1")
-        assert tree(out) == before
-        if name == "photos-001.parquet":
-            (out / "records" / name).write_bytes(data)
-    assert not is_sound(out)
-    refused(growing.run(), "photos.parquet: got none or a damaged one", "REBUILD=1")
-
-
-def test_a_shard_whose_photos_are_gone_is_not_repaired(growing: Growing) -> None:
-    first = names(growing.out, "train")[0]
-    (growing.photos / first).unlink()
-    growing.add("bee", 5)
-    growing.extend()
-    before = tree(growing.out)
-    gone = f"got 1 of their photos gone from {growing.photos} or changed, such as {first}"
-    refused(growing.run("--res", "64"), "1 shard cannot be made", gone, "put them back")
-    assert tree(growing.out) == before
-
-
 @SLOW
 def test_new_photos_join_the_split_of_their_source_or_list(growing: Growing, tmp_path: Path, scene: Scene) -> None:
     own, val_list = tmp_path / "val", tmp_path / "val.txt"
@@ -379,10 +314,6 @@ def test_new_photos_join_the_split_of_their_source_or_list(growing: Growing, tmp
     assert names(by_list, "train")[-1] == first
     moved = run_list("bee/01.jpg", second, first)
     refused(moved, f"{val_list}: names photos that are in train, got 1 such as {first}")
-    refused(run_list("bee/01.jpg"), f"{val_list}: lacks photos that are in val, got 1 such as {second}")
-    refused(run_list("bee/01.jpg", second, "dog/unknown.jpg"), "1 of 3 paths are not images", "dog/unknown.jpg")
-    (growing.photos / second).unlink()  # a photo that is gone may still be listed
-    assert "1 gone" in run_list("bee/01.jpg", second).out
 
 
 def test_classes_are_added_to_the_end_of_their_file(growing: Growing, tmp_path: Path) -> None:
@@ -403,41 +334,18 @@ def test_classes_are_added_to_the_end_of_their_file(growing: Growing, tmp_path: 
     assert ShardSet.open(out, generation=0).classes == ("cat", "bee", "apple")
 
 
-def test_a_dry_run_says_what_an_extension_would_do_and_writes_nothing(growing: Growing) -> None:
-    (growing.photos / names(growing.out, "train")[0]).unlink()
-    before = tree(growing.out)
-    place = f"new photos for {growing.out}"
-    assert f"{growing.photos}: 0 {place} (train 0, val 0), 0 new classes" in growing.extend("--dry")
-    growing.add("bee", 12)
-    growing.add("dog", 2)
-    growing.change(names(growing.out, "val")[0])
-    said = growing.extend("--dry")
-    assert f"{growing.photos}: 14 {place} (train 12, val 2), 1 new class (dog)" in said
-    assert "1 gone and 1 changed, kept as they are" in said
-    assert "estimated from 12 random images" in said
-    assert tree(growing.out) == before
-
-
 @SLOW
 def test_what_cannot_be_extended_is_refused_in_one_line_and_left_as_it_is(
     photos: Path, tmp_path: Path, prep: Prep, scene: Scene
 ) -> None:
     growing = Growing(photos, tmp_path / "s", prep, scene)
-    refused(growing.run("--extend", "--rebuild"), "EXTEND: got it with REBUILD")
     refused(growing.run("--extend"), f"{growing.out}: no set to extend", "without EXTEND=1")
     assert not growing.out.exists()
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("mine")
-    refused(growing.run("--extend", out=tmp_path / "mine"), "not empty and not a shard set")
     (photos / "bee" / "junk.jpg").write_bytes(b"junk")
     assert growing.run("--max-bad", 0).status == 2
     refused(growing.run("--extend"), "not finished, got a set without a valid manifest.json", "without EXTEND=1")
     assert growing.run("--max-bad", 0.1).status == 0
     before = tree(growing.out)
-    no_source = prep("--out", growing.out, *MORE, "--extend")
-    assert (no_source.status, no_source.err.count("\n")) == (2, 1)
-    assert f"was made from {photos}; run `resolute shards --src=" in no_source.err
-    assert "--extend=1`" in no_source.err
     growing.add("bee", 3)
     other_settings = growing.run("--quality", 80, "--extend")
     refused(other_settings, "EXTEND=1 cannot change settings", "quality: got 90, expected 80", "undo the change")
@@ -445,23 +353,6 @@ def test_what_cannot_be_extended_is_refused_in_one_line_and_left_as_it_is(
     assert tree(growing.out) == before
     other = prep("--src", make_photos(tmp_path / "other"), "--out", growing.out, *MORE, "--extend")
     refused(other, f"a set of other photos, made from {photos}, got SRC={tmp_path / 'other'}", "lacks 60 of its photos")
-    manifest = json.loads((growing.out / "manifest.json").read_text())
-    (growing.out / "manifest.json").write_bytes(manifest_bytes({**manifest, "version": 4}))
-    refused(growing.run("--extend"), "a set of another version, got version 4", "REBUILD=1")
-
-
-@SLOW
-def test_rebuild_leaves_nothing_of_the_generations(growing: Growing, tmp_path: Path) -> None:
-    (growing.photos / names(growing.out, "train")[0]).unlink()
-    growing.add("bee", 5)
-    growing.extend()
-    growing.photos = growing.photos.rename(tmp_path / "moved")  # the same photos at another path
-    (growing.out / "records" / "plan-001.json").write_bytes(b"{")
-    ran = growing.run("--rebuild")
-    assert ran.status == 0, ran.err
-    assert growing.run(out=tmp_path / "fresh").status == 0
-    assert tree(growing.out) == tree(tmp_path / "fresh")
-    assert ShardSet.open(growing.out).generations == 1
 
 
 def test_a_set_with_several_labels_per_photo_grows_beyond_a_byte_of_them(

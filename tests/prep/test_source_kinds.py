@@ -1,4 +1,4 @@
-"""Whole runs of prep from every source format; nothing held out, duplicates, odd names, and the dry run."""
+"""Whole runs of prep from every source format; duplicates, odd names, and the dry run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from resolute.pipeline.dataset.shard_set import ShardSet
-from tests.support.source_formats import files_in, pack_parquet, pack_table, pack_tar, pack_zip
+from tests.support.source_formats import files_in, pack_table, pack_tar, pack_zip
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
@@ -51,46 +51,6 @@ def test_every_kind_of_source_gives_the_set_of_the_folders(
     ran = prep("--src", src, *more, "--out", tmp_path / "s", "--res", "32,48", "--shard-samples", 20)
     assert ran.status == 0, ran.err
     assert tree(tmp_path / "s") == tree(set_template)
-
-
-@SLOW
-def test_a_resumed_run_does_not_unpack_parquet_again(
-    photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = ["apple", "bee", "cat"]
-    rows = [(data, name, names.index(name.split("/")[0])) for name, data in contents(photos).items()]
-    rows[7] = (b"junk", *rows[7][1:])
-    pack_parquet(tmp_path / "train-00000-of-00001.parquet", rows, names)
-    argv = ("--src", tmp_path / "train-00000-of-00001.parquet", "--out", tmp_path / "s", "--res", "32")
-    ran = prep(*argv)
-    assert (ran.status, "too many unusable" in ran.err) == (2, True), ran.err
-    assert list((tmp_path / "s" / ".prep" / "spool").rglob("*.blob"))
-
-    def unpack(*args: object) -> None:
-        raise AssertionError("unpacked again")
-
-    monkeypatch.setattr("resolute.prep.sources.parquet._fill", unpack)
-    ran = prep(*argv, "--max-bad", 0.1)
-    assert ran.status == 0, ran.err
-    assert not (tmp_path / "s" / ".prep").exists()
-    assert ShardSet.open(tmp_path / "s").classes == ("apple", "bee", "cat")
-
-
-@SLOW
-def test_a_set_that_holds_out_nothing_has_the_same_folds_in_any_layout(
-    photos: Path, tmp_path: Path, prep: Prep
-) -> None:
-    folds = []
-    for samples in (20, 50):
-        out = tmp_path / str(samples)
-        ran = prep("--src", photos, "--out", out, "--res", "32", "--val-frac", 0, "--shard-samples", samples)
-        assert ran.status == 0, ran.err
-        shards = ShardSet.open(out)
-        assert list(shards.splits) == ["train"]
-        assert shards.splits["train"].samples["key"].tolist() == list(range(60))
-        folds.append([shards.with_fold(fold, 3).splits["val"].samples["key"].tolist() for fold in range(3)])
-    assert folds[0] == folds[1]
-    assert [len(keys) for keys in folds[0]] == [20, 20, 20]
 
 
 def test_duplicates_are_kept_counted_and_listed(photos: Path, tmp_path: Path, prep: Prep) -> None:

@@ -188,15 +188,6 @@ def test_repair_further_resolutions_and_jobs_give_the_bytes_of_one_run(case: Cas
     assert tree(jobs) == tree(once)
 
 
-def test_verify_compares_targets_in_tars_with_the_index(case: Case, capfd: pytest.CaptureFixture[str]) -> None:
-    case.write_labels()
-    case.made()
-    tar = case.out / "32" / "train-000000.tar"
-    tar.write_bytes(tar.read_bytes().replace(b'{"labels": [0', b'{"labels": [7', 1))
-    assert verify([case.out, "--workers", "1"]) == 1
-    assert "its target has changed" in capfd.readouterr().out
-
-
 @pytest.mark.slow
 def test_a_changed_table_is_a_changed_source(case: Case) -> None:
     case.write_labels()
@@ -227,8 +218,6 @@ def test_one_table_may_name_the_images_of_src_and_val(case: Case) -> None:
     case.made(*both, "--labels", own, "--val-labels", of_val, "--out", case.folder / "t")
     assert tree(case.folder / "t") == tree(case.out)
     refused(case.run(*both, "--labels", own, "--out", case.folder / "u"), "set VAL_LABELS")
-    shutil.copy(val / "000.jpg", train)
-    refused(case.run(*both, "--out", case.folder / "u"), "line 2 names two files, got 000")
     assert not list((case.folder / "u").glob("*"))
 
 
@@ -238,8 +227,8 @@ def test_a_validation_table_has_a_column_for_each_label_of_training(case: Case) 
     def has(i: int, name: str) -> int:
         return int(name in LABELS[i])
 
-    def run(columns: Sequence[str], bits: Callable[[int, str], int] = has) -> Any:
-        rows = [(f"{i:03d}.jpg", *(bits(i, name) for name in columns)) for i in range(0, 60, 4)]
+    def run(columns: Sequence[str]) -> Any:
+        rows = [(f"{i:03d}.jpg", *(has(i, name) for name in columns)) for i in range(0, 60, 4)]
         own = write_table(case.folder / "b.csv", ("image_id", *columns), rows)
         return case.run("--src", train, "--val", val, "--val-labels", own, "--dry")
 
@@ -248,12 +237,7 @@ def test_a_validation_table_has_a_column_for_each_label_of_training(case: Case) 
     refused(run(("bright", "red", "two eyes")), "got a table that lacks near,", "expected the 4 of SRC's table")
     other = run(("bright", "red", "spiny", "two eyes"))
     refused(other, "got a table that lacks near and adds spiny,", "correct VAL_LABELS")
-    as_class_numbers = run(("near",))
-    refused(as_class_numbers, "got a table that lacks bright, red, two eyes,", "correct VAL_LABELS")
     assert run(("red", "bright", "two eyes", "near")).status == 0, "the order is free"
-    case.write(("image_id", "far", "near"), [(f"{i:03d}.jpg", i % 2, 1 - i % 2) for i in numbers])
-    a_single_class = run(("far",), lambda i, name: 1)
-    refused(a_single_class, "got a table that lacks near, expected the 2 of SRC's table")
 
 
 @pytest.mark.parametrize("kind", ["labels", "values"])
@@ -265,42 +249,6 @@ def test_webdataset_json_holds_labels_or_values(case: Case, kind: str) -> None:
     opened = case.made_of(case.samples(contents))
     check_targets(opened, DENSE[kind], lambda name: int(name.split("/")[1][:3]))
     assert (opened.target.kind, opened.target.names) == (kind, expected)
-
-
-def test_dalis_webdataset_reader_reads_the_targets(case: Case) -> None:
-    fn = pytest.importorskip("nvidia.dali.fn")
-    pipeline_def = pytest.importorskip("nvidia.dali.pipeline").pipeline_def
-    case.write_values()
-    opened = case.made("--val-frac", 0)
-    paths = sorted(map(str, (case.out / "32").glob("*.tar")))
-
-    @pipeline_def(batch_size=60, num_threads=1, device_id=None)
-    def graph() -> Any:
-        return fn.readers.webdataset(
-            paths=paths, index_paths=[path.replace(".tar", ".idx") for path in paths], ext=["json"],
-            missing_component_behavior="error",
-        )  # fmt: skip
-
-    pipe = graph()
-    pipe.build()
-    (contents,) = pipe.run()
-    targets = [json.loads(contents.at(i).tobytes())["target"] for i in range(60)]
-    rows = VALUES[[case.names.index(name) for name in sources(opened, "train")]]
-    np.testing.assert_array_equal(np.array(targets).astype(np.float32), rows)
-
-
-def test_our_own_tars_are_a_source_with_the_same_targets(case: Case) -> None:
-    case.write_labels()
-    first = case.made()
-    (case.folder / "classes.txt").write_text("\n".join(NAMES))
-    options = ("--classes", case.folder / "classes.txt", "--val-frac", 0, "--out", case.folder / "t")
-    case.made_of(case.out / "32" / "train-*.tar", *options)
-    second = ShardSet.open(case.folder / "t")
-    assert second.target == first.target
-    samples = first.splits["train"].samples
-    by_key = dict(zip(samples["key"].tolist(), samples["labels"], strict=True))
-    expected = [by_key[int(name.split("/")[1][:9])] for name in sources(second, "train")]
-    np.testing.assert_array_equal(second.splits["train"].samples["labels"], expected)
 
 
 @pytest.mark.parametrize("form", ["lists of classes", "columns of values", "columns of bits"])
@@ -334,7 +282,6 @@ def test_bad_targets_stop_a_run_before_anything_is_written(case: Case) -> None:
     at = next(i for i, own in enumerate(LABELS) if "two eyes" in own) + 2
     other_classes = case.run("--classes", case.folder / "classes.txt")
     refused(other_classes, f"such as two eyes in line {at}", "classes.txt")
-    refused(case.run("--val-labels", case.table), "VAL_LABELS: has no effect", "without VAL")
     with case.table.open("a") as file:
         file.write(f'{case.names[0]},"[""red"", ""near"", ""bright"", ""two eyes""]"\n')
     refused(case.run(), case.names[0], "in line 2 and 'red + near + bright + two eyes' in line 62")
@@ -342,10 +289,8 @@ def test_bad_targets_stop_a_run_before_anything_is_written(case: Case) -> None:
     refused(case.run(), "t.csv: line 2: got 'nan' in column tags")
     folders = ("--src", case.photos, "--out", case.out, "--res", "32")
     refused(case.prep(*folders, "--target", "labels"), "class folders", "LABELS=table.csv")
-    refused(case.prep(*folders, "--target", "tags"), "TARGET: got 'tags'")
-    for target, words in (([1.5], "got 1 numbers in column target"), ([1.5, float("nan")], "got nan in column")):
-        src = case.samples([*[{"target": [1.5, 2.0]}] * 59, {"target": target}])
-        refused(case.prep(*folders, "--src", src), words, "w.tar/059.jpg")
+    src = case.samples([*[{"target": [1.5, 2.0]}] * 59, {"target": [1.5]}])
+    refused(case.prep(*folders, "--src", src), "got 1 numbers in column target", "w.tar/059.jpg")
     assert not [path for path in case.out.rglob("*") if path.is_file() and ".prep" not in path.parts]
 
 
@@ -369,26 +314,3 @@ def test_what_a_table_lacks_is_counted(case: Case) -> None:
     assert f"without a label: {1 + sum(not own for own in LABELS[:50])} images" in ran.out
     assert "WARNING: classes without a training image: 1 of 5 (unseen)" in ran.out
     assert "Labels per sample" in (case.out / "report.html").read_text()
-
-
-def test_a_dry_run_shows_what_a_table_means(case: Case) -> None:
-    case.write_values()
-    ran = case.run("--dry")
-    assert ran.status == 0, ran.err
-    assert "2 numbers for each of 60 photos (TARGET=values): 2 columns of numbers" in ran.out
-    assert f"line 2: {case.names[0]}: age {VALUES[0, 0]:.6g} years" in ran.out
-    assert "60 images, 2 values (age, mass)" in ran.out
-    assert not case.out.exists()
-
-
-def test_an_extension_keeps_old_values_and_adds_new_ones(case: Case) -> None:
-    """Of several labels: tests/prep/test_extend.py."""
-    case.write_values(40)
-    case.made()
-    case.write_values()
-    check_targets(case.made("--extend"), VALUES, case.names.index)
-    assert verify([case.out, "--workers", "1"]) == 0
-    lines = case.table.read_text().splitlines(keepends=True)
-    lines[4] = f"{case.names[3]},0.5,1\n"
-    case.table.write_text("".join(lines))
-    assert "1 changed, kept as they are" in case.run("--extend").out

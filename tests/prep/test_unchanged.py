@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.cli import prep as main
 from tests.support.source_formats import files_in, jpeg, pack_parquet, pack_table, pack_tar
 from tests.support.trees import tree
 
@@ -113,51 +108,6 @@ def test_a_change_of_the_source_or_a_setting_is_never_missed(tmp_path: Path, pre
         assert len(slow_path) > listed, more
 
 
-@pytest.mark.slow
-def test_a_change_of_the_set_is_never_missed(tmp_path: Path, prep: Prep, slow_path: list[str]) -> None:
-    argv = (*make(tmp_path / "p", "folder"), "--res", "16", "--out")
-    assert prep(*argv, tmp_path / "s").status == 0
-    changes: dict[str, Callable[[Path], object]] = {
-        "a lost tar": lambda out: (out / "16" / "train-000000.tar").unlink(),
-        "a partial file": lambda out: (out / ".report.html.0123456789ab.partial").touch(),
-        "a damaged file": lambda out: (out / "damaged.json").write_text('["16/train-000000.tar"]'),
-        "no manifest": lambda out: (out / "manifest.json").unlink(),
-        "no record": lambda out: (out / "source.json").unlink(),
-        "no card": lambda out: (out / "README.md").unlink(),
-    }
-    for change, apply in changes.items():
-        out = tmp_path / change
-        shutil.copytree(tmp_path / "s", out)
-        listed = len(slow_path)
-        assert DONE in prep(*argv, out).out, "as a moved set is recognised"
-        assert len(slow_path) == listed
-        apply(out)
-        prep(*argv, out)
-        assert len(slow_path) > listed, change
-
-
-@pytest.mark.slow
-def test_the_signature_of_an_unfinished_extension_does_not_count(
-    tmp_path: Path, prep: Prep, slow_path: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from resolute.prep import build
-
-    argv = (*make(tmp_path / "p", "folder"), "--out", tmp_path / "s", "--res", "16")
-    assert prep(*argv).status == 0
-    make(tmp_path / "p", "folder", 12)
-
-    def stop(*args: object, **more: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(build, "finalize_set", stop)
-        assert prep(*argv, "--extend").status == 130
-    assert "signature" not in json.loads((tmp_path / "s" / "source.json").read_bytes())
-    assert DONE not in prep(*argv).out
-    assert prep(*argv, "--extend").status == 0
-    assert DONE in prep(*argv).out
-
-
 def test_a_validation_source_is_part_of_the_signature(tmp_path: Path, prep: Prep, slow_path: list[str]) -> None:
     val = pack_tar(tmp_path / "v.tar", files_in({f"{'ab'[i % 2]}/{i}.jpg": jpeg(20 + i) for i in range(4)}, ""))
     argv = (*make(tmp_path / "p", "folder"), "--val", val, "--out", tmp_path / "s", "--res", "16")
@@ -167,37 +117,3 @@ def test_a_validation_source_is_part_of_the_signature(tmp_path: Path, prep: Prep
         listed = len(slow_path)
         assert DONE in prep(*argv).out
         assert (len(slow_path) > listed) == listed_again
-
-
-def test_a_set_that_jobs_have_made_is_recognised(tmp_path: Path, prep: Prep, slow_path: list[str]) -> None:
-    argv = [*make(tmp_path / "p", "folder"), "--out", tmp_path / "s", "--res", "16"]
-    for words in (["plan", *argv], ["range", *argv[2:4], "--range", ":", "--workers", "1"], ["finish", *argv[2:4]]):
-        assert main(words) == 0
-    listed = len(slow_path)
-    assert DONE in prep(*argv).out
-    assert len(slow_path) == listed
-
-
-@pytest.mark.slow
-def test_slow_modules_are_not_imported(tmp_path: Path, prep: Prep) -> None:
-    argv = [*make(tmp_path / "p", "folder"), "--out", tmp_path / "s", "--res", "16"]
-    assert prep(*argv).status == 0
-    program = (
-        "import sys, resolute.cli; status = resolute.cli.main(); "
-        "print([name for name in ('numba', 'duckdb', 'torch', 'PIL', 'cv2') if name in sys.modules])"
-    )
-    ran = subprocess.run([sys.executable, "-c", program, "shards", *map(str, argv)], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert DONE in ran.stdout
-    assert ran.stdout.splitlines()[-1] == "[]"
-
-
-def test_a_list_that_cannot_be_read_is_one_line(tmp_path: Path, prep: Prep) -> None:
-    (tmp_path / "val.txt").write_text("a/0.jpg\nb/1.jpg\n")
-    argv = (*make(tmp_path / "p", "folder"), "--out", tmp_path / "s", "--res", "16", "--val-list", tmp_path / "val.txt")
-    assert prep(*argv).status == 0
-    (tmp_path / "val.txt").unlink()
-    (tmp_path / "val.txt").mkdir()
-    ran = prep(*argv)
-    assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
-    assert "val.txt" in ran.err

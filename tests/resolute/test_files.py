@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from resolute.errors import ResoluteError, StorageError
-from resolute.files import atomic_file, atomic_write, check_output, delete_partial, output_file
-from resolute.lock import exclusive_lock, try_lock
+from resolute.files import atomic_file, atomic_write, delete_partial, output_file
+from resolute.lock import exclusive_lock
 
 
 def lock(path: Path) -> Any:
@@ -73,21 +73,6 @@ def test_partial_files_of_killed_writers_are_deleted_and_of_running_ones_kept(tm
     assert not any(tmp_path.iterdir())
 
 
-def test_a_file_deleted_as_abandoned_before_it_was_locked_is_created_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    early = iter([True])
-
-    def lock_late(handle: int) -> bool:
-        if next(early, False):
-            delete_partial(tmp_path)  # of another process
-        return try_lock(handle)
-
-    monkeypatch.setattr("resolute.files.try_lock", lock_late)
-    atomic_write(tmp_path / "f", "new")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("f", "new")]
-
-
 def test_an_output_deletes_partial_files_of_the_same_name_only(tmp_path: Path) -> None:
     own, unrelated = tmp_path / ".eval.json.0123456789ab.partial", tmp_path / ".best.pt.0123456789ab.partial"
     for path in (own, unrelated):
@@ -95,35 +80,6 @@ def test_an_output_deletes_partial_files_of_the_same_name_only(tmp_path: Path) -
     with output_file(tmp_path / "eval.json") as file:
         file.write(b"{}")
     assert sorted(path.name for path in tmp_path.iterdir()) == [unrelated.name, "eval.json"]
-
-
-def test_an_output_path_is_checked_beforehand_and_nothing_is_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for file in ("old.csv", "read-only.csv"):
-        (tmp_path / file).write_text("old")
-    (tmp_path / "folder.csv").mkdir()
-    os.mkfifo(tmp_path / "pipe.csv")
-    (tmp_path / "link.csv").symlink_to("old.csv")
-    (tmp_path / "dangling.csv").symlink_to("nowhere")
-    # why: the tests may run as root, who may write everything
-    access = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: "read-only" not in str(path) and access(path, mode))
-    before = sorted(path.name for path in tmp_path.rglob("*"))
-    for name in ("old.csv", "new.CSV", "link.csv"):
-        check_output(tmp_path / name, setting="--out", suffixes=(".csv",))
-    for name, message in (
-        ("new.jpg", "got .*new.jpg, expected a name that ends in .csv"),
-        ("folder.csv", r"not written \(Is a directory\); choose a file name"),
-        ("missing/new.csv", r"not written \(No such folder\); choose a path in an existing folder"),
-        ("old.csv/new.csv", r"not written \(No such folder\)"), ("pipe.csv", r"not written \(not a regular file\)"),
-        ("dangling.csv", r"not written \(not a regular file\)"), ("read-only.csv", r"not written \(read-only file\)"),
-        (f"{'x' * 250}.csv", r"not written \(File name too long\)"),
-    ):
-        with pytest.raises(ResoluteError, match=message):
-            check_output(tmp_path / name, setting="--out", suffixes=(".csv",))
-    assert sorted(path.name for path in tmp_path.rglob("*")) == before
-    assert (tmp_path / "old.csv").read_text() == "old"
 
 
 def test_a_second_writer_is_refused_until_the_first_ends_or_is_killed(tmp_path: Path) -> None:
@@ -144,15 +100,3 @@ def test_a_file_system_without_locks_is_an_error(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(StorageError, match="cannot be locked, got 'No locks available'"):
         lock(tmp_path / "lock").__enter__()
-
-
-def test_the_holder_of_a_lock_detects_that_its_folder_was_replaced(tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    folder.mkdir()
-    with lock(folder / "lock") as is_held:
-        assert is_held()
-        folder.rename(tmp_path / "away")
-        folder.mkdir()
-        assert not is_held()
-        (folder / "lock").touch()
-        assert not is_held()

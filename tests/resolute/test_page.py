@@ -33,34 +33,9 @@ def test_values_are_escaped_and_invisible_characters_are_shown_as_escapes(tmp_pa
     assert lines == "<pre>a = 1\n\n        b = &#39;&lt;&#39;\n</pre>"
 
 
-def test_table_cells_hold_lines_with_remarks_and_number_columns_are_marked(tmp_path: Path) -> None:
-    rows = [[1, ["<a>", ("b", "(c)")]]]
-    page = rendered(tmp_path, "{{ table(['n#', 'lines'], rows, 'Table') }}", rows=rows)
-    assert '<th scope="col" class="n">n</th><th scope="col" class="">lines</th>' in page
-    assert '<td class="n">1</td><td class="">&lt;a&gt;<br>b <span class="soft">(c)</span></td>' in page
-
-
 def test_missing_values_leave_a_chart_out_and_bars_empty_but_undefined_ones_are_an_error(tmp_path: Path) -> None:
     assert chart("t", [Series(name="n", colour="a", x=[0.0, 1.0], y=[float("nan")] * 2)], unit="") is None
     for rows, count in (([], 0), ([("a", 0.0, "0")], 1)):
         assert rendered(tmp_path, "{{ bars(rows) }}", rows=rows).count("width:0.00%") == count
     with pytest.raises(jinja2.UndefinedError):
         rendered(tmp_path, "{{ absent }}")
-
-
-def test_log_axes_space_equal_ratios_equally_and_label_round_values() -> None:
-    drawn = chart("t", [Series(name="n", colour="a", x=[1.0, 10.0, 100.0], y=[1.0, 1e3, 1e6])], unit="", log="xy")
-    assert drawn is not None
-    assert drawn.x_ticks[:3] == [("0.00%", "1"), ("15.05%", "2"), ("34.95%", "5")]
-    assert [label for _, label in drawn.y_ticks] == ["1", "10", "100", "1,000", "10,000", "100,000", "1M"]
-    for low, high in ((40, 41), (0.7, 1.4), (1, 65_536), (3, 3)):
-        drawn = chart("t", [Series(name="n", colour="a", x=[low, high], y=[1.0, 2.0])], unit="", log="x")
-        assert drawn is not None
-        assert (1 if low == high else 3) <= len({label for _, label in drawn.x_ticks}) <= 8
-
-
-def test_a_histogram_shows_its_counts_at_the_middle_of_each_bin() -> None:
-    columns = Series(name="n", colour="a", kind="columns", x=[0.0, 1.0], right=[1.0, 4.0], y=[2.0, 4.0])
-    drawn = chart("t", [columns], unit="")
-    assert drawn is not None
-    assert drawn.data["series"] == [{"name": "n", "x": [0.5, 2.5], "y": [2.0, 4.0]}]

@@ -1,4 +1,4 @@
-"""Settings are checked once, in the same words for files and code, and documented from the same definition."""
+"""Settings and arguments are checked once, in the same words, and converted to their types."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from pydantic import Field
 
 from resolute.errors import ResoluteError
-from resolute.settings import checked, definitions, described, setting, settings
+from resolute.settings import checked, described, setting, settings
 
 Half = Annotated[float, Field(ge=0, lt=0.5)]
 
 
-@settings("inner", renamed={"width": "inner.size"})
+@settings("inner")
 class Inner:
     size: int = setting(1, "its size", ge=1)
 
@@ -40,37 +40,6 @@ def test_a_group_takes_what_json_takes_for_its_types() -> None:
     assert pickle.loads(pickle.dumps(outer)) == outer
     with pytest.raises(dataclasses.FrozenInstanceError):
         outer.steps = 3
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"steps": 11}, "outer.steps: got 11, expected integer, 0 to 10; correct it"),
-        ({"steps": True}, "outer.steps: got True, expected integer, 0 to 10; correct it"),
-        ({}, "outer.steps: missing, expected integer, 0 to 10; add it"),
-        ({"step": 1}, "outer.step: no such setting; did you mean steps?"),
-        ({"steps": 1, "xyz": 1}, "outer.xyz: no such setting; known: steps, rate, kind, path, options, inner"),
-        ({"steps": 1, "rate": 0.5}, "outer.rate: got 0.5, expected number or 2 numbers, at least 0, below 0.5"),
-        ({"steps": 1, "inner": {"size": 0}}, "outer.inner.size: got 0, expected integer, at least 1; correct it"),
-        ({"steps": 1, "inner": {"width": 3}}, "outer.inner.width: no such setting, expected inner.size, its"),
-        ({"steps": 1, "path": object}, "outer: got <class 'object'>, expected a number, text, list or table"),
-        ({"steps": 1, "path": "a\udc80"}, "outer: got text that is not Unicode, expected UTF-8; correct it"),
-        ({"steps": 1, "path": ["x" * 999]}, f"outer.path: got ['{'x' * 198}…, expected text; correct it"),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_one_line_with_the_place_and_what_was_expected(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ResoluteError) as error:
-        Outer(**values)
-    assert str(error.value).startswith(message)
-    assert "\n" not in str(error.value)
-
-
-def test_definitions_say_type_range_default_and_help() -> None:
-    shown = {each.name: (each.kind, each.default, each.help) for each in definitions(Outer)}
-    assert shown["steps"] == ("integer, 0 to 10", dataclasses.MISSING, "how many")
-    assert shown["rate"] == ("number or 2 numbers, at least 0, below 0.5", None, "one, or a pair")
-    assert shown["kind"] == ('`"a"`, `"b"`', "a", "which")
-    assert shown["inner"] == ("table", Inner(), "a group")
 
 
 def test_arguments_of_a_function_are_checked_and_converted_in_the_same_words() -> None:

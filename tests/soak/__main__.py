@@ -2,7 +2,8 @@
 
 Every cycle runs one scenario (prep, verify, training, evaluation) from start to end while a few random events hit it;
 after each event the same command is started again, as a supervisor would. The outcome is then compared with that of an
-undisturbed run. All events are drawn from --seed; `--only NAME --index N` repeats those of a single cycle.
+undisturbed run. All events are drawn from --seed; `--only NAME --index N` repeats those of a single cycle, whose
+folder is kept if it has findings.
 Exit status: 0 no findings, 1 findings (in the result file and on stdout), 2 for a usage error, 130 interrupted.
 """
 
@@ -35,9 +36,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--kills", type=count, default=300, metavar="N", help="minimum number of kills (default: %(default)s)")
     add("--faults", type=count, default=100, metavar="N", help="minimum number of faults (default: %(default)s)")
     add("--minutes", type=float, default=60.0, metavar="M", help="start no cycle after that (default: %(default)s)")
-    add("--only", default="", metavar="NAME,…", help="scenarios, such as prep, prep-jobs, verify, train, train-1, eval")
+    add("--only", default="", metavar="NAME,…", help="scenarios, such as prep-folder, prep-jobs, verify, train-1, eval")
     add("--index", type=int, metavar="N", help="only the cycle of this number of each scenario")
-    add("--keep", action="store_true", help="stop at the first finding and keep its folder")
     add("--out", type=Path, default=Path("benchmarks/results/soak.json"), metavar="FILE", help="default: %(default)s")
     return parser
 
@@ -66,7 +66,7 @@ def _run(args: argparse.Namespace) -> int:
         print(f"{result['kills']} kills and {result['faults']} storage faults in {result['starts']} starts: "
               f"{len(soak.findings)} findings")  # fmt: skip
         write(args.out, {**first_fields, **result}, indent=None)
-        is_kept = args.keep and bool(soak.findings)
+        is_kept = args.index is not None and bool(soak.findings)
     finally:
         end_leftovers(grace_s=0.0)
         if is_kept:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
-__all__ = ["check_training", "compare_trees", "digests", "leftover_files", "names_below", "tree"]
+__all__ = ["check_training", "compare_trees", "leftover_files", "tree"]
 
 _NOT_COMPARED = ("report.html", "source.json")  # they hold times and paths
 # what killed processes leave of multiprocessing, of wandb (timm imports it) and of a C compiler; torchrun and torch's
@@ -21,14 +21,11 @@ _NOT_COMPARED = ("report.html", "source.json")  # they hold times and paths
 _OF_LIBRARIES = re.compile(r"pymp-|.*wandb-(media|artifacts)$|cc\w{6}\.|torchelastic_|torchinductor_")
 
 
-def digests(files: Mapping[str, bytes]) -> dict[str, str]:
-    """{name: SHA-256} of these files, except those that hold times and paths."""
-    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items() if name not in _NOT_COMPARED}
-
-
 def tree(folder: Path) -> dict[str, str]:
-    """`digests` of all files in a folder, by their relative paths."""
-    return digests({str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()})
+    """{relative path: SHA-256} of all files in a folder, except those that hold times and paths."""
+    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()
+            if name not in _NOT_COMPARED}  # fmt: skip
 
 
 def compare_trees(what: str, got: Mapping[str, str], expected: Mapping[str, str]) -> list[str]:
@@ -44,14 +41,10 @@ def compare_trees(what: str, got: Mapping[str, str], expected: Mapping[str, str]
     return problems
 
 
-def names_below(folder: Path) -> list[str]:
-    """Relative names of all files and folders below a folder, except sockets; [] if it does not exist."""
-    return [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if not path.is_socket()]
-
-
-def leftover_files(what: str, folder: Path, allowed: Sequence[str] = ()) -> list[str]:
-    """Findings for files and folders in a folder that should hold only `allowed` and what libraries leave there."""
-    names = [name for name in names_below(folder) if name not in allowed and not _OF_LIBRARIES.match(name)]
+def leftover_files(what: str, folder: Path) -> list[str]:
+    """Findings for files and folders in a folder that should hold only sockets and what libraries leave there."""
+    names = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if not path.is_socket()]
+    names = [name for name in names if not _OF_LIBRARIES.match(name)]
     return [f"{what}: left over: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}"] if names else []
 
 

@@ -16,14 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .limited import HANG_S
-
 __all__ = ["NAME", "OPEN", "READ", "SYNC", "WRITE", "Event", "Faults", "draw", "problems_of"]
 
 READ, WRITE, OPEN, SYNC, NAME = 1, 2, 4, 8, 16  # kinds of calls; NAME: rename, link, unlink, mkdir, rmdir
-_ACTIONS = ("none", "fail", "shorten", "slow", "kill")
-_CONTROL = struct.Struct("<iiiiqqqqq1024s")  # `struct control` of faults.c, which begins with the action
-_HITS_AT = 16 + 4 * 8
+_ACTIONS = ("none", "fail", "shorten", "kill")
+_CONTROL = struct.Struct("<iiiiqqqq1024s")  # `struct control` of faults.c, which begins with the action
+_HITS_AT = 16 + 3 * 8
 _KILLS_FRAC = 0.7  # of all events
 
 
@@ -34,9 +32,9 @@ class Event:
     kind: "kill" or "fault". how: what happens. at: when, a fraction of the time that the command takes undisturbed.
     target: the processes that get a signal: "all", "main", or "one" worker or rank (the main process if there is none).
     place: the folder that vanishes, or on whose files faults.c hits `calls`. action: of faults.c: "fail" with errno
-    `error`, "shorten" (reads and writes transfer half of the bytes), "slow", "kill" (half of a write is done).
-    after: calls or requests that pass first. limit: number of them that are hit, -1: until the command ends.
-    duration_s: of a stop, of a missing folder (0: until the command ends), or of a slow call.
+    `error`, "shorten" (reads and writes transfer half of the bytes), "kill" (half of a write is done).
+    after: calls that pass first. limit: number of them that are hit, -1: until the command ends.
+    duration_s: of a missing folder (0: until the command ends).
     expected: exit statuses that are correct, besides success.
     """
 
@@ -82,8 +80,7 @@ class Faults:
         """Replace the active fault by that of an event, on `path` and below it. It kills a process, or its group."""
         self.clear()
         action, group = _ACTIONS.index(event.action), event.target == "all"
-        wait_us = round(event.duration_s * 1e6)
-        fields = (event.calls, event.error, group, event.after, event.limit, wait_us, 0, 0, os.fsencode(path))
+        fields = (event.calls, event.error, group, event.after, event.limit, 0, 0, os.fsencode(path))
         self._page[4:] = _CONTROL.pack(action, *fields)[4:]
         self._page[:4] = struct.pack("<i", action)  # last: processes may see it at once
 
@@ -95,15 +92,11 @@ class Faults:
         return int(hits)
 
 
-def draw(
-    rng: random.Random, *, places: Mapping[str, Sequence[str]], loss: frozenset[int], remote: bool
-) -> Event:
+def draw(rng: random.Random, *, places: Mapping[str, Sequence[str]], loss: frozenset[int]) -> Event:
     """An event for a scenario with these properties (see `Scenario`)."""
     at = rng.uniform(rng.choice([0.0, 0.4]), 1.0)  # why more later: the first part is imports
     if rng.random() < _KILLS_FRAC:
         return _kill(rng, at, places, loss)
-    if remote and (not places or rng.random() < 0.75):
-        return _remote(rng, at)
     name = rng.choice(list(places))
     return _local(rng, at, name, places[name])
 
@@ -120,22 +113,18 @@ def _kill(rng: random.Random, at: float, places: Mapping[str, Sequence[str]], lo
         return Event(kind="kill", how="SIGKILL at a file call", at=at, action="kill", calls=WRITE | SYNC | NAME,
                      place=rng.choice(written), after=_few(rng), limit=1, target=rng.choice(["all", "all", "one"]),
                      expected=frozenset({-9, 137, 2}))  # fmt: skip
-    if choice < 0.55:
+    if choice < 0.65:
         expected = loss if target == "one" else frozenset({-9, 137})
         return Event(kind="kill", how="SIGKILL", at=at, target=target, expected=expected)
-    if choice < 0.80:
-        how, number = rng.choice([*[("SIGTERM", 15)] * 3, ("SIGINT", 2), ("SIGHUP", 1)])
-        target = "main" if target == "one" else target
-        return Event(kind="kill", how=how, at=at, target=target, expected=frozenset({128 + number, -number}))
-    return Event(kind="kill", how="SIGSTOP", at=at, target=target, duration_s=HANG_S * rng.uniform(1.2, 2.0))
+    how, number = rng.choice([*[("SIGTERM", 15)] * 3, ("SIGINT", 2), ("SIGHUP", 1)])
+    target = "main" if target == "one" else target
+    return Event(kind="kill", how=how, at=at, target=target, expected=frozenset({128 + number, -number}))
 
 
 _LOCAL = {  # how: (what happens at the place, action, calls, errno)
     "EIO read": ("reads", "fail", READ, errno.EIO),
     "ESTALE read": ("reads", "fail", READ | OPEN, errno.ESTALE),
-    "EINTR read": ("reads", "fail", READ, errno.EINTR),
     "short read": ("reads", "shorten", READ, 0),
-    "slow read": ("reads", "slow", READ, 0),
     "ENOSPC": ("writes", "fail", WRITE, errno.ENOSPC),
     "EIO write": ("writes", "fail", WRITE | SYNC, errno.EIO),
     "short write": ("writes", "shorten", WRITE, 0),
@@ -149,27 +138,14 @@ def _local(rng: random.Random, at: float, name: str, place: Sequence[str]) -> Ev
     _, action, calls, error = _LOCAL[how]
     limit, duration_s, may_fail = 0, 0.0, True
     if action == "fail":
-        # why 20: Python repeats interrupted calls forever (PEP 475), and no kernel interrupts all of them
-        forever = 20 if error == errno.EINTR else -1
-        limit = rng.choice([1, 2, forever, forever])
+        limit = rng.choice([1, 2, -1, -1])
         may_fail = limit < 0 or "writes" in place  # else the call is repeated
     elif action:
-        limit, may_fail = 20 if action == "slow" else -1, False
-        duration_s = rng.uniform(0.02, 0.1) if action == "slow" else 0.0
+        limit, may_fail = -1, False
     else:
         duration_s = rng.choice([0.0, rng.uniform(0.05, 1.5)])
     return Event(kind="fault", how=how, at=at, place=name, action=action, calls=calls, error=error, limit=limit,
                  after=_few(rng), duration_s=duration_s, expected=frozenset({2} if may_fail else ()))  # fmt: skip
-
-
-def _remote(rng: random.Random, at: float) -> Event:
-    how = rng.choice(["503", "503", "500", "403", "hang", "slow", "cut"])
-    limit = {"403": -1, "hang": rng.randrange(1, 3), "slow": rng.randrange(3, 12)}.get(how, rng.choice([1, 2, 3, -1]))
-    # why 1 s: a lock is renewed with three requests, and the soak's lasts a few seconds
-    duration_s = rng.uniform(0.3, 1.0 if how == "slow" else 2.0)
-    at = rng.choice([0.0, at])  # why 0: a training reads all of its shards in its first seconds
-    return Event(kind="fault", how=f"s3 {how}", at=at, after=_few(rng), limit=limit, duration_s=duration_s,
-                 expected=frozenset({2} if limit < 0 else ()))  # fmt: skip
 
 
 # no errors: logs of torch, notes of prep about shards that it keeps, and two lines of multiprocessing's helper about a

@@ -1,5 +1,5 @@
-/* Storage faults below Python: a library for LD_PRELOAD that makes file calls fail, stall or kill, as a page of shared
- * memory says (`Faults` in events.py writes it). Without that page, or with `action` NONE, it only passes calls on.
+/* Storage faults below Python: a library for LD_PRELOAD that makes file calls fail, stop halfway or kill, as a page of
+ * shared memory says (`Faults` in events.py writes it). Without that page, or with `action` NONE, it passes calls on.
  *
  * Only calls on files at or below `prefix` count, and on absolute paths. Of those that match `ops`, the first `after` pass, then `limit` are
  * hit (-1: all that follow).
@@ -19,11 +19,11 @@
 #include <unistd.h>
 
 enum { READ = 1, WRITE = 2, OPEN = 4, SYNC = 8, NAME = 16 };
-enum { NONE, FAIL, SHORTEN, SLOW, KILL };
+enum { NONE, FAIL, SHORTEN, KILL };
 
 static struct control {
     volatile int32_t action, ops, error, group;
-    volatile int64_t after, limit, wait_us, calls, hits;
+    volatile int64_t after, limit, calls, hits;
     char prefix[1024];
 } *control;
 
@@ -50,8 +50,7 @@ static int is_open_below(int fd) {
     return below(path);
 }
 
-/* The action for a call on `path`, or on `fd` if that is NULL: NONE, FAIL (errno is set), SHORTEN or KILL; SLOW has
- * waited already and is NONE. */
+/* The action for a call on `path`, or on `fd` if that is NULL: NONE, FAIL (errno is set), SHORTEN or KILL. */
 static int verdict(int op, int fd, const char *path) {
     if (!control || control->action == NONE || !(control->ops & op)) return NONE;
     int saved = errno, action = control->action, concerned = path ? below(path) : is_open_below(fd);
@@ -61,9 +60,7 @@ static int verdict(int op, int fd, const char *path) {
     if (number < 0 || (control->limit >= 0 && number >= control->limit)) return NONE;
     __atomic_fetch_add(&control->hits, 1, __ATOMIC_SEQ_CST);
     if (action == FAIL) errno = control->error;
-    if (action != SLOW) return action;
-    usleep((useconds_t)control->wait_us);
-    return NONE;
+    return action;
 }
 
 static void die(void) {

@@ -14,14 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from resolute.benchmarks.cli import chosen
 from resolute.errors import ResoluteError
 from tests import ROOT
 
 from .events import Event, Faults, draw, problems_of
-from .limited import LEASE_S
-from .objects import BUCKET, ObjectStore
 from .processes import Process, end_leftovers, send
-from .scenarios import SCENARIOS, Cycle, Phase, World, chosen_scenarios, make_photos, write_recipes
+from .scenarios import SCENARIOS, Cycle, Phase, World, make_photos, write_recipes
 
 __all__ = ["Soak"]
 
@@ -35,19 +34,15 @@ class Soak:
     """A complete soak test with the settings of `__main__`. `findings` grows during `run`."""
 
     def __init__(self, folder: Path, settings: argparse.Namespace) -> None:
-        """Create the photos and start the object store. Raises `ResoluteError` for unknown scenarios."""
-        words = [word for word in settings.only.split(",") if word]
-        for word in words:
-            if not chosen_scenarios([word]):
-                raise ResoluteError(f"--only: got {word}, expected some of {', '.join(SCENARIOS)}; correct it")
-        self._settings, self._names = settings, chosen_scenarios(words)
+        """Create the photos. Raises `ResoluteError` for unknown scenarios."""
+        usual = [name for name, scenario in SCENARIOS.items() if scenario.usual]
+        self._settings, self._names = settings, chosen(settings.only or usual, list(SCENARIOS))
         self.findings: list[dict[str, Any]] = []
         self._events: list[dict[str, Any]] = []
         self._cycles: Counter[str] = Counter()
-        self._times_s: dict[str, float] = {}  # of undisturbed phases, by the cycle's key and the phase's name
+        self._times_s: dict[str, float] = {}  # of undisturbed phases, by the names of cycle and phase
         self._starts, self._elapsed_s = 0, 0.0
-        store = ObjectStore() if any(SCENARIOS[name].remote for name in self._names) else None
-        self._world = World(folder, Faults(folder), store)
+        self._world = World(folder, Faults(folder))
         make_photos(folder / "photos")
         write_recipes(folder)
 
@@ -65,44 +60,37 @@ class Soak:
             print(f"{self._elapsed_s:6.0f} s  {name} {index}: {sum(each['delivered'] for each in events)} of "
                   f"{len(events)} events, {time.monotonic() - cycle_began:.1f} s, "
                   f"{len(self.findings) - before[1]} findings", flush=True)  # fmt: skip
-            if settings.keep and self.findings:
-                return
 
     def result(self) -> dict[str, Any]:
         by_kind: dict[str, Counter[str]] = {"kill": Counter(), "fault": Counter()}
-        by_scenario: dict[str, Counter[str]] = {}
         for event in self._events:
             if event["delivered"]:
                 by_kind[event["kind"]][event["how"]] += 1
-                by_scenario.setdefault(event["scenario"], Counter())[event["kind"]] += 1
         return {
             "seed": self._settings.seed, "kills": by_kind["kill"].total(), "faults": by_kind["fault"].total(),
             "late": sum(not event["delivered"] for event in self._events), "cycles": self._cycles,
             "starts": self._starts, "elapsed_s": round(self._elapsed_s, 1), "by_kind": by_kind,
-            "by_scenario": by_scenario, "findings": self.findings, "events": self._events,
+            "findings": self.findings, "events": self._events,
             "undisturbed_s": {key: round(value, 2) for key, value in self._times_s.items()},
         }  # fmt: skip
 
     def _next(self) -> str | None:
-        """The scenario with the smallest part of its share of the events; None if there are enough in total."""
+        """The scenario with the fewest events; None if there are enough in total."""
         if self._settings.index is not None:
             return next((name for name in self._names if not self._cycles[name]), None)
         delivered = [event for event in self._events if event["delivered"]]
         kinds, names = (Counter(event[field] for event in delivered) for field in ("kind", "scenario"))
         if kinds["kill"] >= self._settings.kills and kinds["fault"] >= self._settings.faults:
             return None
-        return min(self._names, key=lambda name: names[name] / (SCENARIOS[name].share or 1))
+        return min(self._names, key=lambda name: names[name])
 
     def _make_shards(self) -> None:
         """The set that other scenarios read."""
         self._make_reference(cycle := Cycle(self._world, "prep-folder", 0))
         shutil.copytree(cycle.out, self._world.root / "shards")
-        if self._world.store is not None:
-            for name in ("photos", "shards"):
-                self._world.store.files.put(f"{self._world.root / name}/", f"{BUCKET}/{name}/", recursive=True)
 
     def _make_reference(self, cycle: Cycle) -> None:
-        """Run the cycle undisturbed, unless one with its key has been, and keep its results."""
+        """Run the cycle undisturbed, unless one of its name has been, and keep its results."""
         if cycle.reference.exists():
             return
         for phase in cycle.prepare():
@@ -110,7 +98,7 @@ class Soak:
             if problems:
                 text = " ".join(start.main.stderr.split())[-500:]
                 raise ResoluteError(f"soak: undisturbed {cycle.name}: {'; '.join(problems)}: {text}")
-            self._times_s[f"{cycle.key} {phase.name}"] = start.main.elapsed_s
+            self._times_s[f"{cycle.name} {phase.name}"] = start.main.elapsed_s
         cycle.keep()
 
     def _run_cycle(self, name: str, index: int) -> None:
@@ -120,11 +108,11 @@ class Soak:
         phases, scenario = cycle.prepare(), cycle.scenario
         events: list[list[Event]] = [[] for _ in phases]
         for _ in range(rng.randrange(3, 8) + 2 * len(phases) - 2):
-            event = draw(rng, places=scenario.places, loss=scenario.loss, remote=scenario.remote)
+            event = draw(rng, places=scenario.places, loss=scenario.loss)
             rng.choice(events).append(event)
         last_event, findings_before = "no event", len(self.findings)
         for phase, phase_events in zip(phases, events, strict=True):
-            key = f"{cycle.key} {phase.name}"
+            key = f"{cycle.name} {phase.name}"
             for number, event in enumerate((*phase_events, None)):  # None: undisturbed, which must succeed
                 last_event = event.describe() if event is not None else last_event
                 expected_s = self._times_s[key] * _SLOWER[cycle.ranks]
@@ -136,8 +124,6 @@ class Soak:
                     if number == 0 and not start.delivered:  # why: the first start of all compiles
                         self._times_s[key] = min(self._times_s[key], start.main.elapsed_s)
                     break
-                if cycle.out.startswith("s3:"):
-                    time.sleep(LEASE_S + 1)  # why: the lock of a killed writer has to expire
         if len(self.findings) == findings_before:
             for problem in cycle.check():
                 self._add_finding(cycle, last_event, problem)
@@ -153,12 +139,8 @@ class Soak:
         problems = start.problems() + [f"{phase.name}: left a process running: {name}" for name in survivors]
         if event is not None:
             self._events.append({
-                "scenario": cycle.name, "index": cycle.index, "attempt": cycle.attempt, "phase": phase.name,
-                "kind": event.kind, "how": event.how, "event": event.describe(), "moment_s": round(start.moment_s, 3),
-                "delivered": start.delivered, "ranks": cycle.ranks,
-                "status": [process.status for process in start.processes],
-                "stderr_lines": [len(process.stderr.splitlines()) for process in start.processes],
-                "elapsed_s": round(start.main.elapsed_s, 3),
+                "scenario": cycle.name, "index": cycle.index, "phase": phase.name, "kind": event.kind, "how": event.how,
+                "event": event.describe(), "delivered": start.delivered,
             })  # fmt: skip
         return start, problems
 
@@ -182,14 +164,14 @@ class _Start:
     ) -> None:
         """expected_s: the time that the command would take undisturbed."""
         self._cycle, self._phase, self._event, self._expected_s, self._rng = cycle, phase, event, expected_s, rng
-        self.moment_s = max(_START_S, event.at * expected_s) if event is not None else 0.0
+        self._moment_s = max(_START_S, event.at * expected_s) if event is not None else 0.0
         self.delivered = False
         self.processes: list[Process] = []
         self._phases: list[Phase] = []  # of each process
         self._victim: Process | None = None  # of a signal
         self._is_killed = False  # whether the victim's main process was
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        self._restore: Callable[[], None] = lambda: None  # brings a folder back, resumes processes
+        self._restore: Callable[[], None] = lambda: None  # brings a folder back
 
     @property
     def main(self) -> Process:
@@ -205,7 +187,7 @@ class _Start:
         """Run the command and its event to the end."""
         self._add_process(self._phase)
         if self._event is not None:
-            self._later(self.moment_s, self._inject)
+            self._later(self._moment_s, self._inject)
             for phase in self._phase.concurrent:
                 self._later(self._rng.random() * self._expected_s, functools.partial(self._add_process, phase))
         until = time.monotonic() + _TIMEOUT_S
@@ -217,9 +199,7 @@ class _Start:
         self._restore()
         for process in self.processes:
             process.abort()
-        world = self._cycle.world
-        hits = world.faults.clear() + (world.store.clear() if world.store is not None else 0)
-        self.delivered = self.delivered or hits > 0
+        self.delivered = self._cycle.world.faults.clear() > 0 or self.delivered
 
     def problems(self) -> list[str]:
         """Problems with the commands' exit statuses and outputs."""
@@ -237,20 +217,16 @@ class _Start:
         self._timers.append((time.monotonic() + seconds, action))
 
     def _add_process(self, phase: Phase) -> None:
-        phase.before()
         cycle, ranks = self._cycle, self._cycle.ranks
         words = [*phase.words, *(["--gpus", ranks, "--restarts", 0] if ranks > 1 else [])]
         self._phases.append(phase)
-        self.processes.append(Process("tests.soak.limited", words, cycle.env, cycle.world.root / "output"))
+        self.processes.append(Process("resolute", words, cycle.env, cycle.world.root / "output"))
 
     def _inject(self) -> None:
-        event, world = self._event, self._cycle.world
+        event = self._event
         assert event is not None
-        if world.store is not None and event.how.startswith("s3 "):
-            world.store.fail(event.how.removeprefix("s3 "), after=event.after, limit=event.limit,
-                             wait_s=event.duration_s)  # fmt: skip
-        elif event.action:
-            world.faults.inject(event, self._cycle.path(event.place))
+        if event.action:
+            self._cycle.world.faults.inject(event, self._cycle.path(event.place))
         elif event.place:
             self._vanish(event, self._cycle.path(event.place))
         elif running := [process for process in self.processes if process.status is None]:
@@ -270,9 +246,6 @@ class _Start:
         send(number, pids)
         while self._is_killed and len(pids) > 1 and (pids := process.members()):
             send(number, pids)  # also processes that were forked in the meantime
-        if number == signal.SIGSTOP:
-            self._restore = functools.partial(send, signal.SIGCONT, pids)
-            self._later(event.duration_s, self._restore)
 
     def _vanish(self, event: Event, path: Path) -> None:
         """Take a folder away by renaming it, like a lost mount, and bring it back later."""

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import shutil
-import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,23 +19,20 @@ import simplejpeg
 
 from resolute.scratch import _delete_abandoned
 
-from .checks import check_training, compare_trees, digests, leftover_files, names_below, tree
+from .checks import check_training, compare_trees, leftover_files, tree
 from .events import Faults
-from .objects import BUCKET, ObjectStore
 
-__all__ = ["SCENARIOS", "Cycle", "Phase", "Scenario", "World", "chosen_scenarios", "make_photos", "write_recipes"]
+__all__ = ["SCENARIOS", "Cycle", "Phase", "Scenario", "World", "make_photos", "write_recipes"]
 
 Words = list[object]
-_OUT_URL = f"s3://{BUCKET}/out"
 
 
 @dataclass(frozen=True)
 class World:
-    """What all cycles share. root: the soak's folder, with photos, shards and recipes; store: None if not needed."""
+    """What all cycles share. root: the soak's folder, with photos, shards and recipes."""
 
     root: Path
     faults: Faults
-    store: ObjectStore | None
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,6 @@ class Phase:
     words: Words
     success: Sequence[int] = (0,)  # exit statuses
     concurrent: Sequence[Phase] = ()
-    before: Callable[[], None] = lambda: None  # called before each start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,30 +50,22 @@ class Scenario:
     """What the main loop must know of a scenario."""
 
     phases: Callable[[Cycle], list[Phase]]  # prepares a cycle's files; returns its commands, in order
-    share: int  # of the events of a soak, relative to the other shares; 0: only on request
     places: Mapping[str, Sequence[str]]  # folders where storage may fail; commands "reads" or "writes", it "vanishes"
-    variants: int = 1  # cycles take turns
+    usual: bool = True  # False: only on request
     loss: frozenset[int] = frozenset()  # correct statuses if a worker or rank is killed; empty: it has none
     ranks: Sequence[int] = (1,)  # by start
     recipe: str = ""  # of a training
-    same_as: str = ""  # key of the cycles whose results it must have, if not its own
-    remote: bool = False  # whether the object store takes part
+    same_as: str = ""  # name of the cycles whose results it must have, if not its own
 
 
 class Cycle:
-    """One run through a scenario.
-
-    key: cycles with the same key must have the same results. out: place of a shard set that is written.
-    attempt: number of the start, set by the caller.
-    """
+    """One run through a scenario. attempt: number of the start, set by the caller."""
 
     def __init__(self, world: World, name: str, index: int, *, alone: bool = False) -> None:
         """alone: on one rank, for the reference."""
         self.world, self.name, self.index, self.scenario, self.alone = world, name, index, SCENARIOS[name], alone
-        self.variant, self.attempt = index % self.scenario.variants, 0
-        self.key = f"{name}-{self.variant}"
-        self.folder, self.reference = world.root / "cycle", world.root / "references" / self.key
-        self.out = str(self.path("out"))
+        self.folder, self.reference = world.root / "cycle", world.root / "references" / name
+        self.out, self.attempt = self.path("out"), 0
 
     def path(self, name: str) -> Path:
         return self.folder / name
@@ -99,7 +85,7 @@ class Cycle:
         return {
             "TMPDIR": str(self.path("tmp")), "RESOLUTE_CACHE": str(self.path("cache")), "OMP_NUM_THREADS": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(self.world.root / "inductor"), "PYTHONFAULTHANDLER": "1",
-            **self.world.faults.variables, **(self.world.store.variables if self.world.store else {}),
+            **self.world.faults.variables,
         }  # fmt: skip
 
     def prepare(self) -> list[Phase]:
@@ -107,25 +93,19 @@ class Cycle:
         shutil.rmtree(self.folder, ignore_errors=True)
         for name in ("tmp", "cache", "runs"):
             self.path(name).mkdir(parents=True)
-        if self.world.store is not None and self.world.store.files.exists(_OUT_URL):
-            self.world.store.files.rm(_OUT_URL, recursive=True)
         return self.scenario.phases(self)
 
     def keep(self) -> None:
         """Save the results as the reference."""
         shutil.copytree(self.path("runs"), self.reference / "runs")
-        files = {"out": self._written(), "cache": names_below(self.path("cache"))}
-        (self.reference / "files.json").write_text(json.dumps(files))
+        (self.reference / "files.json").write_text(json.dumps(tree(self.out)))
 
     def check(self) -> list[str]:
         """Findings against the reference."""
-        reference = self.reference.with_name(self.scenario.same_as or self.key)
+        reference = self.reference.with_name(self.scenario.same_as or self.name)
         expected = json.loads((reference / "files.json").read_text())
         _delete_abandoned(self.path("tmp"))  # as the next process does
-        problems = [
-            *compare_trees("OUT", self._written(), expected["out"]), *leftover_files("TMPDIR", self.path("tmp")),
-            *leftover_files("cache", self.path("cache"), expected["cache"]),
-        ]  # fmt: skip
+        problems = compare_trees("OUT", tree(self.out), expected) + leftover_files("TMPDIR", self.path("tmp"))
         if self.path("shards").exists():
             problems += compare_trees("SHARDS", tree(self.path("shards")), tree(self.world.root / "shards"))
         if self.scenario.recipe:
@@ -133,60 +113,23 @@ class Cycle:
             problems += check_training(self.path("runs/run"), reference / "runs" / "run", exact=exact)
         return problems
 
-    def _written(self) -> dict[str, str]:
-        """The shard set that was written; {} if none was."""
-        if self.world.store is not None and self.out == _OUT_URL:
-            files = self.world.store.files
-            return digests({key.removeprefix(f"{BUCKET}/out/"): files.cat_file(key) for key in files.find(_OUT_URL)})
-        return tree(self.path("out"))
+
+def _settings(cycle: Cycle, src: object, *, samples: int = 16) -> Words:
+    return ["--src", src, "--out", cycle.out, "--res", "32,48,64", "--shard-samples", samples]
 
 
-def _settings(cycle: Cycle, src: object, *, res: str = "32,48,64", samples: int = 16) -> Words:
-    return ["--src", src, "--out", cycle.out, "--res", res, "--shard-samples", samples]
-
-
-def _prep(cycle: Cycle, src: object, *, res: str = "32,48,64", samples: int = 16) -> Phase:
-    words = ["shards", *_settings(cycle, src, res=res, samples=samples), "--workers", 2]
-    return Phase(f"prep at {res} px", words)
+def _prep(cycle: Cycle, src: object, *, samples: int = 16) -> Phase:
+    return Phase("prep", ["shards", *_settings(cycle, src, samples=samples), "--workers", 2])
 
 
 def _prep_folder(cycle: Cycle) -> list[Phase]:
-    """Workers write whole shards, or share the only one of a split; or a second command adds sizes."""
-    src = cycle.copy("photos")
-    if cycle.variant == 2:
-        return [_prep(cycle, src, res="32"), _prep(cycle, src)]
-    return [_prep(cycle, src, samples=(16, 128)[cycle.variant])]
+    """Workers write whole shards."""
+    return [_prep(cycle, cycle.copy("photos"))]
 
 
-def _prep_extend(cycle: Cycle) -> list[Phase]:
-    """A set to which a fifth of the photos is added later, without some that are gone by then."""
-    src, later = cycle.copy("photos"), cycle.world.root / "photos"
-    for photo in src.rglob("*[05].jpg"):
-        photo.unlink()
-
-    def change() -> None:
-        shutil.copytree(later, src, dirs_exist_ok=True)
-        for photo in src.rglob("*1.jpg"):
-            photo.unlink()
-
-    prep = _prep(cycle, src)
-    return [prep, Phase("extension", [*prep.words, "--extend"], before=change)]
-
-
-def _prep_archive(cycle: Cycle) -> list[Phase]:
-    """A tar.gz, which prep unpacks into a temporary file."""
-    src = cycle.path("photos") / "photos.tar.gz"
-    src.parent.mkdir()
-    with tarfile.open(src, "w:gz", compresslevel=1) as tar:
-        tar.add(cycle.world.root / "photos", arcname="photos")
-    os.utime(src, (1_700_000_000, 1_700_000_000))
-    return [_prep(cycle, src)]
-
-
-def _prep_s3(cycle: Cycle) -> list[Phase]:
-    """Photos and OUT in an object store."""
-    cycle.out = _OUT_URL
-    return [_prep(cycle, f"s3://{BUCKET}/photos")]
+def _prep_shared(cycle: Cycle) -> list[Phase]:
+    """Workers share the only shard."""
+    return [_prep(cycle, cycle.copy("photos"), samples=128)]
 
 
 def _prep_jobs(cycle: Cycle) -> list[Phase]:
@@ -204,7 +147,7 @@ def _prep_jobs(cycle: Cycle) -> list[Phase]:
 def _verify(cycle: Cycle) -> list[Phase]:
     """A set with a flipped byte, which `shards` repairs."""
     shutil.copytree(cycle.world.root / "shards", cycle.out)
-    tar = sorted(cycle.path("out").glob("48/*.tar"))[1]
+    tar = sorted(cycle.out.glob("48/*.tar"))[1]
     data = bytearray(tar.read_bytes())
     data[len(data) // 3] ^= 4
     tar.write_bytes(data)
@@ -223,11 +166,6 @@ def _train(cycle: Cycle) -> list[Phase]:
     return [_training(cycle, cycle.copy("shards"))]
 
 
-def _train_s3(cycle: Cycle) -> list[Phase]:
-    """From an object store, through the cache."""
-    return [_training(cycle, f"s3://{BUCKET}/shards")]
-
-
 def _eval(cycle: Cycle) -> list[Phase]:
     """Evaluation during the training and after it."""
     training = _training(cycle, shards := cycle.copy("shards"))
@@ -236,33 +174,21 @@ def _eval(cycle: Cycle) -> list[Phase]:
     return [Phase("train", training.words, concurrent=[early]), Phase("eval", [*words, "--res", "48,64"])]
 
 
-_IN, _OUT, _BOTH = ("reads", "vanishes"), ("reads", "writes"), ("reads", "writes", "vanishes")
+_IN, _BOTH = ("reads", "vanishes"), ("reads", "writes", "vanishes")
 # loss: a run of prep that loses a worker, as by the kernel when memory runs out, ends with status 2
 _PrepScenario = functools.partial(Scenario, places={"photos": _IN, "out": _BOTH}, loss=frozenset({2}))
 _TrainScenario = functools.partial(Scenario, phases=_train, places={"shards": _IN, "runs/run": _BOTH}, recipe="one")
 
 SCENARIOS: Mapping[str, Scenario] = {
-    "prep-folder": _PrepScenario(phases=_prep_folder, share=60, variants=3),
-    "prep-extend": _PrepScenario(phases=_prep_extend, share=25),
-    "prep-archive": _PrepScenario(phases=_prep_archive, share=20),
-    "prep-s3": _PrepScenario(phases=_prep_s3, share=30, places={}, remote=True),
-    "prep-jobs": _PrepScenario(phases=_prep_jobs, share=50, same_as="prep-folder-0"),
-    "verify": _PrepScenario(phases=_verify, share=25, places={"out": _BOTH}),
-    "train-1": _TrainScenario(share=50),
-    "train-all": _TrainScenario(share=0, recipe="all"),  # every feature; its first start compiles for minutes
-    "train-ranks": _TrainScenario(share=30, recipe="many", ranks=(2, 4, 1), loss=frozenset({137, 2})),
-    "train-s3": _TrainScenario(phases=_train_s3, share=25, places={"runs/run": _OUT, "cache": _OUT}, remote=True),
-    "eval": _TrainScenario(phases=_eval, share=30),
+    "prep-folder": _PrepScenario(phases=_prep_folder),
+    "prep-shared": _PrepScenario(phases=_prep_shared),
+    "prep-jobs": _PrepScenario(phases=_prep_jobs, same_as="prep-folder"),
+    "verify": _PrepScenario(phases=_verify, places={"out": _BOTH}),
+    "train-1": _TrainScenario(),
+    "train-all": _TrainScenario(recipe="all", usual=False),  # every feature; its first start compiles for minutes
+    "train-ranks": _TrainScenario(recipe="many", ranks=(2, 4, 1), loss=frozenset({137, 2})),
+    "eval": _TrainScenario(phases=_eval),
 }
-
-
-def chosen_scenarios(only: Sequence[str]) -> list[str]:
-    """Names of scenarios: those in `only`, or that begin with one of them and a dash (`prep` selects prep-folder …).
-
-    If `only` is empty: all that run by default.
-    """
-    return [name for name, scenario in SCENARIOS.items() if (not only and scenario.share)
-            or any(name == word or name.startswith(f"{word}-") for word in only)]  # fmt: skip
 
 
 def make_photos(folder: Path) -> None:

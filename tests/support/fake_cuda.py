@@ -32,7 +32,6 @@ class FakeCuda:
         self.retries = 0  # of the allocator
         self.host_s = self.free_at_s = self.synchronized_s = 0.0
         self.syncs = 0
-        self.asked: list[int] = []  # indices of the devices of all questions, in order
         self.rng = [torch.zeros(16, dtype=torch.uint8) for _ in range(devices)]
         fake = self
 
@@ -78,7 +77,6 @@ class FakeCuda:
         index = self.current if device.index is None else device.index
         if index >= self.devices:
             raise AssertionError("Invalid device id")
-        self.asked.append(index)
         return index
 
     def is_available(self) -> bool:

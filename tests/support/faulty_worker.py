@@ -42,12 +42,6 @@ def serve(conn: Connection, current: Any) -> None:
             if not Path(os.fsdecode(data[5:])).exists():
                 raise ZeroDivisionError("waited in vain")
             return [Photo.full(np.zeros((8, 8, 3), np.uint8))] * len(short_sides)
-        if data.startswith(b"slow "):
-            Path(os.fsdecode(data[5:])).write_text(str(os.getpid()))
-            ends = time.monotonic() + 0.5  # why: not a sleep, during which a stop would have no effect
-            while time.monotonic() < ends:
-                pass
-            return [Photo.full(np.zeros((8, 8, 3), np.uint8))] * len(short_sides)
         if data == b"memory":
             raise MemoryError
         if data == b"bug":

@@ -102,12 +102,3 @@ def erased_box(
         if h < res and w < res:
             return int(u[1] * (res - w + 1)), int(u[2] * (res - h + 1)), w, h
     return 0, 0, 0, 0
-
-
-def mixed_box(lam: float, x: float, y: float, res: int) -> tuple[int, int, int, int]:
-    """timm's rand_bbox with its centre as fractions of the side: x, y, width, height."""
-    side = int(res * math.sqrt(1 - lam))
-    cx, cy = int(x * res), int(y * res)
-    x0, x1 = (min(max(v, 0), res) for v in (cx - side // 2, cx + side // 2))
-    y0, y1 = (min(max(v, 0), res) for v in (cy - side // 2, cy + side // 2))
-    return x0, y0, x1 - x0, y1 - y0

@@ -220,11 +220,24 @@ def _batch(recipe: Recipe, head: Head, stage: int, res: int, split: Any) -> Batc
                  lam=torch.ones(N, device=DEVICE), keys=numbers, spec=spec)  # fmt: skip
 
 
+# the same kinds of layers as the network of the recipe, fewer of each
+_SHALLOW: dict[str, dict[str, Any]] = {
+    "resnet50": {"kwargs": {"layers": [1, 1, 1, 1]}},
+    "deit3_small_patch16_224": {"kwargs": {"depth": 2}},
+    "convnextv2_atto.fcmae": {"kwargs": {"depths": [1, 1, 1, 1]}},
+    "efficientnet_b4": {"name": "efficientnet_b0"},
+}
+
+
 def load(name: str, *, amp: str = "") -> Recipe:
-    """An included recipe, without its initial weights; `amp`: instead of its precision.amp."""
+    """An included recipe, without its initial weights, with a shallow network; `amp`: instead of its precision.amp."""
     recipe = Recipe.load(RECIPES / f"{name}.toml")
-    precision = dataclasses.replace(recipe.precision, amp=amp) if amp else recipe.precision
-    return dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, weights=""), precision=precision)
+    model, precision = recipe.model, recipe.precision
+    changes = dict(_SHALLOW.get(model.name, {}))
+    changes["kwargs"] = {**model.kwargs, **changes.get("kwargs", {})}
+    model = dataclasses.replace(model, weights="", **changes)
+    precision = dataclasses.replace(precision, amp=amp) if amp else precision
+    return dataclasses.replace(recipe, model=model, precision=precision)
 
 
 def _head(recipe: Recipe) -> Head:

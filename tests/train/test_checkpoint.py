@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from resolute.cli import main
 from resolute.errors import ResoluteError, StorageError
 from resolute.train import checkpoint
-from tests.train.conftest import train_words
 
 IDENTITY = {"recipe": {"optim": {"lr": 0.5}, "stages": [{"res": 32}]}, "shards": "abc"}
 
@@ -96,41 +93,6 @@ def test_code_in_a_checkpoint_is_not_executed(saved: Path) -> None:
     assert not (saved.parent / "pwned").exists()
 
 
-def test_a_full_disk_keeps_the_previous_checkpoint(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = saved.read_bytes()
-
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ResoluteError, match=r"last\.pt: not written \(No space left on device\), the old one is kept;"):
-        checkpoint.save(saved, {**IDENTITY, "weights": torch.zeros(3)})
-    assert saved.read_bytes() == before
-    with pytest.raises(ResoluteError, match=r"best\.pt: not written \(No space left on device\); make room"):
-        checkpoint.save(saved.with_name("best.pt"), {**IDENTITY, "weights": torch.zeros(3)})
-    assert names(saved.parent) == ["last.pt"]
-
-
-def test_concurrent_writers_in_one_folder_do_not_interfere(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another save and a link begin and end during a save, as with `make eval` beside a training run."""
-    export, seal = saved.with_name("export.pt"), checkpoint._seal
-
-    def interrupted(file: Any) -> str:
-        with monkeypatch.context() as patch:
-            patch.setattr(checkpoint, "_seal", seal)
-            checkpoint.save(export, {**IDENTITY, "weights": torch.ones(5)})
-            checkpoint.link(export, saved.with_name("best.pt"))
-        return seal(file)
-
-    monkeypatch.setattr(checkpoint, "_seal", interrupted)
-    checkpoint.save(saved, {**IDENTITY, "weights": torch.zeros(3)})
-    assert len(checkpoint.load(saved, expect=IDENTITY)["weights"]) == 3
-    assert len(checkpoint.load(export, expect=IDENTITY)["weights"]) == 5
-    assert names(saved.parent) == ["best.pt", "export.pt", "last.pt"]
-
-
 def test_an_io_error_is_reported_as_unavailable_and_deletes_nothing(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,14 +168,3 @@ def test_a_log_that_is_shorter_than_at_the_checkpoint_is_refused(run: Path) -> N
     (run / "run.jsonl").write_bytes(b"x" * 29)
     with pytest.raises(ResoluteError, match=r"run\.jsonl: truncated or missing, got 29 bytes, expected 30"):
         checkpoint.resume(run / "last.pt", expect=IDENTITY)
-
-
-def test_old_checkpoints_of_a_killed_run_are_deleted_when_it_is_reopened(
-    trained: Path, shard_root: Path, tmp_path: Path
-) -> None:
-    runs = tmp_path / "runs"
-    shutil.copytree(trained, runs / "small")
-    kept = sorted(path.name for path in (runs / "small").glob("step-*.pt"))
-    shutil.copy(runs / "small" / kept[0], checkpoint.step_file(runs / "small", 1))
-    assert main(train_words(shard_root, trained.parent / "small.toml", runs)) == 0
-    assert sorted(path.name for path in (runs / "small").glob("step-*.pt")) == kept

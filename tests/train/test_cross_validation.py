@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 import weakref
 from pathlib import Path
@@ -69,17 +68,10 @@ def test_each_fold_equals_the_run_of_that_fold_and_is_resumed(
 
 
 @pytest.mark.slow
-def test_a_fold_takes_the_batch_size_that_another_one_found_and_is_not_resumed_as_another_fold(
+def test_a_fold_is_not_resumed_as_another_one(
     folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(folded, tmp_path, "--folds", "0/3") == 0
-    text = (folded / "cv.toml").read_text()
-    (tmp_path / "auto.toml").write_text(re.sub("batch_size = [0-9]+", 'batch_size = "auto"', text))
-    # on a CPU, none would be searched
-    assert train(folded, tmp_path, "--recipe", str(tmp_path / "auto.toml"), "--folds", "1/3") == 0
-    sizes = [{r["samples"] for r in read_log(tmp_path / "cv" / f"fold-{k}" / "run.jsonl") if r["kind"] == "step"}
-             for k in (0, 1)]  # fmt: skip
-    assert sizes[0] == sizes[1]
     capsys.readouterr()
     assert train(folded, tmp_path, "--folds", "0/2") == 2
     assert "data.folds" in capsys.readouterr().err
@@ -91,7 +83,6 @@ def test_a_fold_takes_the_batch_size_that_another_one_found_and_is_not_resumed_a
 @pytest.mark.parametrize(("more", "message"), [
     (["--folds=0,2/3", "--from=best.pt"], "--from: got best.pt for 2 folds, expected one fold, such as --folds 0/3"),
     (["--folds=3/3"], "--folds: got 3/3, expected the number of folds, such as 5 to train all 5"),
-    (["--folds=0,0/3"], "--folds: got 0,0/3, expected the number"), (["--folds=all"], "--folds: got all, expected"),
     (["--folds=31"], "got 31 folds, expected 2 to 30, the number of training samples"),
     ([], "split val has no samples, expected some; hold out a part with VAL_FRAC=0.1 (make shards), or a fold (FOLDS="),
 ])  # fmt: skip
@@ -103,34 +94,3 @@ def test_folds_that_cannot_be_are_refused_in_one_line(
     assert message in err
     assert err.count("\n") == 1
     assert not list(tmp_path.rglob("*.pt"))
-
-
-@pytest.mark.slow
-def test_the_command_chooses_the_folds_of_any_set_and_of_a_recipe_with_a_fold_of_its_own(
-    folded: Path, shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "one.toml").write_text(f"{(folded / 'cv.toml').read_text()}[data]\nfold = 1\nfolds = 2\n")
-    own = ["--recipe", str(tmp_path / "one.toml"), "--shards", str(shard_root)]
-    assert train(folded, tmp_path, "--folds", "0/2", *own) == 0
-    (start,) = (r for r in read_log(tmp_path / "cv" / "fold-0" / "run.jsonl") if r["kind"] == "start")
-    assert start["recipe_values"]["data"]["fold"] == 0
-    assert start["train_samples"] + start["val_samples"] == 75  # the other 15 are the set's own validation split
-    capsys.readouterr()
-    assert train(folded, tmp_path, "--folds", "3", *own, "--run", "other") == 2
-    assert "--folds: got 3 folds, expected data.folds of the recipe, 2; omit one of them" in capsys.readouterr().err
-
-
-def test_a_signal_in_the_last_batch_of_a_fold_ends_the_command(
-    folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    after = trainer._Session._after
-
-    def interrupted(session: trainer._Session, spec: trainer.BatchSpec) -> bool:
-        session.stopped_by = 2 if spec.index + 1 == session.plan.total_batches else 0
-        return after(session, spec)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer._Session, "_after", interrupted)
-        assert train(folded, tmp_path, "--folds", "0,2/3") == 130
-    assert "fold-0: finished; stopped by SIGINT before what follows; run the same command" in capsys.readouterr().out
-    assert not (tmp_path / "cv" / "fold-2").exists()

@@ -17,11 +17,10 @@ from resolute.pipeline.dataset.format import key_name
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.train import loop
-from resolute.train.devices.distributed import Ranks
 from resolute.train.early_stopping import Progress
 from resolute.train.recipe.schema import Recipe, Stop
 from resolute.train.recipe.stages import RecipeStage
-from resolute.train.score import best_epoch, best_score
+from resolute.train.score import best_score
 from tests.train.conftest import SMALL, train_words, without_clocks
 
 
@@ -66,12 +65,6 @@ def test_the_best_epoch_is_chosen_at_the_last_resolution() -> None:
     assert stopped_at([0.5, 0.8, 0.9, 0.95, 0.85], res=up_and_down) == (-1, 4)
 
 
-def test_a_change_of_resolution_restarts_the_comparison() -> None:
-    res = [128, 128, 128, 224, 224, 224]
-    assert stopped_at([0.5, 0.9, 0.9, 0.6, 0.7, 0.8], res=res, patience=2) == (-1, 5)  # lower at 224, and rising
-    assert stopped_at([0.5, 0.6, 0.6, 0.9, 0.9, 0.9, 0.9], res=[*res, 224], patience=2) == (5, 3)
-
-
 def test_every_stage_starts_with_its_full_patience() -> None:
     """Also if only the trained layers change: a stage that trains the head alone does not end the run."""
     head_only, whole = (RecipeStage(res=224, epochs=4, batch_size=8, unfreeze_to=name) for name in ("none", None))
@@ -81,15 +74,6 @@ def test_every_stage_starts_with_its_full_patience() -> None:
         ended.append(bool(progress.ended))
     assert ended == [False] * 8  # without the restart, after epoch 4
     assert progress.best_epoch == 7
-
-
-def test_reports_name_the_best_epoch_of_best_pt() -> None:
-    top1, res = [0.5, 0.8, 0.9, 0.7], [128, 224, 160, 224]
-    epochs = [{"epoch": i, "top1": top1[i], "ema_top1": None, "eval_res": res[i]} for i in range(4)]
-    best = best_epoch(epochs, last_res=224)
-    assert best is not None
-    assert best["epoch"] == stopped_at(top1, res=res)[1] == 1
-    assert best_epoch([{"epoch": 0, "top1": None, "ema_top1": None, "eval_res": None}], last_res=224) is None
 
 
 def test_ema_weights_count_if_they_are_better_and_scores_that_are_not_finite_do_not() -> None:
@@ -166,15 +150,3 @@ def test_non_finite_numbers_end_the_run_are_reported_and_not_saved(
     losses = [r for r in without_clocks(tmp_path / "small" / "run.jsonl") if r["kind"] == "step"]
     assert [r["step"] for r in losses] == list(range(15))
     assert losses[7]["lr"] == report["lr"]
-
-
-def test_only_the_first_rank_writes_the_batch_of_a_non_finite_loss(
-    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = loop.Learner.train_step
-    monkeypatch.setattr(loop.Learner, "train_step", lambda *words: (step(*words)[0] * math.nan, 0.1))
-    monkeypatch.setattr(Ranks, "is_main", False)
-    (tmp_path / "small").mkdir()
-    assert run(tmp_path, shard_root, SMALL) == 2
-    assert "all in not_finite.json), expected finite numbers" in capsys.readouterr().err
-    assert list((tmp_path / "small").iterdir()) == []

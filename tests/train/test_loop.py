@@ -55,13 +55,13 @@ def test_clipping_bounds_the_size_of_a_step() -> None:
 
 
 def test_the_slow_weights_of_lookahead_are_those_at_the_end_of_each_training_pass() -> None:
-    """Also between two of its own updates, for the average of the weights, and after a resume at any step."""
-    ends, states = (2, 4), []
+    """Also between two of its own updates and for the average of the weights."""
+    ends = (2, 4)
     learner = _learner(lookahead=4, lookahead_alpha=0.25, momentum=0.9)
     assert learner.ema is not None
     before = [parameter.detach().clone() for parameter in learner.network.parameters()]
     for index in range(6):
-        states.append(copy.deepcopy(learner.state_dict()))
+        average_before = copy.deepcopy(learner.ema.module.state_dict())
         learner.train_step(make_batch(index, last=index in ends))
         at_update = index in ends or index == 3  # 3: the fourth step
         if index < min(ends):
@@ -73,15 +73,7 @@ def test_the_slow_weights_of_lookahead_are_those_at_the_end_of_each_training_pas
         if index in ends:
             for name, average in learner.ema.module.named_parameters():
                 slow_weight = learner.network.get_parameter(name)
-                torch.testing.assert_close(average, (states[-1]["ema"][name] + slow_weight) / 2)
-    for cut in (1, 3, 5):
-        resumed = _learner(lookahead=4, lookahead_alpha=0.25, momentum=0.9)
-        resumed.load_state_dict(states[cut])
-        for index in range(cut, 6):
-            resumed.train_step(make_batch(index, last=index in ends))
-        for section in ("model", "ema"):
-            final = learner.state_dict()[section]
-            assert all(value.equal(final[name]) for name, value in resumed.state_dict()[section].items())
+                torch.testing.assert_close(average, (average_before[name] + slow_weight) / 2)
 
 
 def test_ema_equals_its_formula_and_is_evaluated_beside_the_weights() -> None:
@@ -137,10 +129,3 @@ def test_the_log_holds_every_step_and_the_sums_of_the_epoch(tmp_path: Path) -> N
     assert record["train_s"] == pytest.approx(sum(s["wait_s"] + s["compute_s"] for s in steps))
     assert 0 <= record["top1"] <= record["top5"] <= 1
     assert (record["top1"] * 20) % 1 == pytest.approx(0)
-
-
-def test_the_loop_stops_when_requested(tmp_path: Path) -> None:
-    with contextlib.closing(RunLogWriter(tmp_path / "run.jsonl")) as log:
-        meter = Meter(log, device=CPU)
-        assert not run_batches([make_batch(i) for i in range(5)], _learner(), meter, lambda spec: spec.index < 2)
-    assert meter.sums["steps"] == 3

@@ -1,4 +1,4 @@
-"""Output files: a path that cannot be written is reported before the work in one line; so is a missing SRC."""
+"""Output files: a path that cannot be written is reported before the work in one line."""
 
 from __future__ import annotations
 
@@ -65,15 +65,6 @@ def test_predict_overwrites_its_own_earlier_result_but_no_table_of_something_els
     for _ in range(2):
         assert commands["predict"](str(out)) == 0
     assert list(tmp_path.iterdir()) == [out]
-
-
-def test_predict_without_a_source_is_refused(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["predict", str(trained), "--src", "  "]) == 2
-    assert "SRC: got nothing, expected a folder of images" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 def test_pages_are_written_below_runs(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

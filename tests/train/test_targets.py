@@ -5,13 +5,11 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from resolute.cli import main
@@ -23,7 +21,7 @@ from resolute.train.model.head import Head
 from resolute.train.recipe.schema import Distill, Loss
 from tests.support.exported import predict_exported
 from tests.support.retarget import retarget
-from tests.train.conftest import assert_equal_runs, stages, stop_at, train_words
+from tests.train.conftest import stages, train_words
 
 LABELS = ("first", "second", "any", "never")
 STAGES = stages((32, 3, 16), (48, 2, 16))
@@ -95,17 +93,6 @@ def test_a_run_learns_and_keeps_evaluates_and_draws_the_epoch_with_the_best_metr
         assert text in page
 
 
-def test_eval_shows_outputs_that_are_not_finite(
-    kind: str, shards: ShardSet, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.setattr("resolute.train.inference.evaluate.eval_logits", lambda network, images, *_, **__: torch.full(
-        (len(images), len(shards.target)), torch.inf))  # fmt: skip
-    words = ["eval", str(run), "--shards", shards.root, "--json", str(tmp_path / "e.json"), "--device", "cpu"]
-    assert main(words) == 0
-    assert ("MAE -, RMSE -" in capsys.readouterr().out) == (kind == "values")
-
-
 def test_predictions_are_in_the_form_of_the_target(kind: str, shards: ShardSet, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "pred.csv"
     assert main(["predict", str(run), "--src", shards.root, "--out", str(out), "--device", "cpu"]) == 0
@@ -125,32 +112,6 @@ def test_predictions_are_in_the_form_of_the_target(kind: str, shards: ShardSet, 
         assert all(abs(float(row["predicted constant"]) + 5) < 1 for row in rows)
 
 
-WRONG = {
-    "labels": [
-        ('[loss]\nkind = "ce"', "loss.kind: got ce for .* a set with several labels .* expected auto, bce, asl"),
-        ("[loss]\nstandardize = false", "loss.standardize: without effect"),
-        ('[distill]\nteacher = "test_resnet"', "distill.teacher: got a teacher"),
-    ],
-    "values": [
-        ('[loss]\nkind = "bce"', "loss.kind: got bce for .* a set with numbers, expected auto, mse, l1, huber"),
-        ("[loss]\nlabel_smoothing = 0.1", "loss.label_smoothing: without effect"),
-        ('[loss]\nclass_weights = "balanced"', "loss.class_weights: got weights"),
-        ('[data]\nsampling = "sqrt"', "data.sampling: got sqrt, but the targets of"),
-    ],
-}
-
-
-def test_settings_that_do_not_fit_the_targets_are_one_clear_line(
-    kind: str, shards: ShardSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for section, message in WRONG[kind]:
-        (tmp_path / "r.toml").write_text(RECIPE.replace("[model]", f"{section}\n[model]"))
-        assert main(train_words(shards.root, tmp_path / "r.toml", tmp_path / "runs")) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert re.search(message, line), line
-        assert not (tmp_path / "runs" / "r" / "run.jsonl").exists()
-
-
 def test_a_set_of_another_kind_is_refused_in_one_line(
     kind: str, shards: ShardSet, run: Path, shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,20 +129,6 @@ def test_a_set_of_another_kind_is_refused_in_one_line(
         assert message in line
         assert not out.exists()
         assert not table.exists()
-
-
-@pytest.mark.slow
-def test_a_resumed_run_equals_an_uninterrupted_one(
-    kind: str, shards: ShardSet, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "r.toml").write_text(RECIPE)
-    words = train_words(shards.root, tmp_path / "r.toml", tmp_path)
-    with monkeypatch.context() as patch:
-        stop_at(patch, 11)
-        assert main(words) == 128 + 15
-    assert main(words) == 0
-    assert_equal_runs(tmp_path / "r", run)
-    assert (tmp_path / "r" / "validation.json").read_bytes() == (run / "validation.json").read_bytes()
 
 
 def test_values_are_standardised_by_the_training_split(shard_root: Path, tmp_path: Path) -> None:
@@ -227,50 +174,3 @@ def test_an_exported_program_writes_the_predictions_and_submissions_have_labels_
         assert theirs.pop("predicted") == row["predicted"]
     for name in theirs.keys() - {"image", "error"}:
         assert float(theirs[name]) == pytest.approx(float(row[name]), abs=0.01 * (100 if kind == "values" else 1))
-
-
-@pytest.mark.slow
-def test_folds_are_summarised_and_predicted_out_of_fold(
-    kind: str, shards: ShardSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(shards, tmp_path, RECIPE.replace(STAGES, stages((32, 1, 16))), "--folds", "2")
-    key, title = {"labels": ("mAP", "mAP"), "values": ("r2", "R²")}[kind]
-    assert f"best {title} " in capsys.readouterr().out
-    folds = json.loads((tmp_path / "r" / "folds.json").read_text())
-    each = [open_saved_run(tmp_path / "r" / f"fold-{k}").best_score for k in range(2)]
-    assert [folds["folds"][str(k)][f"best_{key}"] for k in range(2)] == each
-    assert folds[f"best_{key}"]["mean"] == pytest.approx(np.mean(each))
-    words = ["predict", tmp_path / "r", "--src", shards.root, "--out", tmp_path / "p.csv", "--device", "cpu"]
-    assert main([str(word) for word in words]) == 0
-    out = capsys.readouterr().out
-    assert "75 images, " + title in out
-    assert "out of fold" in out
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick")
-def test_plan_and_show_take_any_target(
-    kind: str, shards: ShardSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "r.toml").write_text(RECIPE)
-    words = ["--recipe", str(tmp_path / "r.toml")]
-    assert main(["plan", "--shards", shards.root, *words, "--runs", str(tmp_path / "runs"), "--device", "cpu"]) == 0
-    assert main(["show", shards.root, *words, "--out", str(tmp_path / "seen.html"), "--count", "4"]) == 0
-    page = (tmp_path / "seen.html").read_text()
-    assert ("any" in page and " first" in page) if kind == "labels" else "mm" in page
-
-
-@pytest.mark.slow
-def test_several_labels_are_sampled_and_weighted_by_class(shard_root: Path, tmp_path: Path) -> None:
-    shards = of_kind("labels", shard_root, tmp_path / "set")
-    text = '[data]\nsampling = "sqrt"\n[loss]\nclass_weights = "balanced"\n[model]'
-    recipe = RECIPE.replace("[model]", text).replace(STAGES, stages((32, 1, 16)))
-    run = train(shards, tmp_path / "runs", recipe)
-    start, *records = read_log(run / "run.jsonl")
-    in_set = shards.target.counts(shards.splits["train"].samples)
-    assert start["class_samples"] == in_set.tolist()
-    (seen,) = (record["class_counts"] for record in records if record["kind"] == "epoch")
-    assert seen[2] == 75  # every sample has this label
-    assert sum(seen[:2]) > sum(in_set[:2])  # rare labels more often
-    assert seen[3] == 0
-    assert "seen per epoch" in (run / "report.html").read_text(encoding="utf-8")

@@ -26,7 +26,6 @@ from resolute.train.logs.metrics import read_log
 from resolute.train.loop import Learner
 from resolute.train.recipe.schema import Recipe
 from tests import ROOT
-from tests.support.cli import prep
 from tests.support.commands import Command, Ended
 from tests.train.conftest import assert_equal_runs, without_clocks
 
@@ -186,31 +185,6 @@ def test_a_finished_run_is_not_changed_and_its_log_holds_the_digest_of_each_chec
     assert set(digests) == {f"step-{step:08d}.pt" for step in (3, 6, 9, 12, 15, 16, 18, 21, 24, 26)}
     for name in ("step-00000024.pt", "step-00000026.pt"):
         assert hashlib.sha256((finished / name).read_bytes()).hexdigest() == digests[name]
-
-
-def test_bad_input_is_reported_in_one_line_and_changes_nothing(
-    finished: Path, recipe_file: Path, words: Words, shard_root: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    shutil.copytree(finished, tmp_path / "tiny")
-    before = (tmp_path / "tiny" / "run.jsonl").read_bytes()
-    again = ["--src", shard_root.parent / "photos", "--out", tmp_path / "set", "--res", "32,48,64",
-             "--val-frac", "0.17", "--shard-samples", "32", "--quality", "50", "--workers", "1"]  # fmt: skip
-    assert prep([str(word) for word in again]) == 0
-    capsys.readouterr()
-    other, text = tmp_path / "tiny.toml", recipe_file.read_text()
-    for change, more, message in (
-        (("lr = 0.1", "lr = 0.2"), [], "made with another recipe: recipe.optim.lr got 0.1, expected 0.2"),
-        (("", ""), ["--shards", str(tmp_path / "set")],
-         "made with other data: got a set that differs in train images at 32 px, "),
-        (("seed = 5", 'seed = 5\nprecision = { amp = "fp16" }'), [], "got fp16 on cpu, expected auto, bf16 or off"),
-    ):
-        other.write_text(text.replace(*change))
-        assert main([*words(tmp_path), "--recipe", str(other), *more]) == 2
-        err = capsys.readouterr().err
-        assert message in err
-        assert err.count("\n") == 1
-        assert (tmp_path / "tiny" / "run.jsonl").read_bytes() == before
 
 
 def test_a_full_disk_is_reported_and_the_run_can_be_resumed(

@@ -115,20 +115,6 @@ def test_the_metrics_of_classes_equal_a_count() -> None:
             (pair["label"], pair["predicted"])}  # fmt: skip
 
 
-def test_the_confusion_of_many_classes_is_put_together() -> None:
-    head = Head(target=Target(kind="class", names=tuple(map(str, range(1234)))), loss="ce")
-    generator = torch.Generator().manual_seed(2)
-    labels, predicted = (torch.randint(0, 1234, (3000,), generator=generator) for _ in range(2))
-    outputs = torch.nn.functional.one_hot(predicted, 1234).float()
-    _, details = outcome(head, outputs, labels, batch=1000, world_size=1)
-    counts = np.array(details["raw"]["confusion"]["counts"])
-    assert details["raw"]["confusion"]["classes_per_cell"] == 13
-    assert counts.shape == (95, 95)
-    expected = np.zeros((95, 95), int)
-    np.add.at(expected, (labels.numpy() // 13, predicted.numpy() // 13), 1)
-    np.testing.assert_array_equal(counts, expected)
-
-
 def test_the_metrics_of_labels_equal_their_definitions() -> None:
     logits, targets = of_kind(MANY)
     metrics, details = outcome(MANY, logits, targets, batch=16, world_size=2)

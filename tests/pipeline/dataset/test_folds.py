@@ -31,12 +31,6 @@ def test_folds_are_the_same_in_every_process_and_version() -> None:
     assert fold_numbers(labels, 3, seed=1).tolist() != expected
 
 
-def test_folds_do_not_follow_the_order_of_the_set() -> None:
-    numbers = fold_numbers(np.zeros(10_000, np.uint32), 5)
-    # 2000 of a fold; neighbours share one as often as by chance, 20 % with a standard deviation of 0.4 %
-    assert 0.18 < (numbers[1:] == numbers[:-1]).mean() < 0.22
-
-
 def test_folds_of_a_set_are_disjoint_and_complete_and_leave_val_out(shard_set: ShardSet) -> None:
     whole, files, folds = shard_set.splits["train"], tree(Path(shard_set.root)), 7
     seen = []

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from resolute import Loader, Plan, ResoluteError, ShardSet, Stage
-from resolute.pipeline.dataset.target import Target
+from resolute import Loader, Plan, ShardSet, Stage
 from resolute.pipeline.examples import plain, timm_loop
 from tests import ROOT
-from tests.support.commands import Ended
-from tests.support.retarget import retarget
 
 WORDS = ["--res", "32,48", "--epochs", "1", "--batch-size", "25"]
 
@@ -81,23 +76,3 @@ def test_the_training_loop_in_the_readme_runs(shard_root: Path, shard_set: Shard
     assert all(loss.shape == () and loss.isfinite() for loss in losses)
     assert len(torch.cat(counts)) == 2 * len(shard_set.splits["val"])
     assert len(states) == 2
-
-
-@pytest.mark.parametrize(("words", "message"), [
-    (["--res", "96"], "no shards at 96 px, got 32,48,64"),
-    (["--res", "32,x"], "--res: got 32,x, expected px such as 128,160"),
-])  # fmt: skip
-def test_bad_arguments_of_an_example_are_reported_in_one_line(
-    shard_root: Path, tmp_path: Path, forked: Callable[..., Ended], words: list[str], message: str
-) -> None:
-    ended = forked("resolute.pipeline.examples.plain", shard_root, *words, "--checkpoint", tmp_path / "x")
-    assert ended.status == 2, ended.err
-    assert message in ended.err
-    assert len(ended.err.splitlines()) == 1
-
-
-def test_an_example_refuses_a_set_without_classes(shard_root: Path, tmp_path: Path) -> None:
-    root = Path(shutil.copytree(shard_root, tmp_path / "set"))
-    labels = retarget(root, Target(kind="labels", names=("a",)), {"train": [[0]] * 75, "val": [[0]] * 15})
-    with pytest.raises(ResoluteError, match="got labels as targets, expected a class per sample"):
-        plain.main([labels.root, "--checkpoint", str(tmp_path / "x.pt")])

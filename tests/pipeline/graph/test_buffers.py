@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from resolute.pipeline.graph.buffers import BufferPool
@@ -21,12 +20,3 @@ def test_a_buffer_is_reused_only_after_its_last_view_is_deleted() -> None:
     assert (row == 7).all()
     del other, row  # in this order: of two released buffers only the later is kept
     assert buffers.take((6,)).ctypes.data == address
-
-
-def test_a_pool_grows_to_the_largest_array_and_keeps_that() -> None:
-    buffers = BufferPool(nbytes=0, count=1)
-    small = buffers.take((8,), np.uint8)
-    large = buffers.take((100,), np.uint8)
-    address = large.ctypes.data
-    del large, small  # why in this order: the smaller one comes back last, and is not kept
-    assert buffers.take((8,), np.uint8).ctypes.data == address

@@ -1,4 +1,4 @@
-"""Augmentation from recipe to batch: checked settings, switches of stages, pixels that depend on the sample only."""
+"""Augmentation from recipe to batch: checked settings, and pixels that depend on the sample only."""
 
 from __future__ import annotations
 
@@ -86,30 +86,13 @@ def test_the_order_is_crop_operations_erasing_mixing(shard_set: ShardSet) -> Non
                 assert error.max() <= 1 if upright else np.median(error) <= 4
 
 
-def test_stages_without_augmentation_and_validation_equal_the_plain_stream(shard_set: ShardSet) -> None:
-    mixing = dataclasses.replace(ALL, mixup_alpha=0.8, mixup_mode="elem")
-    run = Plan(shard_set, [stage(mixing), stage(PLAIN, res=48), stage(ALL)], eval_batch_size=7)
-    bare = Plan(shard_set, [stage(PLAIN), stage(PLAIN, res=48), stage(PLAIN)], eval_batch_size=7)
-    changed = 0
-    with Loader(run) as ours, Loader(bare) as plain:
-        for got, wanted in zip(ours, plain, strict=True):
-            if got.spec.split == "val" or got.spec.stage == 1:
-                assert not got.spec.augment_params
-                np.testing.assert_array_equal(got.images.numpy(), wanted.images.numpy())
-            else:
-                changed += not np.array_equal(got.images.numpy(), wanted.images.numpy())
-    assert changed == 10
-
-
 STAGE = {"res": 32, "epochs": 1, "batch_size": 8}
 
 
 @pytest.mark.parametrize(("table", "message"), [
     ({"jitter": [0.4, 0.4, 0.4, 0.6]}, "augment.jitter: got [0.4, 0.4, 0.4, 0.6], expected [brightness"),
-    ({"greyscale": 0.2}, "augment.greyscale: no such setting"),
     ({"crop_mode": "simple", "scale": [0.3, 1.0]}, "augment.scale: without effect, crop_mode is simple; remove it"),
     ({"flip_mode": "alternate", "flip_prob": 0.3}, "augment.flip_prob: without effect, flip_mode is alternate"),
-    ({"num_ops": 3}, "augment.num_ops: without effect, policy is not randaugment; remove it"),
 ])  # fmt: skip
 def test_settings_that_are_wrong_or_without_effect_are_refused(table: dict[str, Any], message: str) -> None:
     for recipe in ({"augment": table, "stages": [STAGE]}, {"stages": [{**STAGE, "augment": table}]}):

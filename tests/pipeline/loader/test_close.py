@@ -110,14 +110,3 @@ def test_memory_files_and_threads_stay_constant_over_stage_changes(shard_set: Sh
     assert statistics.median(row[0] for row in late) < statistics.median(row[0] for row in early) + 10
     assert max(row[1] for row in late) <= max(row[1] for row in early)
     assert max(row[2] for row in late) <= max(row[2] for row in early)
-
-
-def test_a_graph_leaves_no_generated_code_behind(
-    shard_set: ShardSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    augment = Augment(mixup_alpha=0.2, mixup_prob=1.0, random_erasing_prob=0.5)
-    plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=16, augment=augment)], eval_batch_size=None)
-    with Loader(plan) as loader:
-        assert next(iter(loader)).images.shape[-1] == 32
-        assert list(tmp_path.iterdir()) == []

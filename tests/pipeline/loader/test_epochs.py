@@ -63,10 +63,3 @@ def test_after_a_resume_within_an_epoch_the_first_one_has_what_is_left(plan: Pla
         epoch = next(loader.epochs())
         assert (epoch.number, epoch.train.is_over, numbers(epoch.val)) == (0, True, [validation.first + 1])
         assert (len(epoch.train), len(epoch.val)) == (3, 2)
-
-
-def test_an_epoch_without_validation_has_no_validation_batches(shard_set: ShardSet) -> None:
-    plan = Plan(shard_set, [Stage(res=32, epochs=3, batch_size=25)], eval_batch_size=15, eval_every_epochs=2)
-    with Loader(plan) as loader:
-        lengths = [(len(list(epoch.train)), len(list(epoch.val))) for epoch in loader.epochs()]
-    assert lengths == [(3, 0), (3, 1), (3, 1)]

@@ -48,13 +48,3 @@ def test_batches_of_the_gpu_path_equal_those_of_the_cpu_path(
     with Loader(plan) as on_cpu, GpuLoader(monkeypatch, plan, decode=decode, dtype=dtype, prefetch_batches=3) as on_gpu:
         assert on_gpu._graph._on_cpu is False
         assert differences(on_cpu, on_gpu) == []
-
-
-def test_whole_images_that_are_decoded_and_then_cropped_give_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet
-) -> None:
-    """With CPU kernels of the same operators; crops of all positions, photos of all sizes."""
-    plan = plan_of(shard_set, **MIXING["elem"])
-    with GpuLoader(monkeypatch, plan, decode="cpu") as regions, GpuLoader(monkeypatch, plan, decode="gpu") as wholes:
-        for region, whole in zip(regions, wholes, strict=True):
-            assert torch.equal(region.images, whole.images)

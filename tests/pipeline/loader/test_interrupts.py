@@ -89,64 +89,6 @@ def test_a_loop_interrupted_at_random_moments_gets_every_batch_once_and_in_order
     assert report["wrong"] == 0
 
 
-_REPEATED = """
-import os, signal, sys, threading, time
-import numpy as np
-from resolute import ShardSet
-from resolute.pipeline.graph.buffers import BufferPool
-
-root, what = sys.argv[1:]
-pool, records, ids = BufferPool(nbytes=4096, count=4), ShardSet.open(root).splits["train"].samples, np.arange(64)
-records[ids]
-sent, caught, until = 0, 0, time.monotonic() + 30
-
-
-def once():
-    if what == "records":
-        records[ids]
-    else:
-        arrays = pool.take((16, 16)), pool.take((8,))  # freed at the end of the function
-
-
-def interrupt():
-    global sent
-    while sent < 300:
-        time.sleep(0.001)
-        if sent == caught:  # one at a time
-            sent += 1
-            os.kill(os.getpid(), signal.SIGINT)
-
-
-thread = threading.Thread(target=interrupt, daemon=True)
-while caught < 300 and time.monotonic() < until:
-    try:
-        if thread.ident is None:
-            thread.start()
-        while caught < 300 and time.monotonic() < until:
-            try:
-                while time.monotonic() < until:
-                    once()
-            except KeyboardInterrupt:
-                caught += 1
-    except KeyboardInterrupt:
-        caught += 1
-print(sent, caught)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["buffers", "records"])
-def test_ctrl_c_while_a_batch_is_freed_or_records_are_looked_up_is_a_keyboard_interrupt(
-    shard_root: Path, tmp_path: Path, what: str
-) -> None:
-    """The memory of a batch is freed in the caller's loop, at any time: there it must not be swallowed.
-
-    numba's own code must not meet it: there it became a SystemError, and now and then ended the process.
-    """
-    done = Command("tests.support.execute", [_REPEATED, shard_root, what], folder=ROOT, scratch=tmp_path).end()
-    assert (done.status, done.out, done.err) == (0, "300 300\n", "")
-
-
 @pytest.fixture(scope="module")
 def plan(shard_set: ShardSet) -> Plan:
     augment = Augment(policy="randaugment", mixup_alpha=0.8)

@@ -185,26 +185,16 @@ def test_unavailable_storage_is_not_damage_and_the_run_continues_with_the_same_b
         assert not loader.skipped
         (root / "away").rename(root / "32")
         assert torch.equal(next(loader).images, expected[state["next_batch"]])
-    with Loader(plan, on_bad_sample="skip") as loader:
-        loader.load_state_dict(state)
-        for batch in loader:
-            assert torch.equal(batch.images, expected[batch.spec.index])
-        assert not loader.skipped
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"num_threads": 0}, "Loader.num_threads: got 0, expected integer, at least 1; correct it"),
     ({"rank": 2, "world_size": 2}, "Loader.rank: got 2, expected 0 to 1; correct it"),
     ({"rank": 0, "world_size": 16}, "cannot feed 16 ranks"),
     ({"start": 10**6}, "Loader.start: got 1000000, expected 0 to "),
-    ({"prefetch_batch": 3}, "Loader.prefetch_batch: no such argument; did you mean prefetch_batches?"),
     ({"mean": [0.5, 0.5]}, r"Loader.mean: got \[0.5, 0.5\], expected 3 numbers"),
-    ({"on_bad_sample": "ignore"}, "Loader.on_bad_sample: got 'ignore', expected \"error\", \"skip\""),
     ({"dtype": torch.float64}, "dtype: got torch.float64, expected torch.float32, torch.float16, torch.bfloat16 or"),
-    ({"transform": 3}, "^transform: got 3, expected a function"),
     ({"decode": "gpu"}, "decode: got gpu with device cpu"),
     ({"hw_decoder_load": 0.9}, "hw_decoder_load: without effect with decode cpu"),
-    ({"device": "meta"}, "device: got meta, expected cpu or cuda"),
 ])  # fmt: skip
 def test_options_out_of_range_are_refused_in_one_line(plan: Plan, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ResoluteError, match=words) as error:
@@ -236,11 +226,9 @@ def test_the_loss_of_soft_targets_is_the_weighted_sum_of_the_losses_of_both_labe
             batch.soft_targets(classes, smoothing=wrong)
 
 
-def test_the_graph_has_the_device_of_the_batches_the_largest_batch_of_its_rank_and_decoders_on_request(
-    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch
+def test_the_graph_has_the_device_of_the_batches_and_decoders_on_request(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stages = [Stage(res=32, epochs=1, batch_size=37), Stage(res=64, epochs=2, batch_size=19)]
-    plan = Plan(shard_set, stages, eval_batch_size=15)
     FakeCuda(devices=2, current=1).install(monkeypatch)
     monkeypatch.setattr("resolute.pipeline.loader.loader.Graph", graph := Mock(side_effect=InterruptedError))
 
@@ -249,11 +237,6 @@ def test_the_graph_has_the_device_of_the_batches_the_largest_batch_of_its_rank_a
             Loader(plan, **options)
         return graph.call_args.kwargs
 
-    for rank in range(3):
-        specs = [plan.batch(i, rank=rank, world_size=3) for i in range(plan.total_batches)]
-        made = requested(rank=rank, world_size=3)
-        assert made["batch_size"] == max(map(len, specs))
-        assert made["largest_pixels"] == max(spec.res**2 * len(spec) for spec in specs)
     for device, index in (("cuda", 1), ("cuda:0", 0)):
         made = requested(device=device)
         assert (made["device_id"], made["decode"]) == (index, "cpu")  # GPU decoders may crash: only on request
@@ -287,6 +270,3 @@ def test_the_state_of_another_plan_is_refused_with_the_differences(shard_root: P
         for same in (ShardSet.open(shard_root, resolutions=(32,)), changed("train images at 48 px")):
             loader.load_state_dict(state(planned(same)))
             assert next(loader).spec.index == 1
-        for index in (-1, 10**6):
-            with pytest.raises(ResoluteError, match=f"got {index}, expected 0 to "):
-                loader.load_state_dict({"next_batch": index})

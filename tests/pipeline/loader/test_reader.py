@@ -17,7 +17,7 @@ import pytest
 from resolute.errors import DamagedSample, StorageError
 from resolute.pipeline.dataset.format import manifest_bytes
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.graph.kernels.pread import TAG_BYTES, fetch
+from resolute.pipeline.graph.kernels.pread import fetch
 from resolute.pipeline.loader.reader import EncodedBatch, Reader
 from tests.support.damage import damage_sample
 from tests.support.reference import stored_jpeg
@@ -90,17 +90,6 @@ def test_a_missing_or_replaced_set_is_unavailable_and_not_damaged(
         assert "damaged" not in str(error.value)
 
 
-def test_an_added_resolution_does_not_count_as_a_replaced_set(shard_root: Path, tmp_path: Path) -> None:
-    root = tmp_path / "copy"
-    shards = ShardSet.open(shutil.copytree(shard_root, root), resolutions=(32,))
-    manifest = json.loads((root / "manifest.json").read_text())
-    (root / "manifest.json").write_bytes(manifest_bytes({**manifest, "resolutions": {
-        **manifest["resolutions"], "96": {"short_side": 110}}}))  # fmt: skip
-    damage_sample(shards, 10)
-    with closing(Reader(shards)) as reader:
-        assert isinstance(reader.submit("train", 32, np.array([10])).result().errors[0], DamagedSample)
-
-
 class Failing:
     """Makes reads of tars fail with errno `number`: all compiled reads, and the first `times` Python reads."""
 
@@ -140,17 +129,6 @@ def test_a_transient_io_error_is_retried_and_a_persistent_one_is_unavailable_sto
         assert "\n" not in str(error.value)
         failing.left = 0
         assert not reader.submit("train", 32, ids).result().errors
-
-
-def test_a_huge_image_does_not_pad_the_whole_batch(shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = np.arange(16)
-    with closing(Reader(shard_set)) as reader:
-        assert isinstance(reader.submit("train", 32, ids).result().images, np.ndarray)
-        monkeypatch.setattr("resolute.pipeline.loader.reader._MAX_PADDING", 0.5)
-        read = reader.submit("train", 32, ids).result()
-        nbytes = shard_set.splits["train"].stored[32][ids]["nbytes"]
-        assert [len(piece) for piece in read.images] == (nbytes + TAG_BYTES).tolist()
-        assert_members(shard_set, 32, ids, read)
 
 
 def test_files_closed_by_the_open_file_limit_are_reopened(shard_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,16 +51,6 @@ def borders(plan: Plan) -> list[int]:
     return sorted(places | set(np.random.default_rng(3).integers(0, plan.total_batches, 10).tolist()))
 
 
-@pytest.mark.slow
-def test_batches_are_identical_after_a_resume_at_any_step(plan: Plan, batches: list[Batch]) -> None:
-    assert len(borders(plan)) >= 20
-    for start in borders(plan)[::2]:  # all of them below, with a running loader
-        with Loader(plan, start=start, num_threads=1 + start % 3) as loader:
-            assert len(loader) == plan.total_batches - start
-            for expected in batches[start : start + 2]:
-                assert_same(next(loader), expected)
-
-
 def test_a_state_moves_a_running_loader_to_any_batch(plan: Plan, batches: list[Batch]) -> None:
     with Loader(plan) as loader:
         for place in np.random.default_rng(4).permutation(borders(plan)).tolist():

@@ -1,4 +1,4 @@
-"""Augmentation parameters: their distributions, and that they depend on seed, epoch and sample only."""
+"""Augmentation parameters: their distributions and their golden value."""
 
 from __future__ import annotations
 
@@ -144,42 +144,6 @@ def test_mixing_per_sample_draws_beta_weights_and_timms_boxes(alpha: float, othe
     inside = (x > 0) & (y > 0) & (x + w < 1000) & (y + h < 1000)
     assert (w[inside] == h[inside]).all()
     assert (boxes[modes != CUTMIX] == 0).all()
-    u = uniforms(stream_key(1, 22, 0), IDS[:3000], 4)
-    for i in np.flatnonzero(modes[:3000] == CUTMIX):  # the box's own lam is lost where the border cuts it
-        x0, y0, width, height = boxes[i]
-        if width == height and min(x0, y0) > 0 and max(x0, y0) + width < 1000:
-            rebuilt = reference_ops.mixed_box(1 - (width / 1000) ** 2 - 1e-9, u[i, 2], u[i, 3], 1000)
-            assert tuple(boxes[i]) == rebuilt
-
-
-def test_the_parameters_of_a_sample_depend_on_seed_epoch_and_sample_only() -> None:
-    whole = numbers(ALL)
-    part = np.random.default_rng(0).permutation(N)[:50]
-    other, reseeded = numbers(ALL, epoch=4), augment_params(ALL, seed=2, epoch=3, ids=IDS, res=224)
-    for name, values in numbers(ALL, ids=IDS[part]).items():
-        np.testing.assert_array_equal(values, whole[name][part])
-        if name != "grey_values":
-            assert not np.array_equal(other[name], whole[name])
-            assert not np.array_equal(reseeded[name], whole[name])
-    mixing = Augment(mixup_alpha=0.3, cutmix_alpha=1.0, mixup_mode="elem")
-    expected = mix_params(mixing, seed=1, epoch=0, batch=0, ids=IDS[:5000], res=96)
-    few = part[part < 5000]
-    for got, all_ in zip(mix_params(mixing, seed=1, epoch=0, batch=0, ids=IDS[few], res=96), expected, strict=True):
-        np.testing.assert_array_equal(got, all_[few])
-
-
-def test_switching_an_operation_off_does_not_change_the_others() -> None:
-    whole = numbers(ALL)
-    only = {"policy": Augment(policy="randaugment"), "blur": Augment(blur_prob=0.3), "vflips": Augment(vflip_prob=0.1),
-            "grey": Augment(grey_prob=0.2), "erase": Augment(random_erasing_prob=0.25, random_erasing_fill="noise"),
-            "jitter": Augment(jitter=(0.4, 0.3, 0.2, 0.1), jitter_prob=0.8)}  # fmt: skip
-    for part, augment in only.items():
-        drawn = numbers(augment)
-        assert drawn
-        assert all(name.startswith(part) for name in drawn)
-        for name, values in drawn.items():
-            np.testing.assert_array_equal(values, whole[name])
-    assert numbers(Augment()) == {}
 
 
 def test_parameters_equal_the_golden_value() -> None:

@@ -17,7 +17,7 @@ from resolute.pipeline.dataset.format import STORED
 from resolute.pipeline.dataset.shard_set import ShardSet, Split
 from resolute.pipeline.dataset.target import Target
 from resolute.pipeline.plan.class_sampling import Sampling
-from resolute.pipeline.plan.order import Order, block_samples
+from resolute.pipeline.plan.order import Order
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
 
@@ -93,33 +93,6 @@ def test_long_and_short_epochs_have_their_share_of_each_quota_and_use_samples_of
             assert np.ptp(np.bincount(ids, minlength=len(labels))[labels == label]) <= 1
             assert np.ptp(total[labels == label]) <= 1
     assert total.min() >= 1  # also of the largest class, of which an epoch uses only a part
-
-
-def test_fixed_fractions_use_nested_subsets_with_samples_of_every_class(unbalanced: ShardSet) -> None:
-    stages = [Stage(res=32, epochs=6, batch_size=16, fraction=fraction) for fraction in (0.2, 0.5, 1.0)]
-    plan = plan_of(unbalanced, "sqrt", *stages, fraction_mode="fixed", order="block")
-    labels, before = labels_of(unbalanced), set[int]()
-    for stage, fraction in enumerate((0.2, 0.5, 1.0)):
-        parts = [set(epoch_ids(plan, 6 * stage + k)) for k in range(6)]
-        union = set[int]().union(*parts)
-        sizes = np.bincount(labels[sorted(union)], minlength=len(SIZES))
-        np.testing.assert_array_equal(sizes, np.ceil(np.array(SIZES) * round(745 * fraction) / 745))
-        assert before <= union
-        before = union
-
-
-def test_the_block_order_reads_the_set_in_blocks(shard_set: ShardSet) -> None:
-    """A batch reads from at most 17 places (open blocks), each a short range, although it draws by class."""
-    labels = np.random.default_rng(0).choice(20, 60_000, p=np.arange(1, 21) / 210)
-    target = Target(kind="class", names=tuple(map(str, range(20))))
-    plan = plan_of(with_targets(shard_set, target, labels.tolist()), "balanced", Stage(res=32, epochs=1, batch_size=64),
-                   order="block")  # fmt: skip
-    size = block_samples(60_000)
-    for index in range(0, plan.total_batches, 50):
-        ids = np.sort(plan.ids(index))
-        assert (np.diff(ids) > 2 * size).sum() <= 17
-        opened = np.split(ids, np.flatnonzero(np.diff(ids) > 2 * size) + 1)
-        assert sum(int(np.ptp(part)) for part in opened) < 17 * 2 * size
 
 
 def test_draws_and_augmentation_equal_the_golden_value(unbalanced: ShardSet) -> None:

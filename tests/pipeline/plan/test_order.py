@@ -1,4 +1,4 @@
-"""The orders `full` and `block`: every sample once, rotating or nested fractions, O(1) access, intact blocks."""
+"""The orders `full` and `block`: every sample once, rotating or nested fractions."""
 
 from __future__ import annotations
 
@@ -41,19 +41,6 @@ def test_fractions_hold_every_sample_once_and_consecutive_ones_cover_the_set(ord
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_any_position_of_any_epoch_is_computed_alone(order: Order) -> None:
-    whole = epoch_ids(order, total=5000, samples=3210, offset=4000, epoch=7)
-    places = np.random.default_rng(0).permutation(3210)[:50]
-    alone = [int(sample_ids(order, places[i : i + 1], seed=3, epoch=7, samples=3210, offset=4000, total=5000)[0])
-             for i in range(50)]  # fmt: skip
-    assert alone == whole[places].tolist()
-    n = 100_000_000
-    far = sample_ids(order, np.asarray([0, 1, n - 1, 123_456]), seed=3, epoch=7, samples=n, offset=0, total=n)
-    assert len(set(far.tolist())) == 4
-    assert ((far >= 0) & (far < n)).all()
-
-
-@pytest.mark.parametrize("order", ORDERS)
 def test_epochs_and_seeds_give_independent_orders(order: Order) -> None:
     n = 6400
     first = epoch_ids(order, total=n)
@@ -62,22 +49,6 @@ def test_epochs_and_seeds_give_independent_orders(order: Order) -> None:
         assert abs(np.corrcoef(first, other)[0, 1]) < 4 / np.sqrt(n)
     assert (np.abs(np.diff(first)) == 1).sum() < (12 if order == "full" else 6400 * 4 / 64)
     np.testing.assert_array_equal(first, epoch_ids(order, total=n))
-
-
-@pytest.mark.parametrize(("block", "window", "blocks"), [(64, 16, 40), (64, 64, 70), (8, 4, 3), (16, 1, 9)])
-def test_a_slot_mixes_one_group_of_each_open_block_and_opens_the_next(block: int, window: int, blocks: int) -> None:
-    slots = epoch_ids("block", total=block * blocks, block=block, window=window).reshape(blocks, block)
-    groups = min(window, block)
-    opened = [np.bincount(slot // block, minlength=blocks) for slot in slots]
-    for t, counts in enumerate(opened):
-        assert counts.sum() == block
-        if groups <= blocks:
-            assert sorted(set(counts.tolist())) == ([0, block // groups] if groups < blocks else [block // groups])
-            new = (counts > 0) & (opened[t - 1] == 0)
-            assert new.sum() == (1 if 1 < groups < blocks else groups if groups == 1 else 0)
-    if block == 64:  # inside a slot the blocks are mixed: neighbours come from different ones
-        same = np.mean(np.diff(slots // block, axis=1) == 0)
-        assert abs(same - (block // groups - 1) / (block - 1)) < 0.05
 
 
 def test_block_order_equals_the_golden_value() -> None:

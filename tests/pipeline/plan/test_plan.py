@@ -1,4 +1,4 @@
-"""The plan is a pure function: every sample exactly once, independent of ranks, equal to slow oracles."""
+"""The plan is a pure function: every sample exactly once, equal to slow oracles."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import dataclasses
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.augment_params import CUTMIX, MIXUP, UNMIXED
 from resolute.pipeline.plan.crops import centre_crops, random_crops
 from resolute.pipeline.plan.order import Order
-from resolute.pipeline.plan.plan import BatchSpec, Plan
+from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.rng import uniforms
 from resolute.pipeline.plan.stage import Augment, Stage
 from resolute.train.recipe.stages import RecipeStage
@@ -80,42 +79,6 @@ def test_order_and_augmentation_equal_the_golden_value(shard_set: ShardSet) -> N
     assert digest.hexdigest()[:16] == "c50e2b8276bd1b5c"
 
 
-def _joined(parts: Sequence[BatchSpec], name: str) -> NDArray[Any]:
-    return np.concatenate([getattr(part, name) for part in parts])
-
-
-@pytest.mark.parametrize(("world", "order"), [(2, "block"), (3, "full"), (8, "block")])
-def test_the_local_batches_of_any_number_of_ranks_are_the_global_batch(
-    shard_set: ShardSet, world: int, order: Order
-) -> None:
-    augment = dataclasses.replace(MIXED, mixup_mode="elem", random_erasing_prob=0.5)
-    stages = [
-        Stage(res=32, epochs=2, batch_size=32, augment=MIXED), Stage(res=48, epochs=2, batch_size=40, augment=augment),
-        Stage(res=(32, 48, 64), epochs=1, batch_size=(32, 24, 16), res_schedule="random", augment=MIXED),
-    ]  # fmt: skip
-    plan = _plan(shard_set, stages=stages, order=order, eval_batch_size=8)
-    for index in range(plan.total_batches):
-        whole = plan.batch(index)
-        if len(whole) < 2 * world:
-            continue  # such a plan is refused for so many ranks
-        parts = [plan.batch(index, rank=rank, world_size=world) for rank in range(world)]
-        lengths = [len(part) for part in parts]
-        assert min(lengths) > 0
-        assert max(lengths) - min(lengths) <= (3 if whole.split == "train" else 1)
-        for name in ("ids", "crops", "flips", "modes", "lam", "boxes"):
-            np.testing.assert_array_equal(_joined(parts, name), getattr(whole, name))
-        for name in whole.augment_params:
-            joined = np.concatenate([part.augment_params[name] for part in parts])
-            np.testing.assert_array_equal(joined, whole.augment_params[name])
-        assert {(part.global_size, part.res) for part in parts} == {(len(whole), whole.res)}
-        shapes = [plan.phase_at(index).local_shapes(rank=rank, world_size=world) for rank in range(world)]
-        assert [shape[whole.res, len(whole)] for shape in shapes] == lengths
-        if whole.split == "train":
-            assert all(length % 2 == 0 for length in lengths[:-1])  # pairs stay on one rank
-            partners = np.concatenate([part.ids[part.partners] for part in parts])
-            np.testing.assert_array_equal(partners, whole.ids[whole.partners])
-
-
 def test_too_many_ranks_for_a_batch_are_refused_before_the_run(shard_set: ShardSet) -> None:
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=8)], eval_batch_size=4)
     plan.check_ranks(3)  # the smallest training batch has 5 samples, the smallest of validation 3
@@ -126,16 +89,6 @@ def test_too_many_ranks_for_a_batch_are_refused_before_the_run(shard_set: ShardS
     few = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=75)], eval_batch_size=4)
     with pytest.raises(ResoluteError, match=r"0, val: a batch of 3 .* 5 ranks, expected 1 per rank.*eval\.batch_size"):
         few.check_ranks(5)
-
-
-def test_steps_count_training_batches_over_the_whole_run(shard_set: ShardSet) -> None:
-    plan = _plan(shard_set)
-    specs = [plan.batch(i) for i in range(plan.total_batches)]
-    assert [s.step for s in specs if s.split == "train"] == list(range(plan.total_steps))
-    assert [s.index for s in specs] == list(range(plan.total_batches))
-    assert [s.epoch for s in specs if s.split == "val" and s.last] == [1, 3, 5, 7, 9]
-    with pytest.raises(IndexError):
-        plan.batch(plan.total_batches)
 
 
 def test_crops_equal_the_slow_oracle() -> None:
@@ -174,14 +127,7 @@ def test_an_evaluation_plan_equals_the_validation_of_a_run(shard_set: ShardSet, 
         np.testing.assert_array_equal(spec.crops, expected.crops)
 
 
-def test_an_evaluation_of_an_unknown_split_or_size_is_an_error(shard_set: ShardSet) -> None:
-    with pytest.raises(ResoluteError, match="got split nosuch, expected one of train, val"):
-        Plan.evaluation(shard_set, [32], split="nosuch")
-    with pytest.raises(ResoluteError, match="too small to validate at 65 px, got images for 32,48,64 px, expected 65"):
-        Plan.evaluation(shard_set, [65])
-
-
-def test_flips_and_mixing_follow_their_probabilities_and_lam_is_the_kept_area(shard_set: ShardSet) -> None:
+def test_flips_and_mixing_of_batches_follow_their_probabilities(shard_set: ShardSet) -> None:
     augment = Augment(mixup_alpha=1.0, cutmix_alpha=1.0, mixup_prob=0.6, mixup_switch_prob=0.25, flip_prob=0.25)
     plan = Plan(shard_set, [Stage(res=64, epochs=80, batch_size=4, augment=augment)], eval_batch_size=None)
     specs = [plan.batch(i) for i in range(plan.total_batches)]
@@ -191,17 +137,7 @@ def test_flips_and_mixing_follow_their_probabilities_and_lam_is_the_kept_area(sh
     n = len(specs)
     for mode, part in ((UNMIXED, 0.4), (MIXUP, 0.45), (CUTMIX, 0.15)):
         assert abs(kinds[mode] / n - part) < 4 * np.sqrt(part * (1 - part) / n)
-    for spec in specs:
-        assert len(np.unique(spec.modes)) == 1
-        if spec.modes[0] == CUTMIX:
-            x, y, w, h = spec.boxes[0]
-            assert 0 <= x < x + w <= 64
-            assert 0 <= y < y + h <= 64
-            assert spec.lam[0] == np.float32(1 - w * h / 64**2)
-        elif spec.modes[0] == UNMIXED:
-            assert (spec.lam == 1).all()
-    lam = np.asarray([spec.lam[0] for spec in specs if spec.modes[0] == MIXUP])
-    assert abs(lam.mean() - 0.5) < 4 * np.sqrt(1 / 12 / len(lam))
+    assert all(len(np.unique(spec.modes)) == 1 for spec in specs)
 
 
 def test_the_fingerprint_changes_if_and_only_if_batches_change(
@@ -243,8 +179,6 @@ def test_stages_without_augmentation_have_that_of_the_plan(shard_set: ShardSet) 
     assert Plan(shard_set, stages, seed=3).fingerprint == Plan(shard_set, stages, augment=plain, seed=3).fingerprint
     specs = [plan.batch(index) for index in range(plan.total_batches)]
     assert {spec.stage for spec in specs if spec.modes.any()} == {0}
-    with pytest.raises(ResoluteError, match=r"^Plan.augment: without effect, since every stage has its own"):
-        Plan(shard_set, stages[1:], augment=mixed)
 
 
 def test_fixed_fractions_are_nested_subsets(shard_set: ShardSet) -> None:

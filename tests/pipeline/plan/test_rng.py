@@ -43,12 +43,3 @@ def test_the_permutations_of_numpy_and_of_compiled_code_are_the_same(n: int) -> 
         got = permutation.permute(key, places, n)
         assert (got.dtype, got.shape) == (np.int64, (20, 3))
         np.testing.assert_array_equal(permute(key, places, n), got)
-
-
-def test_permutations_are_complete_unordered_and_independent_between_keys() -> None:
-    for n in (1, 2, 3, 17, 64, 5000):
-        first, second = permute(1, np.arange(n), n), permute(2, np.arange(n), n)
-        assert sorted(first) == list(range(n))
-    assert (first == second).sum() < 8  # Poisson(1): 8 or more has a probability of 1e-5
-    assert (np.abs(np.diff(first)) == 1).sum() < 12  # Poisson(2)
-    assert abs(np.corrcoef(first, np.arange(n))[0, 1]) < 4 / np.sqrt(n)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from resolute.errors import Interrupted, Missing, ResoluteError, StorageError
+from resolute.errors import Missing, ResoluteError, StorageError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.storage.base import open_files
 from resolute.pipeline.storage.cache import CacheSettings
@@ -69,15 +68,6 @@ def test_a_revision_is_read_and_a_changed_file_is_seen(tmp_path: Path, hub: Hub)
         assert files.file_version("32/a.tar") is None
 
 
-@pytest.mark.slow
-def test_a_hub_that_fails_for_a_while_is_asked_again(tmp_path: Path, hub: Hub) -> None:
-    hub.handler.status = 503  # also its API, whose requests its client does not repeat
-    threading.Timer(1.0, setattr, [hub.handler, "status", 0]).start()
-    with opened(URL, tmp_path, stall_s=20.0) as files:
-        assert files.file_version("32/a.tar") is not None
-        assert files.local("manifest.json").read_bytes() == SET["manifest.json"]
-
-
 @pytest.mark.parametrize(("status", "error", "words"), [
     (403, StorageError, "access is refused, got 'HTTP status 403'"), (404, Missing, "not found, expected a file"),
     (503, StorageError, "cannot be read, got 'HTTP status 503' after 2 tries or 40 s"),
@@ -110,27 +100,3 @@ def test_a_private_set_needs_the_token_which_no_message_shows(
         with pytest.raises(ResoluteError, match=r"manifest\.json: access is refused, got 'HTTP status 401'") as caught:
             ShardSet.open(url, files=open_files(url, cache=cache))
         assert TOKEN not in str(caught.value)
-
-
-@pytest.mark.timing
-def test_closing_ends_a_hanging_request_to_the_hub(tmp_path: Path, hub_proxy: FaultyProxy) -> None:
-    files, errors = opened(URL, tmp_path, stall_s=60.0), []
-    files.local("manifest.json")
-    hub_proxy.requests.clear()
-    hub_proxy.always = "hang"
-
-    def read() -> None:
-        try:
-            files.read("32/a.tar", 0, 1)
-        except Interrupted as error:
-            errors.append(error)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    while not hub_proxy.requests:
-        time.sleep(0.01)
-    began = time.monotonic()
-    files.close()
-    reader.join()
-    assert time.monotonic() - began < 2
-    assert errors

@@ -1,8 +1,7 @@
-"""A disk cache that outlives a set, or whose files are damaged, returns the bytes of the store."""
+"""A disk cache that outlives a set returns the bytes of the store."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import fsspec
@@ -43,39 +42,3 @@ def test_a_tar_of_another_size_than_the_manifest_lists_is_too_short_not_unavaila
         for fresh in (False, True):
             with pytest.raises(FileEndsEarly, match=words):
                 files.read("32/a.tar", 0, 9, fresh=fresh)
-
-
-def test_other_bytes_are_not_kept_as_those_that_the_manifest_lists(tmp_path: Path, url: str) -> None:  # noqa: F811
-    fs = fsspec.filesystem("s3")
-    fs.pipe(f"{url}/32/a.tar", TAR[::-1])
-    with opened(url, tmp_path) as files:
-        files.local("manifest.json")
-        assert files.read("32/a.tar", 0, 9) == TAR[::-1][:9]  # its reader finds wrong CRCs
-    fs.pipe(f"{url}/32/a.tar", TAR)
-    with opened(url, tmp_path) as files:
-        files.local("manifest.json")
-        assert files.read("32/a.tar", 0, 9) == TAR[:9]
-
-
-def test_damaged_cached_files_are_downloaded_again(tmp_path: Path, url: str, proxy: FaultyProxy) -> None:  # noqa: F811
-    """A copy that was downloaded afresh is trusted as long as it is that copy."""
-    with opened(url, tmp_path) as files:
-        files.local("manifest.json")
-        for _ in range(2):
-            assert files.read("32/a.tar", 0, 9) == TAR[:9]
-            (path,) = tmp_path.rglob("*.tar")
-            before = path.stat().st_mtime_ns
-            path.write_bytes(bytes(len(TAR)))  # in place
-            os.utime(path, ns=(before, before))  # as by a bad disk
-            assert files.read("32/a.tar", 0, 9) == bytes(9)  # its reader finds wrong CRCs
-            assert files.read("32/a.tar", 0, 9, fresh=True) == TAR[:9]
-            asked = sum(proxy.requests.values())
-            assert files.read("32/a.tar", 0, 9, fresh=True) == TAR[:9]  # as for each sample of a damaged file
-            assert sum(proxy.requests.values()) == asked
-            (path,) = tmp_path.rglob("*.tar")
-            path.unlink()  # evicted
-            files.release()
-        files.read("32/a.tar", 0, 9)
-        (path,) = tmp_path.rglob("*.tar")
-        os.truncate(path, 5)
-        assert files.read("32/a.tar", 0, 9) == TAR[:9]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import pytest
 
 from resolute.prep.listing.copies import find_copies, leaders
 from tests.support.cli import prep as run_prep
-from tests.support.source_formats import jpeg, list_source, make_tree, pack, pack_samples
+from tests.support.source_formats import jpeg, list_source, make_tree, pack
 
 Prep = Callable[..., Any]
 
@@ -25,30 +24,21 @@ def refused(ran: Any, *words: str) -> None:
         assert word in ran.err
 
 
-@pytest.mark.parametrize("how", ["list of links", "tar.gz"])
 def test_a_file_in_src_and_val_is_refused_before_the_conversion(
-    tmp_path: Path, prep: Prep, how: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photos = {f"{i:02d}.jpg": jpeg(i) for i in range(12)}
-    if how == "tar.gz":
-        for n in range(3):
-            samples = [(name, data, {"cls": b"%d" % (int(name[:2]) % 2)}) for name, data in [*photos.items()][n::3]]
-            data = pack_samples(tmp_path / "p.tar", samples).read_bytes()
-            (tmp_path / f"p{n}.tar.gz").write_bytes(gzip.compress(data))
-        src, val, shown = "p{0..2}.tar.gz", "p{2..2}.tar.gz", "p2.tar.gz/02.jpg, p2.tar.gz/05.jpg, p2.tar.gz/08.jpg, …"
-    else:
-        src, val, shown = "train.txt", "val.txt", "05.jpg"
-        (tmp_path / "p").mkdir()
-        (tmp_path / "link").symlink_to(tmp_path / "p")
-        for name, data in photos.items():
-            (tmp_path / "p" / name).write_bytes(data)
-        lines = [f"{name} {i % 2}\n" for i, name in enumerate(photos)]
-        (tmp_path / "train.txt").write_text("".join(f"p/{line}" for line in lines))
-        (tmp_path / "val.txt").write_text("".join(f"link/{line}" for line in lines[2::3]))
+    (tmp_path / "p").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "p")
+    for name, data in photos.items():
+        (tmp_path / "p" / name).write_bytes(data)
+    lines = [f"{name} {i % 2}\n" for i, name in enumerate(photos)]
+    (tmp_path / "train.txt").write_text("".join(f"p/{line}" for line in lines))
+    (tmp_path / "val.txt").write_text("".join(f"link/{line}" for line in lines[2::3]))
     monkeypatch.chdir(tmp_path)
     for dry in ([], ["--dry"]):
-        ran = prep("--src", src, "--val", val, "--out", tmp_path / "s", "--res", "32", *dry)
-        refused(ran, f"{val}: holds photos of SRC, got 4 files that are also in {src}, such as ", shown)
+        ran = prep("--src", "train.txt", "--val", "val.txt", "--out", tmp_path / "s", "--res", "32", *dry)
+        refused(ran, "val.txt: holds photos of SRC, got 4 files that are also in train.txt, such as ", "05.jpg")
         assert not (tmp_path / "s" / "32").exists()
 
 

@@ -8,7 +8,6 @@ import sys
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from resolute.prep.listing.database import Database
@@ -49,25 +48,4 @@ def test_ctrl_c_ends_a_long_query_as_an_interrupt(tmp_path: Path, how: str) -> N
         list(getattr(database, how)("SELECT max(hash(a)) FROM range(300_000_000) r(a)"))
     timer.join()
     assert database.one("SELECT 1") == 1
-    database.close()
-
-
-def test_ctrl_c_in_a_statement_on_columns_is_raised_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DuckDB itself drops one that comes while it looks for the columns."""
-    database = Database(tmp_path)
-    database.run("CREATE TABLE t (a UBIGINT)")
-    real = database._connection
-
-    class Interrupted:
-        def execute(self, sql: str, values: list[object]) -> object:
-            signal.raise_signal(signal.SIGINT)
-            columns = {"a": np.arange(3, dtype=np.uint64)}  # noqa: F841
-            return real.execute(sql, values)
-
-    monkeypatch.setattr(database, "_connection", Interrupted())
-    with pytest.raises(KeyboardInterrupt):
-        database.run_on({"a": np.arange(3, dtype=np.uint64)}, "INSERT INTO t SELECT a FROM columns")
-    monkeypatch.undo()
-    assert database.one("SELECT count(*) FROM t") == 3
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     database.close()

@@ -6,7 +6,6 @@ import faulthandler
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -230,19 +229,3 @@ def test_changed_images_bugs_of_ours_and_a_lack_of_memory_end_the_run(
     with pytest.raises(ResoluteError, match=r"machine .*: got no memory left in a worker, .*; use fewer WORKERS"):
         convert(pool, specs(files), tmp_path / "set")
     assert partial_files(tmp_path / "set") == []
-
-
-def test_after_an_error_of_the_caller_no_worker_writes_any_more(
-    pools: Callable[[], Pool], files: list[Path], tmp_path: Path
-) -> None:
-    def progress(stats: RunStats) -> None:
-        raise ResoluteError("too many")
-
-    pool, store = pools(), LocalStore(tmp_path / "set")
-    with pytest.raises(ResoluteError, match="too many"):
-        convert_shards(pool, OPTIONS, specs(files), store, done=lambda record: None, progress=progress)
-    assert partial_files(tmp_path / "set") == []
-    left = tree(tmp_path / "set")
-    time.sleep(0.3)
-    assert tree(tmp_path / "set") == left
-    convert(pool, specs(files), tmp_path / "set")  # the pool can be used again

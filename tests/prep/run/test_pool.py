@@ -1,11 +1,7 @@
-"""The process pool: what a worker that never ends, is killed or cannot start costs; test_local.py has more."""
+"""The process pool: what a worker that crashes, never ends or cannot start costs; test_local.py has more."""
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -60,13 +56,6 @@ def keys(chunks: list[BatchResult]) -> list[int]:
     return [key for chunk in chunks for key in chunk.samples["key"].tolist()]
 
 
-def wait_for_pid(path: Path) -> int:
-    """The process that decodes the image `b"slow "`."""
-    while not path.exists() or not path.read_text():
-        time.sleep(0.005)
-    return int(path.read_text())
-
-
 def test_a_worker_that_crashes_once_loses_no_image(pool: Pool, files: list[Path], tmp_path: Path) -> None:
     (tmp_path / "mark").touch()
     files[9].write_bytes(b"die once " + bytes(tmp_path / "mark"))
@@ -108,25 +97,6 @@ def test_time_while_the_run_was_stopped_does_not_count_against_an_image(monkeypa
     assert watch.busy_s == 0.0
 
 
-def test_a_worker_killed_from_outside_ends_the_run_and_rejects_no_image(
-    pool: Pool, files: list[Path], tmp_path: Path
-) -> None:
-    """As the kernel does when memory runs out: it takes the worker that holds the largest photo, each time again."""
-    files[13].write_bytes(b"slow " + bytes(tmp_path / "pid"))
-
-    def kill() -> None:
-        os.kill(wait_for_pid(tmp_path / "pid"), signal.SIGKILL)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    with pytest.raises(ResoluteError, match=r"got SIGKILL in one of 2, .* use fewer WORKERS \(--workers\)"):
-        run(pool, files)
-    thread.join()
-    chunks = run(pool, files)  # the pool can be used again
-    assert keys(chunks) == list(range(40))
-    assert [reject for chunk in chunks for reject in chunk.rejects] == []
-
-
 @pytest.mark.parametrize(
     ("serve", "message"),
     [(crash_at_start, "WORKERS: 3 processes died before their first image"), (exit_at_start, "exit status 3")],
@@ -138,19 +108,3 @@ def test_workers_that_cannot_start_end_the_run(
     with pytest.raises(ResoluteError, match=message):
         run(pool, files)
     pool.end()
-
-
-def test_tasks_are_taken_lazily(pool: Pool, files: list[Path]) -> None:
-    taken = 0
-
-    def counted() -> Iterator[Batch]:
-        nonlocal taken
-        for _ in range(50):
-            for task in tasks(files):
-                taken += 1
-                yield task
-
-    chunks = pool.run(JOB, counted())
-    next(chunks)
-    assert taken <= 4 * 2 + 16 + 1
-    chunks.close()

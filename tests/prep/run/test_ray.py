@@ -14,10 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests import ROOT
 from tests.conftest import make_photos
 from tests.support.commands import Command
-from tests.support.source_formats import pack_table
 from tests.support.trees import tree
 
 ray = pytest.importorskip("ray", reason="the optional package ray is not installed")
@@ -120,27 +118,3 @@ def test_nodes_without_the_photos_or_the_output_end_the_run_with_one_line_and_re
         ):
             assert_refused(prep("--src", src, "--out", out, *ARGV, *on(cluster)), "resolute shards: node ", words)
             assert not [path for path in Path(out).rglob("*") if path.name == "manifest.json" or path.suffix == ".tar"]
-
-
-def test_a_node_without_a_package_ends_the_run_with_a_line_that_names_it(
-    cluster: Any, tmp_path: Path, prep: Prep
-) -> None:
-    argv = ("--src", make_photos(tmp_path / "photos", classes=2, each=40), "--res", "32", "--shard-samples", 2)
-    (tmp_path / "node").mkdir()
-    (tmp_path / "node" / "sitecustomize.py").write_text("import sys\nsys.modules['simplejpeg'] = None\n")
-    node = cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": f"{tmp_path / 'node'}{os.pathsep}{ROOT}"})
-    cluster.wait_for_nodes()
-    ran = prep(*argv, "--out", tmp_path / "ray", *on(cluster))
-    cluster.remove_node(node)
-    assert_refused(ran, "resolute shards: node ", "cannot import Resolute, got 'import of simplejpeg halted")
-
-
-def test_what_nodes_cannot_read_is_refused_in_one_line(tmp_path: Path, prep: Prep) -> None:
-    """More of it: tests/prep/test_jobs.py."""
-    photos = make_photos(tmp_path / "photos", classes=2, each=6)
-    links = pack_table(tmp_path / "list.csv", [(f"https://host/{i}.jpg?sig=5ecret", "ab"[i % 2]) for i in range(4)])
-    for src, out, words in (
-        (photos, "memory://set", "memory://set: ends with this process"),
-        (links, tmp_path / "s", "got a URL with credentials, 'https://host/0.jpg?sig=***'"),
-    ):
-        assert_refused(prep("--src", src, "--out", out, *ARGV, "--engine", "ray"), words)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +11,6 @@ from resolute.pipeline.dataset.source_record import record_bytes
 from tests.conftest import make_photos
 from tests.support.cli import prep as run_prep
 
-Prep = Callable[..., Any]
 OPTIONS = ("--res", "32,48", "--shard-samples", 20)
 
 

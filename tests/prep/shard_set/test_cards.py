@@ -1,4 +1,4 @@
-"""The dataset card and `croissant.json` of a set: when they are written, and when they are the user's."""
+"""The dataset card and `croissant.json` of a set: never replaced if they are the user's, and read by others."""
 
 from __future__ import annotations
 
@@ -10,44 +10,11 @@ from typing import Any
 import pytest
 
 from resolute.pipeline.dataset.format import manifest_bytes
-from resolute.prep.shard_set.cards import card, croissant, is_unedited
 from tests.support.cli import verify
 from tests.support.source_formats import pack_table
 
 Prep = Callable[..., Any]
 Argv = tuple[object, ...]
-
-
-def test_both_describe_the_set_and_follow_an_added_resolution(argv: Argv, copied: Path, prep: Prep) -> None:
-    assert prep(*argv, "--res", "32,48,64").status == 0
-    manifest = json.loads((copied / "manifest.json").read_bytes())
-    readme = (copied / "README.md").read_bytes()
-    assert readme == card(manifest)
-    assert is_unedited(readme)
-    assert (copied / "croissant.json").read_bytes() == croissant(manifest)
-    described = json.loads(croissant(manifest))["distribution"]
-    hashes = {entry["contentUrl"]: entry["sha256"] for entry in described if entry["@type"] == "cr:FileObject"}
-    assert hashes == {name: info["sha256"] for name, info in manifest["files"].items() if name.endswith(".tar")}
-    assert any(name.startswith("64/") for name in hashes)
-
-
-@pytest.mark.slow
-def test_an_edited_card_is_sound_stays_and_lacks_a_config_only_with_notice(
-    argv: Argv, copied: Path, prep: Prep, capfd: pytest.CaptureFixture[str]
-) -> None:
-    readme = copied / "README.md"
-    edited = readme.read_bytes().replace(b"---\n", b"---\nlicense: cc0-1.0\n", 1)
-    readme.write_bytes(edited)
-    assert not is_unedited(edited)
-    assert verify([str(copied), "--workers", "1"]) == 0
-    assert "ignored" not in capfd.readouterr().err
-    ran = prep(*argv, "--res", "32,48,64")
-    assert (ran.status, readme.read_bytes()) == (0, edited)
-    assert ran.err.count("README.md: kept, got one that was written or edited by someone else") == 1
-    assert "a config for 64px," in ran.err
-    readme.unlink()
-    assert "nothing to do" in prep(*argv, "--res", "32,48,64").out
-    assert b"config_name: 64px" in readme.read_bytes()
 
 
 @pytest.mark.slow

@@ -74,15 +74,6 @@ def test_only_incomplete_shards_are_rebuilt(argv: tuple[object, ...], copied: Pa
     assert changed == {"train-000001.tar", "val-000000.tar"}
 
 
-def test_a_resolution_is_added_without_touching_the_others(argv: tuple[object, ...], copied: Path, prep: Prep) -> None:
-    before = {path: path.stat().st_mtime_ns for path in copied.rglob("*.tar")}
-    assert prep(*argv, "--res", "32,48,64").status == 0
-    whole = {path: path.stat().st_mtime_ns for path in copied.rglob("*")}
-    assert before.items() < whole.items()
-    assert "already there" in prep(*argv, "--res", "48").out
-    assert {path: path.stat().st_mtime_ns for path in copied.rglob("*")} == whole
-
-
 def test_an_image_with_changed_content_is_detected_when_a_resolution_is_added(
     own_photos: Path, copied: Path, prep: Prep
 ) -> None:
@@ -95,27 +86,6 @@ def test_an_image_with_changed_content_is_detected_when_a_resolution_is_added(
     assert ran.status == 2
     assert "its images have changed since it was first made" in ran.err
     assert {name: digest for name, digest in tree(copied).items() if name in whole} == whole
-
-
-@pytest.mark.slow
-def test_a_run_with_too_many_rejects_is_continued_only_with_the_same_settings_and_source(
-    photos: Path, tmp_path: Path, prep: Prep, set_template: Path
-) -> None:
-    last = json.loads((set_template / "index" / "train.sources.jsonl").read_text().splitlines()[-1])
-    (photos / last).write_bytes(b"junk")
-    argv = ("--src", photos, "--res", "32,48", "--shard-samples", 5, "--out", tmp_path / "s")
-    ran = prep(*argv)
-    assert ran.status == 2
-    assert "too many unusable images" in ran.err
-    kept = len(list((tmp_path / "s" / "records").glob("*-48.rec")))
-    assert kept > 0
-    assert "an unfinished run with other settings: quality: got 90, expected 80" in prep(*argv, "--quality", 80).err
-    (photos / "cat" / "extra.jpg").write_bytes(b"junk")
-    assert "the source has changed in train cat (20 -> 21 images)" in prep(*argv, "--max-bad", 0.1).err
-    (photos / "cat" / "extra.jpg").unlink()
-    ran = prep(*argv, "--max-bad", 0.1)
-    assert ran.status == 0, ran.err
-    assert f"kept {kept} shards" in ran.out
 
 
 def test_a_full_disk_is_reported_in_one_line_and_leaves_no_partial_file(

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
-import re
-import signal
 import tarfile
-import threading
 import time
-import tracemalloc
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
 from resolute.errors import ResoluteError
 from resolute.prep.listing.photos import list_photos
-from resolute.prep.sources import archive, fetch, parquet_file, webdataset
-from resolute.prep.sources.archives import tar_members
+from resolute.prep.sources import archive, parquet_file
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.parquet_file import open_parquet
-from resolute.prep.sources.scan_cache import delete_old_versions
 from resolute.prep.sources.targets import TargetSetting
 from tests.support.source_formats import (
     assert_same_images,
@@ -44,10 +32,8 @@ from tests.support.source_formats import (
     pack_tar,
     pack_zip,
 )
-from tests.support.tar_headers import DAMAGED_HEADERS, header
 
 DROP = TargetSetting(drop_unlabelled=True)
-MIB_OF_ZEROS = gzip.compress(bytes(1 << 20))  # a stream may follow another
 
 
 def test_archive_members_cannot_refer_to_files_outside(tmp_path: Path, work: Path) -> None:
@@ -99,74 +85,6 @@ def test_damaged_archives_are_reported(tmp_path: Path, work: Path) -> None:
     assert "got an encrypted member a/0.jpg" in error_of(tmp_path / "p.zip")
 
 
-@contextmanager
-def memory_below(mib: int) -> Iterator[None]:
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < mib << 20
-    finally:
-        tracemalloc.stop()
-
-
-def endless_sparse_map() -> bytes:
-    """A header with 2 MiB of a sparse map, of which each block says that another follows."""
-    info = bytearray(header(tarfile.GNUTYPE_SPARSE, 0))
-    info[482] = 1
-    info[148:156] = b"%06o\0 " % (sum(info[:148]) + sum(info[156:512]) + 8 * ord(" "))
-    return bytes(info) + ((b"%011o\0" % 1) * 42 + b"\1" + bytes(7)) * 4096
-
-
-HEADERS = {**DAMAGED_HEADERS, "an endless sparse map": endless_sparse_map()}
-IN_GZIP = ("a long name of 1 GiB", "an extended header of 1 GiB", "an endless sparse map", "a wrong checksum",
-           "no header")  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("name", "what"), [*(("a.tar", what) for what in HEADERS), *(("a.tar.gz", what) for what in IN_GZIP)]
-)
-def test_a_tar_with_a_damaged_header_is_an_error_and_read_in_bounded_memory(
-    tmp_path: Path, work: Path, name: str, what: str
-) -> None:
-    start, path = header(tarfile.REGTYPE, 3, b"abc") + HEADERS[what], tmp_path / name
-    if name == "a.tar":
-        path.write_bytes(start)
-        os.truncate(path, 3 << 30)  # 3 GiB of nothing
-    else:
-        path.write_bytes(gzip.compress(start) + MIB_OF_ZEROS * 64)
-    match = rf"/{re.escape(name)}: (cannot be read|damaged tar), got .*, expected "
-    with memory_below(mib=32), pytest.raises(ResoluteError, match=match):
-        list_source(work, path)
-
-
-def test_huge_members_of_compressed_tars_are_skipped_and_rejected(
-    tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (archive, fetch, tar_members, webdataset):
-        monkeypatch.setattr(module, "MAX_BYTES", 4 << 20)
-    nbytes = 24 << 20
-
-    def write(name: str, members: list[tuple[str, bytes | None]]) -> Path:
-        """A tar in which members without content are `nbytes` zeros."""
-        with (tmp_path / name).open("wb") as file:
-            for member, content in members:
-                info = tarfile.TarInfo(member)
-                info.size = nbytes if content is None else len(content)
-                padded = b"" if content is None else content + bytes(-len(content) % 512)
-                file.write(gzip.compress(info.tobuf() + padded))
-                file.write(MIB_OF_ZEROS * (nbytes >> 20) if content is None else b"")
-            file.write(gzip.compress(bytes(1024)))
-        return tmp_path / name
-
-    photos = write("a.tar.gz", [("cat/1.jpg", jpeg(1)), ("cat/huge.jpg", None), ("dog/2.jpg", jpeg(2))])
-    samples = write("b.tar.gz", [("1.jpg", jpeg(1)), ("1.cls", b"0"), ("2.jpg", None), ("2.cls", b"1")])
-    with memory_below(mib=16):
-        got = contents(list_source(work, photos))
-        assert list(map(str, got)) == [str(jpeg(1)), f"too large: {nbytes} bytes", str(jpeg(2))]
-        source = open_source(str(samples), scan_cache=work)
-        assert [image.nbytes for image in source] == [len(jpeg(1)), nbytes]
-
-
 def test_long_names_and_pax_headers_of_usual_size_are_read(tmp_path: Path, work: Path) -> None:
     for layout in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         with tarfile.open(tmp_path / "a.tar.gz", "w:gz", format=layout) as tar:
@@ -214,29 +132,6 @@ def test_samples_are_read_with_their_labels(tmp_path: Path, work: Path) -> None:
             "samples with several images": 1, "unlabelled": 1, "samples without an image": 1, "damaged labels": 2,
         }  # fmt: skip
         assert contents(got) == [jpeg(0), jpeg(1), jpeg(2), jpeg(6)]
-
-
-def test_tars_written_by_webdataset_are_read(tmp_path: Path, work: Path) -> None:
-    wds = pytest.importorskip("webdataset")
-    (tmp_path / "p").mkdir()
-    for n in range(2):
-        with wds.TarWriter(str(tmp_path / "p" / f"x{n}.tar")) as sink:
-            for i in range(3):
-                sink.write({"__key__": f"s{i:04d}", "jpg": jpeg(i + n), "cls": i % 2})
-    got = list_source(work, tmp_path / "p")
-    assert got.names(range(6)) == [f"x{n}.tar/s{i:04d}.jpg" for n in range(2) for i in range(3)]
-    assert got.labels.tolist() == [0, 1, 0] * 2
-    assert contents(got) == [jpeg(i + n) for n in range(2) for i in range(3)]
-
-
-def test_files_of_several_splits_or_with_duplicate_names_are_refused(tmp_path: Path, work: Path) -> None:
-    for name in ("train-00.tar", "val-00.tar", "a/x.tar", "b/x.tar"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        pack_samples(tmp_path / name, [("0.jpg", jpeg(0), {"cls": b"1"})])
-    with pytest.raises(ResoluteError, match=r"holds splits, got train, val.*SRC='.*/train-\*' VAL='.*/val-\*'"):
-        open_source(str(tmp_path / "*.tar"), scan_cache=work)
-    with pytest.raises(ResoluteError, match=r"duplicate file names, got 2 files named x\.tar"):
-        open_source(str(tmp_path / "?/x.tar"), scan_cache=work)
 
 
 def test_parquet_from_the_hugging_face_hub_is_read(tmp_path: Path, work: Path) -> None:
@@ -297,8 +192,6 @@ def test_the_scan_cache_is_reused_until_the_file_changes_or_the_cache_is_damaged
     pack_tar(path, files_in(files, ""), "gz")
     os.utime(path, ns=(1, 1))
     assert_listed(scans=3, blobs=2)  # jobs may still read the older version
-    delete_old_versions(work / "spool", list_source(work, path).containers)
-    assert_listed(scans=3, blobs=1)
 
 
 class SlowSeek(io.BytesIO):
@@ -310,12 +203,6 @@ class SlowSeek(io.BytesIO):
         return at
 
 
-class Interrupted(io.BytesIO):
-    def read(self, nbytes: int | None = -1) -> bytes:
-        signal.raise_signal(signal.SIGINT)
-        return super().read(nbytes)
-
-
 def test_threads_of_duckdb_that_share_a_file_each_read_their_own_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,56 +212,3 @@ def test_threads_of_duckdb_that_share_a_file_each_read_their_own_part(
     monkeypatch.setattr(parquet_file, "open_file", lambda path: SlowSeek(Path(path).read_bytes()))
     with open_parquet(str(path)) as opened:
         assert list(opened.rows(["image.bytes", "label"], 64)) == [(data, label) for data, _, label in rows]
-
-
-def test_ctrl_c_while_duckdb_reads_a_file_is_an_interrupt_and_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = pack_parquet(tmp_path / "photos.parquet", [(b"x" * 100, "a.jpg", 0)], None)
-    monkeypatch.setattr(parquet_file, "open_file", lambda path: Interrupted(Path(path).read_bytes()))
-    with pytest.raises(KeyboardInterrupt), open_parquet(str(path)):
-        pass
-
-
-def test_scans_of_a_slow_store_run_at_once_and_ctrl_c_does_not_wait_for_one_that_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for n in range(12):
-        path = pack_zip(tmp_path / "p.zip", [(f"{label}/{n:02d}{label}.jpg", jpeg(n)) for label in "ab"])
-        fsspec.filesystem("memory").pipe(f"/zips/p{n:02d}.zip", path.read_bytes())
-    opened, opening, answers = MemoryFileSystem._open, [], threading.Event()
-
-    def open_late(fs: Any, path: str, *args: Any, **options: Any) -> Any:
-        time.sleep(0.005 * (12 - int(path[-6:-4])))  # the first one last
-        return opened(fs, path, *args, **options)
-
-    def hang(fs: Any, path: str, *args: Any, **options: Any) -> Any:
-        opening.append(path)
-        answers.wait(30)
-        return opened(fs, path, *args, **options)
-
-    monkeypatch.setattr(MemoryFileSystem, "_open", open_late)
-    images = list(open_source("memory://zips/p*.zip", scan_cache=tmp_path / "late"))
-    assert [image.name for image in images] == [f"{c}/{n:02d}{c}.jpg" for n in range(12) for c in "ab"]
-    monkeypatch.setattr(MemoryFileSystem, "_open", hang)
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    began = time.monotonic()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            list(open_source("memory://zips/p*.zip", scan_cache=tmp_path / "hanging"))
-        assert time.monotonic() - began < 10
-        assert len(opening) > 4
-    finally:
-        timer.cancel()
-        answers.set()
-
-
-def test_the_first_damaged_archive_is_reported_in_one_line(tmp_path: Path, work: Path) -> None:
-    for n in range(6):
-        pack_zip(tmp_path / f"p{n}.zip", [(f"{label}/{n}.jpg", jpeg(n)) for label in "ab"])
-    for n in (4, 2):
-        (tmp_path / f"p{n}.zip").write_bytes(b"damaged")
-    with pytest.raises(ResoluteError, match=r"^[^\n]*p2\.zip: [^\n]*got[^\n]*$"):
-        list(open_source(f"{tmp_path}/p*.zip", scan_cache=work))
-    assert not list(work.glob(".*.partial"))

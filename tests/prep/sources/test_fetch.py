@@ -1,4 +1,4 @@
-"""Fetching the bytes of images: complete, in bounded memory, or rejected with a reason; a failing store is an error."""
+"""Fetching the bytes of images: complete, or rejected with a reason; a failing store is an error."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import os
 import random
 import socket
 import ssl
-import tracemalloc
 import zipfile
-import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +15,7 @@ import fsspec
 import pytest
 
 from resolute.errors import StorageError
-from resolute.prep.convert.batch import Batch, EncodeOptions
 from resolute.prep.convert.decode import Reject
-from resolute.prep.run import worker
 from resolute.prep.sources import fetch as fetching
 from resolute.prep.sources.archives.zip_directory import zip_members
 from resolute.prep.sources.fetch import fetch, fetch_many
@@ -34,28 +29,6 @@ def reject_reason(location: ByteRange) -> str:
     return str(reject.value)
 
 
-def test_files_and_byte_ranges_are_returned_in_order(tmp_path: Path) -> None:
-    data = random.Random(0).randbytes(10_000)
-    (tmp_path / "blob").write_bytes(data)
-    (tmp_path / "empty").write_bytes(b"")
-    path = str(tmp_path / "blob")
-    asked = [ByteRange(path, at, 100) for at in (5_000, 0, 9_900)]
-    got = fetch_many([*asked, ByteRange(path), ByteRange(str(tmp_path / "empty")), ByteRange(path, 7, 0)])
-    assert got == [data[5_000:5_100], data[:100], data[9_900:], data, b"", b""]
-    (tmp_path / "other").write_bytes(b"new")
-    (tmp_path / "other").replace(tmp_path / "blob")
-    assert fetch(ByteRange(path, 0, 3)) == b"new"
-
-
-def test_large_files_are_not_read_ahead(tmp_path: Path) -> None:
-    for name, nbytes in (("small", 10), ("large", 2_000)):
-        (tmp_path / name).write_bytes(bytes(nbytes))
-    (zipped,) = make_zip(tmp_path / "a.zip", {"large": bytes(2_000)}, compression=zipfile.ZIP_DEFLATED)
-    places = [ByteRange(str(tmp_path / name)) for name in ("small", "large")]
-    places += [ByteRange(str(tmp_path / "large"), 0, 1_500), zipped]
-    assert fetch_many(places, ahead_bytes=1_000) == [bytes(10), None, None, None]
-
-
 def test_unreadable_files_are_rejected_with_a_reason(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
@@ -65,14 +38,10 @@ def test_unreadable_files_are_rejected_with_a_reason(tmp_path: Path) -> None:
     for place, reason in (
         (ByteRange(f"{tmp_path}/gone", packed=MISSING), "not there: no such file when"),
         (ByteRange(f"{tmp_path}/pipe"), "unreadable: not a regular file"),
-        (ByteRange("/dev/zero"), "unreadable: not a regular file"),
         (ByteRange(str(tmp_path)), "unreadable: Is a directory"),
         (ByteRange(f"{tmp_path}/loop"), "unreadable: Too many levels"),
-        (ByteRange(f"{tmp_path}/{'x' * 300}"), "unreadable: File name too long"),
-        (ByteRange(f"{tmp_path}/\0"), "unreadable: embedded null"),
         (ByteRange(f"{tmp_path}/short", 2, 4), "truncated: its archive ends after 2 of 4 bytes"),
         (ByteRange(f"{tmp_path}/huge"), f"too large: {fetching.MAX_BYTES + 1} bytes"),
-        (ByteRange(f"{tmp_path}/huge", 0, 1 << 40), "too large"),
         (ByteRange(f"{tmp_path}/huge", 0, 9, ZIPPED, 1 << 40), "too large"),
     ):
         assert reject_reason(place).startswith(reason)
@@ -138,7 +107,6 @@ def test_damaged_zip_members_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     (place,) = make_zip(path, {"a": bytes(range(256)) * 4}, compression=zipfile.ZIP_DEFLATED)
     whole = path.read_bytes()
-    assert reject_reason(place._replace(size_bytes=100)) == "corrupt: more than 100 bytes"
     assert reject_reason(place._replace(size_bytes=2_000)) == "corrupt: less than 2000 bytes"
     assert reject_reason(place._replace(offset=3)) == "corrupt: no zip header where the directory says"
     path.write_bytes(whole[:60] + b"\xff" + whole[61:])
@@ -147,8 +115,6 @@ def test_damaged_zip_members_are_rejected(tmp_path: Path) -> None:
     assert reject_reason(place) == "corrupt: another CRC-32 than the archive says"
     path.write_bytes(whole[:8] + b"\x0c\0" + whole[10:])
     assert reject_reason(place) == "cannot be decompressed: zip method 12"
-    path.write_bytes(whole[:6] + b"\1" + whole[7:])
-    assert reject_reason(place) == "cannot be decompressed: encrypted"
 
 
 def test_remote_files_byte_ranges_and_zip_members_are_fetched(tmp_path: Path, s3_server: str) -> None:  # noqa: F811
@@ -224,77 +190,3 @@ def test_a_server_that_is_gone_loses_its_photos_and_a_network_that_is_gone_loses
     assert store.asked == 4
     with pytest.raises(StorageError):  # of an archive, which no answer can make a reject
         fetch_many([ByteRange("https://gone/bad", 0, 4), *asked[1:]])
-
-
-def test_the_crc_of_a_data_descriptor_is_checked(tmp_path: Path) -> None:
-    stream = zlib.compressobj(wbits=-15)
-    packed = stream.compress(b"hello") + stream.flush()
-    header = b"PK\3\4" + b"\x14\0" + b"\x08\0" + b"\x08\0" + bytes(4) + bytes(12) + b"\1\0" + b"\0\0" + b"a"
-    place = ByteRange(str(tmp_path / "a"), 0, len(packed), ZIPPED, 5)
-    for mark in (b"", b"PK\7\b"):
-        for crc in (zlib.crc32(b"hello"), 1):
-            (tmp_path / "a").write_bytes(header + packed + mark + crc.to_bytes(4, "little") + bytes(8))
-            if crc == 1:
-                assert "CRC-32" in reject_reason(place)
-            else:
-                assert fetch(place) == b"hello"
-
-
-class Ranges:
-    """A store of zeros that sends the ranges it is asked for, and remembers where they end."""
-
-    async_impl = True
-
-    def __init__(self, sizes: dict[str, int]) -> None:
-        self.sizes, self.ends = sizes, [0]
-
-    def cat_ranges(self, paths: list[str], starts: list[Any], ends: list[Any], on_error: str) -> list[bytes]:
-        self.ends += ends
-        return [bytes(min(self.sizes[path], end) - start) for path, start, end in zip(paths, starts, ends, strict=True)]
-
-
-def test_reads_of_a_url_of_unknown_size_are_bounded_by_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Ranges({"small": 10, "large": 2_000, "edge": 1_000, "huge": fetching.MAX_BYTES + 5})
-    monkeypatch.setattr("fsspec.core.url_to_fs", lambda url, **_: (store, url.removeprefix("far://")))
-    places = [ByteRange(f"far://{name}", packed=UNSEEN) for name in store.sizes]
-    assert fetch_many(places, ahead_bytes=1_000) == [bytes(10), None, bytes(1_000), None]
-    assert max(store.ends) == 1_001
-    assert fetch_many([places[1]]) == [bytes(2_000)]
-    assert str(fetch_many([places[3]])[0]) == f"too large: {fetching.MAX_BYTES + 1} bytes"
-
-
-OPTIONS = EncodeOptions(quality=90, label_digits=1)
-
-
-def large_files(tmp_path: Path, count: int, nbytes: int) -> Batch:
-    for i in range(count):
-        (tmp_path / f"{i}.jpg").touch()
-        os.truncate(tmp_path / f"{i}.jpg", nbytes)
-    places = tuple(ByteRange(str(tmp_path / f"{i}.jpg")) for i in range(count))
-    return Batch(first_key=0, byte_ranges=places, labels=(0,) * count, short_sides=(16,))
-
-
-def test_a_worker_holds_one_large_file_at_a_time(tmp_path: Path) -> None:
-    batch = large_files(tmp_path, 8, 60 << 20)
-    tracemalloc.start()
-    converted = worker.convert(OPTIONS, batch)
-    assert tracemalloc.get_traced_memory()[1] < 200 << 20  # and not 8 times 60 MiB
-    tracemalloc.stop()
-    assert converted.rejects == tuple((i, "not an image") for i in range(8))
-
-
-def test_slow_storage_is_not_counted_as_a_hanging_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at: list[int] = []
-    current = [-2]
-
-    def fetch(places: Sequence[ByteRange], **options: int) -> list[bytes | Reject | None]:
-        if options:  # ahead of their turn
-            return fetch_many(places, **options)
-        at.append(current[-1])
-        return [Reject("seen")]
-
-    monkeypatch.setattr(worker, "fetch_many", fetch)
-    batch = large_files(tmp_path, 2, worker._AHEAD_BYTES + 1)
-    converted = worker.convert(OPTIONS, batch, current.append)
-    assert at == [-1, -1]
-    assert converted.rejects == ((0, "seen"), (1, "seen"))

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from resolute.errors import ResoluteError
-from resolute.prep.listing.classes import read_classes
 from resolute.prep.sources.table import table_rows
 
 
@@ -41,13 +40,6 @@ def test_quoted_fields_may_span_lines(tmp_path: Path) -> None:
     assert rows(tmp_path / "t.csv", text.removesuffix("c.jpg\n")) == [("a.jpg", "cat"), ("b.jpg", "dog")]
 
 
-@pytest.mark.parametrize(("name", "text", "got"), [
-    ("t.csv", "", "an empty file"), ("t.tsv", "id\tlabel\n", "only a header"), ("t.txt", "\n\n", ""),
-])  # fmt: skip
-def test_an_empty_table_is_reported(tmp_path: Path, name: str, text: str, got: str) -> None:
-    assert f"no rows, got {got}" in error(tmp_path / name, text)
-
-
 def test_a_table_without_a_header_is_read_by_column_position(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     assert rows(path, "a,x,cat\nb,y,dog\n", "0,2") == [("a", "cat"), ("b", "dog")]
@@ -60,14 +52,11 @@ def test_a_table_without_a_header_is_read_by_column_position(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("line", "expected"), [
-    ("my cats/1 (2).jpg 0", ("my cats/1 (2).jpg", "0")),
     ("my cats/1.jpg big cat", ("my cats/1.jpg", "big cat")),
     ('"my cats/1.jpg" "big cat"', ("my cats/1.jpg", "big cat")),
-    ('"my cats/1.jpg",big cat', ("my cats/1.jpg", "big cat")),
     ("my cats/1.jpg\tbig cat", ("my cats/1.jpg", "big cat")),
     ("cat.jpg/my 1.jpg big, cat", ("cat.jpg/my 1.jpg", "big, cat")),
     ('a.jpg 12"', ("a.jpg", '12"')),
-    ('a.jpg ""', ("a.jpg", "")),
     ("my cats/1.jpg", ("my cats/1.jpg", "")),
 ])  # fmt: skip
 def test_paths_and_labels_in_a_list_may_contain_spaces(tmp_path: Path, line: str, expected: tuple[str, str]) -> None:
@@ -87,10 +76,3 @@ def test_encodings_other_than_utf8_are_reported_with_the_line(tmp_path: Path, na
     assert "not UTF-8, line 3" in error(tmp_path / name, text.encode("latin-1"))
     for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
         assert "not UTF-8, line 1: got UTF-16" in error(tmp_path / name, text.encode(encoding))
-
-
-def test_class_lists_must_be_utf8(tmp_path: Path) -> None:
-    path = tmp_path / "classes.txt"
-    path.write_text("cat\ngröße\n", encoding="latin-1")
-    with pytest.raises(ResoluteError, match="not UTF-8, line 2"):
-        read_classes(path)

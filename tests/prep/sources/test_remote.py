@@ -1,14 +1,13 @@
-"""Every source format is read from an object store and a web server as from a local disk."""
+"""Every source format is read from an object store as from a local disk, and answers of web servers are told apart."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
 import pytest
 
-from resolute.errors import ResoluteError, StorageError
+from resolute.errors import StorageError
 from resolute.prep.sources.fetch import fetch_many
 from resolute.prep.sources.image_ref import UNSEEN, ByteRange
 from tests.support.http_server import RangeHandler, serving
@@ -46,33 +45,6 @@ def test_every_source_format_is_read_from_an_object_store(tmp_path: Path, work: 
     for src, photos in (("x-{0..0}.tar", 2), ("x-*.tar", 2), ("x.parquet", 4)):
         assert len(list_source(work, f"{s3_server}/{src}")) == photos
     assert contents(list_source(work, f"{s3_server}/list.csv")) == list(files.values())
-
-
-@pytest.fixture
-def http(tmp_path: Path) -> Iterator[str]:
-    with serving(tmp_path) as port:
-        yield f"http://127.0.0.1:{port}"
-
-
-@pytest.mark.slow
-def test_archives_are_read_from_a_web_server(tmp_path: Path, work: Path, http: str) -> None:
-    files = make_tree(tmp_path / "photos")
-    for how in ("zip", "tar", "tar.gz"):
-        assert_same_images(list_source(work, f"{http}/{pack(tmp_path, how, files, '').name}"), files)
-    pack_samples(tmp_path / "x-00.tar", SAMPLES)
-    assert len(list_source(work, f"{http}/x-{{00..00}}.tar")) == 2
-    with pytest.raises(ResoluteError, match="cannot be read"):
-        list_source(work, f"{http}/gone.zip")
-
-
-def test_a_web_server_without_byte_ranges_is_refused_where_they_are_needed(
-    tmp_path: Path, work: Path, http: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(RangeHandler, "ranges", False)
-    files = make_tree(tmp_path / "photos")
-    assert_same_images(list_source(work, f"{http}/{pack(tmp_path, 'tar.gz', files, '').name}"), files)
-    with pytest.raises(ResoluteError, match=r"p\.zip: cannot be read, got The HTTP server .* range requests"):
-        assert_same_images(list_source(work, f"{http}/{pack(tmp_path, 'zip', files, '').name}"), files)
 
 
 class RefusingHandler(RangeHandler):

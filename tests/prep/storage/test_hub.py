@@ -1,8 +1,7 @@
-"""Photos and sets on the Hugging Face Hub, and URLs that no installed driver knows."""
+"""Photos and sets on the Hugging Face Hub."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,36 +14,11 @@ from resolute.errors import ResoluteError, StorageError
 from resolute.prep.sources.fetch import fetch_many
 from resolute.prep.sources.image_ref import UNSEEN, ByteRange
 from resolute.prep.storage.output import open_store
-from tests.support.cli import verify
 from tests.support.hub import TOKEN, Hub
-from tests.support.source_formats import (
-    assert_same_images,
-    jpeg,
-    list_source,
-    make_tree,
-    pack,
-    pack_parquet,
-    pack_samples,
-)
+from tests.support.source_formats import make_tree
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
-
-
-@pytest.mark.slow
-def test_photos_are_read_from_the_hub(tmp_path: Path, work: Path, hub: Hub) -> None:
-    """Every format from a store: tests/prep/sources/test_remote.py."""
-    files = make_tree(tmp_path / "repo" / "photos")
-    pack(tmp_path / "repo", "zip", files, "photos/")
-    samples = [("0.jpg", jpeg(0), {"cls": b"0"}), ("1.jpg", jpeg(1), {"cls": b"1"})]
-    pack_samples(tmp_path / "repo" / "x-0.tar", samples)
-    pack_parquet(tmp_path / "repo" / "x.parquet", [(jpeg(i), "", i % 2) for i in range(4)], None)
-    url = hub.add(tmp_path / "repo", "user/photos")
-    for src in ("photos", "p.zip"):
-        assert_same_images(list_source(work, f"{url}/{src}"), files)
-    for src, images in (("x-*.tar", 2), ("x.parquet", 4)):
-        assert len(list_source(work, f"{url}/{src}")) == images
-    assert_same_images(list_source(work, f"{hub.add(tmp_path / 'repo', 'user/photos@v1')}/photos"), files)
 
 
 def test_a_set_cannot_be_written_to_a_repository_that_does_not_exist(hub: Hub) -> None:
@@ -72,25 +46,6 @@ def test_a_set_on_the_hub_from_photos_on_the_hub_equals_the_local_set(
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert ": sound, 30 samples, " in ran.stdout
-
-
-_LOAD = """
-import sys, datasets
-for streaming in (True, False):
-    loaded = datasets.load_dataset("user/set", "48px", split="validation", streaming=streaming)
-    print([row["__key__"] for row in loaded], loaded.features["cls"].names, [row["jpg"].size for row in loaded][0])
-"""
-
-
-@pytest.mark.slow
-def test_load_dataset_reads_a_set_from_the_hub(hub: Hub, shard_root: Path, tmp_path: Path) -> None:
-    hub.add(shard_root, "user/set")
-    done = subprocess.run([sys.executable, "-c", _LOAD], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    once, again = done.stdout.splitlines()
-    assert once == again
-    assert once.count("'0") == 15
-    assert "['class0', 'class1', 'class2']" in once
 
 
 @pytest.mark.slow
@@ -125,20 +80,3 @@ def test_a_hub_that_refuses_or_fails_rejects_no_photo_and_hides_no_set(
         fetch_many([ByteRange(f"{url}/cat/0.jpg", packed=UNSEEN)])
     with pytest.raises(ResoluteError, match="the store refused the request"):
         open_store(url).names()
-
-
-def test_a_url_without_a_driver_is_one_line_that_names_its_package(
-    photos: Path, tmp_path: Path, prep: Prep, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "paramiko", None)
-    for url, words in (
-        ("sftp://host/x", "no driver for sftp://, got '.*paramiko.*', expected its package"),
-        ("nosuch://bucket/x", "not understood, got 'Protocol not known: nosuch', expected a folder or a URL"),
-    ):
-        for argv in (("--src", url, "--out", tmp_path / "s"), ("--src", photos, "--out", url),
-                     ("--src", photos, "--labels", f"{url}.csv", "--out", tmp_path / "s")):  # fmt: skip
-            ran = prep(*argv, "--res", "32")
-            assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
-            assert re.search(f"{url}.*: {words}", ran.err), ran.err
-        assert verify([url]) == 2
-        assert re.search(f"{url}: {words}", capfd.readouterr().err)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -29,7 +28,7 @@ from resolute.pipeline.storage.drivers import object_files
 from resolute.pipeline.storage.object_files import ObjectFiles
 from resolute.prep.sources.scan_cache import cached_scan, scan_all
 from resolute.prep.storage import lease
-from resolute.prep.storage.bulk import read_many, remove_many
+from resolute.prep.storage.bulk import read_many
 from resolute.prep.storage.output import LOCK, LocalStore, ObjectStore, open_store
 from resolute.scratch import ScratchFolder
 from tests.support.s3 import FaultyProxy, proxy, running_s3, s3_server  # noqa: F401  # fixtures
@@ -167,28 +166,6 @@ def test_a_lock_is_taken_over_only_after_it_expired(bucket: str) -> None:
     assert store.names(LOCK) == []
 
 
-def test_a_writer_whose_lock_was_taken_over_writes_nothing_more(bucket: str) -> None:
-    first_store, second_store = open_store(f"{bucket}/set"), open_store(f"{bucket}/set")
-    with ExitStack() as second:
-        with first_store.exclusive_lock():
-            (mine,) = first_store.names(LOCK)
-            on_a_node = pickle.loads(pickle.dumps(first_store))
-            on_a_node.write("b.bin", b"1")
-            large = first_store.create("large.bin")
-            large.write(b"1")
-            leave_lock(first_store, mine, age_s=61)  # as after a pause
-            second.enter_context(second_store.exclusive_lock())
-            for write in (
-                lambda: first_store.write("a.bin", b"2"), lambda: on_a_node.write("a.bin", b"2"), large.close,
-                lambda: first_store.remove("b.bin"),
-            ):  # fmt: skip
-                with pytest.raises(StorageError, match=r"this run has lost its lock on OUT, got another prep on host"):
-                    write()
-        assert second_store.names() == ["b.bin"]
-        second_store.write("b.bin", b"3")  # the end of the first has not touched the second's lock
-    assert second_store.names(LOCK) == []
-
-
 @pytest.mark.timing
 def test_a_writer_that_cannot_renew_its_lock_stops_before_it_expires(
     bucket: str, monkeypatch: pytest.MonkeyPatch
@@ -202,30 +179,6 @@ def test_a_writer_that_cannot_renew_its_lock_stops_before_it_expires(
             with pytest.raises(StorageError, match="got no renewal for 50 s"):
                 store.write("b.bin", b"1")
     assert store.names() == ["a.bin"]
-    late = open_store(f"{bucket}/late")
-    assert isinstance(late, ObjectStore)
-    with late.exclusive_lock():
-        before_writes(monkeypatch, lambda path: monkeypatch.setattr(lease, "_clock", lambda: now() + 70))
-        late._lease._renew(late)  # another may have begun
-        assert late.names(LOCK) == []
-        with pytest.raises(StorageError, match="lost its lock"):
-            late.write("b.bin", b"1")
-
-
-def test_a_copy_in_a_worker_stops_when_the_holder_has_not_renewed_the_lock(bucket: str) -> None:
-    store = open_store(f"{bucket}/set")
-    assert isinstance(store, ObjectStore)
-    with store.exclusive_lock():
-        in_worker = pickle.loads(pickle.dumps(store))
-        (name,) = store.names(LOCK)
-        for age_s in (49, 51):
-            record = {**store._lease._record, "renewed": time.time() - age_s}
-            store.put(f"{LOCK}/{name}", json.dumps(record).encode())
-            if age_s == 49:
-                in_worker.write("a.bin", b"1")
-        with pytest.raises(StorageError, match="got no renewal for 50 s"):
-            in_worker.write("b.bin", b"1")
-        assert store.names() == ["a.bin"]
 
 
 def test_a_lock_is_renewed_during_the_run_even_after_a_failed_renewal(
@@ -278,22 +231,13 @@ def test_a_run_that_loses_its_lock_ends_with_one_line_and_without_a_manifest(
 
 
 def test_a_second_writer_of_a_folder_is_refused_with_the_name_of_the_first(
-    tmp_path: Path, photos: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, photos: Path, prep: Prep
 ) -> None:
     argv = ("--src", photos, "--out", tmp_path / "set", "--res", "32")
     with open_store(str(tmp_path / "set")).exclusive_lock():
         ran = prep(*argv)
     assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
     assert f"another prep is writing here, got host {socket.gethostname()}, pid {os.getpid()}, since" in ran.err
-
-    def flock(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fcntl, "flock", flock)
-        ran = prep(*argv)
-    assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
-    assert "cannot be locked, got 'No locks available'" in ran.err
     assert not list((tmp_path / "set").rglob("*.tar"))
     assert prep(*argv).status == 0
     assert not (tmp_path / "set" / ".prep").exists()
@@ -304,21 +248,6 @@ def test_a_bucket_that_does_not_exist_is_reported_in_one_line(bucket: str, photo
     assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
     assert "s3://there-is-no-such-bucket/set" in ran.err
     assert "the store refused" in ran.err
-
-
-def test_files_being_uploaded_are_unnamed_on_the_local_disk(
-    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    store = open_store(f"{bucket}/set")
-    at_upload: list[list[Path]] = []
-    before_writes(monkeypatch, lambda path: at_upload.append(list((tmp_path / "tmp").iterdir())))
-    with store.create("32/train-000000.tar") as part:
-        part.write(b"x" * 100_000)
-        assert list((tmp_path / "tmp").iterdir()) == []  # what a kill would leave now
-    assert at_upload == [[]]
-    assert store.read("32/train-000000.tar") == b"x" * 100_000
 
 
 def test_the_scratch_folder_of_a_killed_process_is_deleted_and_one_in_use_is_not(
@@ -419,43 +348,6 @@ def test_a_pinned_copy_makes_no_file_appear_once_the_file_is_another(
         job.write("48/b.bin", b"1")
     assert store.names() == ["a.bin"]
     assert store.folders() == []  # why: a folder made on the local disk would hide a shared one that is away
-
-
-def test_files_are_abandoned_even_if_the_disk_fails_as_they_are_closed(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path))
-    file = store.create("a")
-    file.write(b"x")  # still in Python's buffer
-    os.close(file._file.fileno())
-    file.discard()
-    assert store.names() == []
-
-
-def test_a_read_that_fails_after_the_file_was_opened_is_one_line(
-    bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = open_store(f"{bucket}/set")
-    store.write("a", b"0123\n456\n")
-    with store.open("a") as file:
-        assert file.seek(2) == 2
-        assert [*file] == [b"23\n", b"456\n"]
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EBUSY, "slow down")
-
-    file = store.open("a")
-    monkeypatch.setattr("resolute.pipeline.storage.object_files._OpenObject.readinto", refuse)
-    with file, pytest.raises(ResoluteError, match="/set/a: the store refused the request, got"):
-        file.read(1)
-
-
-def test_many_files_are_read_and_deleted_at_once() -> None:
-    store = open_store("memory://bulk")
-    files = {f"x/{number:04d}": b"%d" % number for number in range(1100)}
-    for name, data in files.items():
-        store.write_small(name, data)
-    assert list(read_many(store, [*files, "x/missing"])) == [*files.values(), b""]
-    remove_many(store, ["x/missing", *files])
-    assert store.names("x") == []
 
 
 @pytest.mark.slow

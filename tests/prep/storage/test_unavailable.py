@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import errno
-import importlib
-import json
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +18,12 @@ from resolute.prep.listing.photos import list_photos
 from resolute.prep.run.worker import convert
 from resolute.prep.settings import Settings
 from resolute.prep.sources.detect import open_source
-from resolute.prep.sources.fetch import fetch, fetch_many
+from resolute.prep.sources.fetch import fetch
 from resolute.prep.sources.image_ref import MISSING, ByteRange
 from resolute.prep.storage import retry
 from tests.conftest import make_photos
 from tests.support.source_formats import pack
 
-Prep = Callable[..., Any]
 UNAVAILABLE = [errno.EIO, errno.EINTR, errno.ESTALE, errno.EACCES, errno.ENOENT, errno.ETIMEDOUT, errno.ENOTCONN,
                errno.ENODEV]  # fmt: skip
 
@@ -74,31 +70,6 @@ def test_an_io_error_is_retried_and_then_ends_the_run(
             task = Batch(first_key=0, byte_ranges=(place,), labels=(0,), short_sides=(16,))
             with pytest.raises(StorageError):
                 convert(EncodeOptions(quality=90, label_digits=4), task)
-
-
-def test_files_that_fail_together_share_the_retry_delays(tmp_path: Path, waits: list[float]) -> None:
-    with pytest.raises(StorageError):
-        fetch_many([ByteRange(str(tmp_path / f"{i}.jpg")) for i in range(16)])
-    assert waits == list(retry.WAITS_S)
-
-
-def test_an_archive_with_a_stale_handle_is_reopened(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waits: list[float]
-) -> None:
-    (tmp_path / "a.tar").write_bytes(b"0123456789")
-    place = ByteRange(str(tmp_path / "a.tar"), 2, 3)
-    assert fetch(place) == b"234"
-    whole, stale = os.pread, set()
-
-    def pread(descriptor: int, nbytes: int, offset: int) -> bytes:
-        if not stale or descriptor in stale:
-            stale.add(descriptor)
-            os.dup(descriptor)  # why: so that a new one has another number
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return whole(descriptor, nbytes, offset)
-
-    monkeypatch.setattr(os, "pread", pread)
-    assert fetch(place) == b"234"
 
 
 def test_a_file_whose_size_changed_since_listing_ends_the_run(tmp_path: Path) -> None:
@@ -173,41 +144,6 @@ def test_scanning_an_archive_bridges_a_short_outage_and_a_longer_one_ends_the_ru
         failing(patch, call, number, 999, of=archive)
         with pytest.raises(StorageError, match=re.escape(os.strerror(number))):
             list(open_source(archive, scan_cache=tmp_path / "lost"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("call", "after"), [
-    ("os.scandir", 0), ("os.stat", 5), ("os.open", 40), ("os.fsync", 5), ("os.replace", 0), ("io.open", 5),
-    ("os.listdir", 0), ("os.lstat", 5),
-])  # fmt: skip
-def test_a_stale_file_handle_in_any_call_is_reported_in_one_line(
-    photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, waits: list[float], call: str, after: int
-) -> None:
-    """Calls for files of OUT or of the photos fail with ESTALE after the first `after` ones."""
-    module, name = call.split(".")
-    works, left = getattr(importlib.import_module(module), name), after
-
-    def stale(path: Any, *args: Any, **options: Any) -> Any:
-        nonlocal left
-        if isinstance(path, int) or os.fspath(path).startswith((str(photos), str(tmp_path / "s"))):
-            left -= 1
-            if left < 0:
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), None if isinstance(path, int) else str(path))
-        return works(path, *args, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(f"{module}.{name}", stale)
-        ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--workers", 1)
-    if ran.status == 0:  # fewer calls are made, or nothing depends on them
-        assert "rejected: 0" in ran.out
-        return
-    assert ran.status == 2
-    assert ran.err.count("\n") == 1, ran.err
-    assert ran.err.startswith("resolute shards: ")
-    assert "Stale file handle" in ran.err
-    ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32", "--workers", 1)
-    assert ran.status == 0, ran.err
-    assert json.loads((tmp_path / "s" / "manifest.json").read_bytes())["source"]["rejected"] == 0
 
 
 def test_no_manifest_is_written_if_the_folder_was_replaced_during_the_run(

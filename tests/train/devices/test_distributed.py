@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.run
 
 from resolute.cli import main
@@ -22,10 +21,9 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.train.devices.device import pick_device
-from resolute.train.devices.distributed import Ranks, _raise_once
+from resolute.train.devices.distributed import Ranks
 from resolute.train.loop import Learner
 from resolute.train.recipe.schema import Recipe
-from resolute.train.warmup import shapes
 from tests import ROOT
 from tests.support.commands import Command, Ended
 from tests.support.fake_cuda import FakeCuda
@@ -218,19 +216,6 @@ def test_collectives_votes_and_gradients_of_three_ranks(made: Made, driven: str)
         assert all(got["drawn"] != other["drawn"] for other in measured[:rank])
 
 
-def test_every_rank_warms_up_the_same_number_of_shapes(shard_set: ShardSet) -> None:
-    stages = Recipe.parse({"stages": [{"res": 32, "epochs": 1, "batch_size": n} for n in (16, 11, 7)]}, name="x").stages
-    plan = Plan(shard_set, stages, eval_batch_size=4)
-    for world in (2, 3):
-        each = [shapes(plan, rank=rank, world_size=world) for rank in range(world)]
-        assert len({len(rank_shapes) for rank_shapes in each}) == 1
-        for rank, rank_shapes in enumerate(each):
-            wanted = {(s.split, s.res, len(plan.batch(s.first + k, rank=rank, world_size=world)))
-                      for s in plan.phases for k in range(s.batches)}  # fmt: skip
-            assert set(rank_shapes) == wanted
-        assert [shape[:2] for shape in each[0]] == [shape[:2] for shape in each[1]]
-
-
 def test_the_arguments_of_a_run_are_not_parsed_as_those_of_torchrun(
     monkeypatch: pytest.MonkeyPatch, made: Made
 ) -> None:
@@ -249,11 +234,9 @@ def test_the_arguments_of_a_run_are_not_parsed_as_those_of_torchrun(
 @pytest.mark.parametrize(("gpus", "more", "message"), [
     (0, ["--gpus", "1"], "--gpus: got 1, expected at most 0, the GPUs of this machine; lower it, or add --device cpu"),
     (2, ["--gpus", "3"], "--gpus: got 3, expected at most 2, the GPUs of this machine; lower it\n"),
-    (2, ["--gpus", "0"], "--gpus: got '0', expected integer, at least 1"),
     (2, ["--restarts", "2"], "--restarts: has no effect, got no --gpus"),
     (2, ["--gpus", "2", "--nodes", "2"], "--nodes: got 2 without --head"),
     (2, ["--gpus", "2"], "r.toml: no readable recipe"),
-    (2, ["--gpus", "2", "--recipe", "demo"], "s/manifest.json: not found"),
 ])  # fmt: skip
 def test_processes_that_cannot_be_started_are_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], gpus: int, more: list[str], message: str
@@ -306,14 +289,6 @@ def test_an_error_in_a_run_of_two_processes_ends_without_a_traceback(made: Made,
     assert ended.status == 2
     assert "Traceback" not in ended.err
     assert "nothing" in ended.err
-
-
-def test_an_error_of_all_ranks_is_printed_once() -> None:
-    store = dist.HashStore()
-    with pytest.raises(ResoluteError, match="rank 1: it broke"):
-        _raise_once(store, "rank 1: it broke")
-    with pytest.raises(SystemExit):
-        _raise_once(store, "rank 0: it broke")
 
 
 def test_a_rank_takes_its_own_gpu_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

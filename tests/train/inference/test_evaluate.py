@@ -16,7 +16,6 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
-from resolute.train import checkpoint
 from resolute.train.inference.evaluate import evaluate
 from resolute.train.inference.saved_run import open_saved_run
 from resolute.train.logs.metrics import read_log
@@ -84,18 +83,3 @@ def test_a_run_remembers_its_set_from_any_working_directory(
         assert f"{tmp_path / 's'}/manifest.json: not found" in err
         assert "best.pt; if it is elsewhere now, name it with SHARDS, of predict SRC)" in err
     assert main([*prediction, "--src", str(tmp_path / "moved")]) == 0
-
-
-def test_a_run_of_an_earlier_version_is_refused(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    state = torch.load(trained / "best.pt", weights_only=True)
-    del state["set"]
-    checkpoint.save(tmp_path / "best.pt", state)
-    assert main(["eval", str(tmp_path), "--device", "cpu"]) == 2
-    assert "made by another version, got no 'set', expected it; train again" in capsys.readouterr().err
-
-
-def test_a_run_without_folds_takes_none(trained: Path, shard_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", str(trained), "--shards", str(shard_root), "--device", "cpu", "--fold", "1"]) == 2
-    assert "--fold: got 1 for a run without folds, expected none; omit it" in capsys.readouterr().err

@@ -107,12 +107,6 @@ def test_timms_transform_reproduces_the_validation_pixels(trained: Path, shard_s
     assert np.abs(np.roll(nearest, 1, axis=3) - validation).mean() > 1.5 * difference  # not off by a pixel
 
 
-@pytest.mark.parametrize(("res", "margin"), [(224, 256 / 224), (133, 1.143), (7, 3.0), (128, 1.0)])
-def test_timm_resizes_to_the_stored_short_side(trained: Path, res: int, margin: float) -> None:
-    other = dataclasses.replace(open_saved_run(trained), res=res, margin=margin)
-    assert int(res / preprocessing(other)["crop_pct"]) == round(res * margin)
-
-
 @pytest.mark.parametrize("which", ["raw", "ema"])
 def test_timm_builds_the_model_with_the_best_weights_and_the_runs_preprocessing(
     trained: Path, tmp_path: Path, which: Literal["raw", "ema"]

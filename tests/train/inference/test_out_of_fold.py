@@ -28,8 +28,8 @@ def cv(folded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def predicted(cv: Path, out: Path, *more: str, runs: str = "runs/cv", source: str = "s") -> list[dict[str, str]]:
-    words = ["predict", cv / runs, "--src", cv / source, "--out", out / "pred.csv"]
+def predicted(cv: Path, out: Path, *more: str, runs: str = "runs/cv") -> list[dict[str, str]]:
+    words = ["predict", cv / runs, "--src", cv / "s", "--out", out / "pred.csv"]
     assert main([*map(str, words), "--device", "cpu", "--threads", "1", *more]) == 0
     with (out / "pred.csv").open(newline="") as file:
         return list(csv.DictReader(file))
@@ -56,15 +56,6 @@ def test_every_photo_is_predicted_by_the_fold_that_did_not_train_on_it(
     assert alone == predicted(cv, tmp_path, "--fold", "2")
 
 
-def test_predict_notes_that_photos_may_be_training_photos(
-    cv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    predicted(cv, tmp_path, "--split", "train")
-    assert "was trained on these photos" in capsys.readouterr().out
-    assert len(predicted(cv, tmp_path, source="t")) == 9
-    assert "was not trained on" in capsys.readouterr().out
-
-
 def test_eval_notes_that_photos_may_be_training_photos(cv: Path, folded: Path, tmp_path: Path) -> None:
     added = ["--src", folded / "photos", "--out", tmp_path / "s", "--workers", "1", "--res", "32,48", "--val-frac", "0"]
     shutil.copytree(folded / "s", tmp_path / "s")
@@ -78,27 +69,3 @@ def test_eval_notes_that_photos_may_be_training_photos(cv: Path, folded: Path, t
         assert main([*map(str, command), *words]) == 0
         printed = json.loads((tmp_path / "e.json").read_text())["note"]
         assert printed is None if note is None else note in printed
-
-
-@pytest.mark.parametrize(("source", "fold", "message"), [
-    ("t", "1", "t, which the run was not trained on, expected none; omit it"),
-    ("s", "3", "got fold 3 of 3, expected 0 to 2"), ("s", "-1", "--fold: got '-1'"),
-])  # fmt: skip
-def test_a_fold_that_is_none_of_the_runs_is_refused(
-    cv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, fold: str, message: str
-) -> None:
-    run, table = str(cv / "runs/cv/fold-2"), tmp_path / "p.csv"
-    for words in (["eval", run, "--shards", str(cv / source)],
-                  ["predict", run, "--src", str(cv / source), "--out", str(table)]):  # fmt: skip
-        assert main([*words, "--device", "cpu", f"--fold={fold}"]) == 2
-        assert message in capsys.readouterr().err
-    assert not table.exists()
-
-
-def test_runs_of_different_numbers_of_folds_are_not_averaged(
-    cv: Path, folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(cv / "runs" / "cv" / "fold-0", tmp_path / "cv" / "fold-0")
-    assert main(train_words(folded / "s", folded / "cv.toml", tmp_path, "--folds", "1/2")) == 0
-    assert main(["predict", str(tmp_path / "cv"), "--src", str(folded / "s"), "--out", str(tmp_path / "p.csv")]) == 2
-    assert "margin or folds differ" in capsys.readouterr().err

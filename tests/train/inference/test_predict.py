@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import os
 import shutil
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from resolute.pipeline.plan.stage import Stage
 from resolute.prep.convert.decode import Reject, decode
 from resolute.prep.sources import fetch
 from resolute.train import checkpoint
-from resolute.train.inference.predict import preprocess
 from resolute.train.inference.saved_run import open_saved_run
 
 
@@ -36,18 +34,6 @@ def predict(run: Path, source: Path | str, out: Path, *more: str) -> list[dict[s
 def photos(shard_root: Path) -> list[Path]:
     """The source photo of each validation sample."""
     return [shard_root.parent / "photos" / name for name in ShardSet.open(shard_root).photo_names("val")]
-
-
-def test_images_of_a_folder_are_preprocessed_as_those_of_shards(shard_set: ShardSet, photos: list[Path]) -> None:
-    plan = Plan(shard_set, [Stage(res=48, epochs=1, batch_size=75)], eval_batch_size=15)
-    with Loader(plan, num_threads=1, mean=(0, 0, 0), std=(1, 1, 1), start=1) as loader:
-        theirs = (next(loader).images.permute(0, 2, 3, 1) * 255).numpy()
-    for pixels, path in zip(theirs, photos, strict=True):
-        ours = preprocess(path, res=48, margin=shard_set.margin, crop_pct=None)
-        assert ours.shape == (48, 48, 3)
-        assert np.abs(ours - pixels).mean() < 3  # of 255: quality 90
-        moved = np.abs(np.roll(ours, 1, axis=1) - pixels).mean()
-        assert np.abs(ours - pixels).mean() < moved  # not off by a pixel
 
 
 def test_probabilities_of_shards_equal_the_networks_and_those_of_the_folder_are_close(
@@ -107,20 +93,6 @@ def test_an_ensemble_predicts_the_mean_probabilities_of_its_folds(
     for row, first, second in zip(rows, *each, strict=True):
         for name in ("class0", "class1", "class2"):
             assert float(row[name]) == pytest.approx((float(first[name]) + float(second[name])) / 2, abs=2e-6)
-
-
-def test_predict_lists_the_same_photos_as_prep(trained: Path, photos: list[Path], tmp_path: Path) -> None:
-    root = tmp_path / "in"
-    for name in ("in/b.JPG", "in/c.jfif", "in/.hidden.jpg", "in/sub/deep/d.jpe", "in/notes.txt", "in/.cache/e.jpg",
-                 "elsewhere/a.jpg"):  # fmt: skip
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(photos[0], tmp_path / name)
-    (root / "linked").symlink_to(tmp_path / "elsewhere")
-    (root / "sub" / "cycle").symlink_to(root)
-    os.mkfifo(root / "pipe.jpg")
-    rows = predict(trained, root, tmp_path / "pred.csv")
-    assert [row["image"] for row in rows] == ["b.JPG", "c.jfif", "linked/a.jpg", "sub/deep/d.jpe"]
-    assert len({tuple(row[f"prob{k}"] for k in (1, 2, 3)) for row in rows}) == 1
 
 
 def test_photos_that_prep_rejects_are_reported_in_their_rows_and_the_others_are_predicted(
@@ -224,17 +196,3 @@ def test_a_sample_that_does_not_fit_is_refused_before_predicting(
     assert not (tmp_path / "s.csv").exists()
     assert main([*map(str, words), "--out", str(tmp_path / "sample.csv")]) == 2
     assert "sample.csv exists, expected a new name; choose another" in capsys.readouterr().err
-
-
-def test_options_without_effect_are_refused(
-    trained: Path, shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for words, message in (
-        (["--format", "wide", "--topk", "2"], "--topk: without effect, the table has no ranks; omit it"),
-        (["--threshold", "0.1"], "--threshold: without effect, the run does not predict several labels; omit it"),
-        (["--sample", "s.csv", "--src", str(shard_root)], "--sample: without effect, SRC is a shard set, "),
-        (["--fold", "0"], "--fold: without effect, SRC is no shard set; omit it"),
-    ):
-        command = ["predict", trained, "--src", shard_root.parent / "photos", "--out", tmp_path / "p.csv"]
-        assert main([*map(str, command), *words]) == 2
-        assert message in capsys.readouterr().err

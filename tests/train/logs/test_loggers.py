@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib.util
 import shutil
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -192,33 +191,6 @@ def test_a_training_with_failing_and_slow_loggers_ends_with_the_same_weights_and
     assert len(read_csv(logged / "csv" / "step.csv")) == steps
     assert main([*words[0], "--loggers", "csv"]) == 0  # a finished run
     assert len(read_csv(plain / "csv" / "step.csv")) == steps
-
-
-@pytest.mark.parametrize("file", ["step.csv", "config.csv"])
-def test_a_full_disk_ends_a_logger_only(tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str) -> None:
-    write_log(tmp_path, steps=5)
-    (tmp_path / "csv").mkdir()
-    (tmp_path / "csv" / file).symlink_to("/dev/full")
-    Loggers(["csv"], tmp_path).close()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "logger csv: is off, the training continues without it (OSError: [Errno 28]" in line
-
-
-@pytest.mark.slow
-@pytest.mark.timing
-def test_a_server_that_never_answers_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("mlflow")
-    write_log(tmp_path, steps=5)
-    with socket.create_server(("127.0.0.1", 0)) as server:  # takes connections and is silent
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
-        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-        began = time.monotonic()
-        Loggers(["mlflow"], tmp_path).close()
-    assert time.monotonic() - began < 30
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "logger" in line]
-    assert "logger mlflow: is off, the training continues without it" in line
 
 
 def test_loggers_that_are_unknown_or_not_installed_are_refused(

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from resolute.errors import ResoluteError
 from resolute.train.loop import Learner
-from resolute.train.model.build import build_model, compile_network, set_tf32, size_options
+from resolute.train.model.build import compile_network, set_tf32, size_options
 from resolute.train.recipe.schema import Data, Model, Recipe
 from resolute.train.warmup import warm_up
 from tests.support.commands import Ended
@@ -58,32 +58,8 @@ def test_gradient_checkpointing_changes_neither_gradients_nor_statistics() -> No
     assert less < most / 2  # numbers kept for the backward pass
 
 
-@pytest.mark.parametrize(("name", "keys", "reason"), [
-    ("test_vit", {"blurpool": True}, "model.blurpool: timm's test_vit does not support it"),
-    ("test_resnet", {"drop_path_rate": 0.1, "kwargs": {"drop_path_rate": 0.2}},
-     "got drop_path_rate, expected it only as a key of"),
-    ("dla46_c", {"grad_checkpointing": True}, "model.grad_checkpointing: got true, but dla46_c does not support it"),
-    ("test_resnett", {}, "timm cannot build 'test_resnett'.*did you mean test_resnet"),
-])  # fmt: skip
-def test_options_that_a_model_does_not_support_are_refused_by_key(name: str, keys: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ResoluteError, match=reason):
-        tiny_network(name, **keys)
-
-
-def test_keys_without_effect_are_refused() -> None:
-    for section, key, value in (
-        ("model", "ghost_batch", 16), ("model", "norm_groups", 8), ("loss", "threshold", 0.2),
-        ("precision", "tf32", "all"), ("ema", "warmup", False), ("distill", "temperature", 2.0),
-        ("distill", "alpha", 0.3), ("model", "weights_kind", "ema"),
-    ):  # fmt: skip
-        with pytest.raises(ResoluteError, match=rf"{section}\.{key}: without effect"):
-            Recipe.parse({section: {key: value}, "stages": STAGES}, name="x")
-
-
-@pytest.mark.parametrize("name", [
-    "vit_tiny_patch16_224", pytest.param("swinv2_tiny_window8_256", marks=pytest.mark.slow),
-])  # fmt: skip
-def test_a_fixed_size_model_accepts_every_resolution_of_the_recipe(name: str) -> None:
+def test_a_fixed_size_model_accepts_every_resolution_of_the_recipe() -> None:
+    name = "vit_tiny_patch16_224"
     model = Model(name=name)
     options = size_options(model, [128, 160, 224])
     assert options == {"dynamic_img_size": True}
@@ -94,39 +70,6 @@ def test_a_fixed_size_model_accepts_every_resolution_of_the_recipe(name: str) ->
     shapes = [{key: value.shape for key, value in each.state_dict().items()} for each in (network, plain)]
     assert shapes[0] == shapes[1]  # a run's weights fit the model at other resolutions, and timm's weights fit both
     assert size_options(model, [plain.pretrained_cfg["input_size"][1]]) == {}
-
-
-def test_models_that_need_no_size_options_or_have_none_get_none() -> None:
-    assert size_options(Model(name="test_resnet"), [33, 224]) == {}
-    assert size_options(Model(name="vit_tiny_patch16_224"), []) == {}
-    assert size_options(Model(name="vit_tiny_patch16_224", kwargs={"img_size": 128}), [128]) == {}
-    assert size_options(Model(name="mixer_s32_224"), [128, 160]) == {}
-    with pytest.raises(ResoluteError, match=r"timm cannot build .mixer_s32_224. with .*nonsense"):
-        build_model(Model(name="mixer_s32_224", kwargs={"nonsense": 1}), classes=3, channels_last=True, device=CPU,
-                    resolutions=[224])  # fmt: skip
-    before = torch.get_rng_state()
-    size_options(Model(name="test_vit3"), [128, 160])
-    assert torch.equal(torch.get_rng_state(), before)  # probing does not change the initial weights
-
-
-def test_a_vision_transformer_trains_and_validates_at_the_recipes_resolutions() -> None:
-    stages = [{"res": 32, "eval_res": 64, "epochs": 1, "batch_size": 8}, {"res": 48, "epochs": 1, "batch_size": 8}]
-    learner = _learner(model={"name": "test_vit3"}, stages=stages)
-    names = learner.network.state_dict()
-    for index, res in enumerate((32, 48)):
-        batch = make_batch(index)
-        images = torch.nn.functional.interpolate(batch.images, size=(res, res))
-        assert torch.isfinite(learner.train_step(dataclasses.replace(batch, images=images))[0])
-    scores = learner.eval_step(dataclasses.replace(batch, images=torch.zeros(8, 3, 64, 64)))
-    assert torch.isfinite(scores.sums["raw"]).all()
-    assert list(names) == list(timm.create_model("test_vit3", num_classes=7).state_dict())
-
-
-def test_a_size_refused_during_warm_up_is_reported_in_one_line() -> None:
-    learner = _learner()
-    learner.network = tiny_network("test_vit3")
-    with pytest.raises(ResoluteError, match=r"^model: the network refuses images of 48 px \(Input height"):
-        warm_up(learner, [("train", 48, 2)])
 
 
 @pytest.mark.slow
@@ -172,26 +115,14 @@ def test_the_average_of_the_last_epochs_equals_torchs_averaged_model() -> None:
                 torch.testing.assert_close(learner.ema.module.state_dict()[name], value, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("table", "message"), [
-    ({"last_epochs": 9}, "ema.last_epochs: got 9, expected at most the run's"),
-    ({"half_life_steps": 3.0, "decay": 0.9}, "ema: got decay and half_life_steps, expected one of"),
-    ({"last_epochs": 1, "warmup": True}, "ema.warmup: without effect, ema.last_epochs is a plain mean; remove it"),
-])  # fmt: skip
-def test_an_average_of_weights_that_cannot_be_is_refused(table: dict[str, Any], message: str) -> None:
-    with pytest.raises(ResoluteError, match=message):
-        _learner(ema=table)
-
-
 def test_mean_and_std_are_those_of_the_pretrained_weights() -> None:
-    def data(name: str, **keys: Any) -> Data:
-        table = {"model": {"name": name}, "data": {"mean_std": "pretrained", **keys}, "stages": STAGES}
+    def data(name: str) -> Data:
+        table = {"model": {"name": name}, "data": {"mean_std": "pretrained"}, "stages": STAGES}
         return Recipe.parse(table, name="x").data
 
     for name in ("vit_tiny_patch16_224", "resnet18.tv_in1k"):
         cfg = timm.get_pretrained_cfg(name)
         assert (data(name).mean, data(name).std) == (cfg.mean, cfg.std)
-    with pytest.raises(ResoluteError, match=r"data\.std: without effect, data\.mean_std is pretrained; remove"):
-        data("resnet50", std=[0.5, 0.5, 0.5])
     with pytest.raises(ResoluteError, match=r"data\.mean_std: got pretrained, but timm has no weights of resnet50\.no"):
         data("resnet50.no_such_tag")
 
@@ -241,9 +172,3 @@ def test_a_run_with_every_feature_resumes_bit_identically(tmp_path: Path) -> Non
     for section in ("model", "ema"):
         a, b = resumed.state_dict()[section], cut.state_dict()[section]
         assert all(a[name].equal(b[name]) for name in b)
-
-
-def test_a_missing_compiler_is_reported_by_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(ResoluteError, match=r"precision\.compile: no compiler found \(got no-such-compiler missing\)"):
-        _learner(precision={"amp": "off", "compile": True})

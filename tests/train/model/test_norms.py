@@ -79,11 +79,6 @@ def test_sync_norms_keep_names_and_activations_and_need_several_gpus() -> None:
     assert names_of(network) == names_of(tiny_network())
 
 
-def test_batch_norm_settings_are_refused_for_models_without_batch_norms() -> None:
-    with pytest.raises(ResoluteError, match="test_vit has no batch norms"):
-        tiny_network("test_vit", kwargs={"img_size": 32}, norm="ghost")
-
-
 def test_group_norms_load_the_weights_of_batch_norms(tmp_path: Path) -> None:
     source, path = tiny_network(), tmp_path / "weights.pth"
     nn.init.normal_(source.conv1[1].weight)

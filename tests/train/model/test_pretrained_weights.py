@@ -51,14 +51,6 @@ def test_raw_or_ema_weights_of_a_checkpoint_are_loaded_as_requested(
     assert f"starts from {taken} weights of {path}, head included" in capsys.readouterr().out
 
 
-def test_requesting_missing_ema_weights_is_refused(tmp_path: Path) -> None:
-    paths = [save_weights(tiny_network(), tmp_path / "weights.safetensors"), tmp_path / "best.pt"]
-    checkpoint.save(paths[1], {"model": tiny_network().state_dict(), "ema": None, "progress": {"best_weights": "raw"}})
-    for path in paths:
-        with pytest.raises(ResoluteError, match=r"model\.weights_kind: got ema, but .* holds no averaged weights"):
-            tiny_network(weights=str(path), weights_kind="ema")
-
-
 def test_an_unreadable_weights_file_is_unavailable_and_not_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

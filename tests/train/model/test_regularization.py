@@ -1,12 +1,8 @@
-"""Regularisation per stage, ramped with the resolution: values, oracles, resume, warm-up, refusals and figures."""
+"""Regularisation per stage, ramped with the resolution: values and oracles."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,25 +10,17 @@ import pytest
 import timm
 import torch
 from torch import nn
-from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
-from resolute.cli import main
-from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Batch
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment
 from resolute.train.loop import Learner
-from resolute.train.model.build import compile_network
 from resolute.train.planner.measure import restored
-from resolute.train.plot_lr import Curve, stage_lines
 from resolute.train.recipe.schema import Recipe
 from resolute.train.recipe.stages import RecipeStage, Regularization
-from resolute.train.show import model_inputs
-from resolute.train.warmup import warm_up
 from tests.support.networks import CPU, make_batch
-from tests.train.conftest import stages
 
 RAMP = {"drop_rate": [0.1, 0.3], "drop_path_rate": [0.0, 0.4], "label_smoothing": [0.0, 0.2],
         "weight_decay": [0.0, 0.05]}  # fmt: skip
@@ -52,8 +40,8 @@ def _learner(recipe: Recipe) -> Learner:
     return Learner(recipe, classes=7, total_steps=12, device=CPU)
 
 
-def _batch(index: int, stage: int = 0, res: int = 32, split: Any = "train") -> Batch:
-    batch = make_batch(index, split=split, stage=stage)
+def _batch(index: int, stage: int = 0, res: int = 32) -> Batch:
+    batch = make_batch(index, stage=stage)
     images = functional.interpolate(batch.images, res).to(memory_format=torch.channels_last)
     return dataclasses.replace(batch, images=images, spec=dataclasses.replace(batch.spec, res=res, epoch=0))
 
@@ -148,113 +136,3 @@ def test_batches_of_a_ramp_equal_those_of_stages_with_its_strengths(shard_set: S
     written = dataclasses.replace(ramp, augment=dataclasses.replace(augment, mixup_alpha=0.3),
                                   regularization=Regularization(drop_rate=0.5))  # fmt: skip
     assert Plan(shard_set, [constant]).fingerprint == Plan(shard_set, [written]).fingerprint
-
-
-@pytest.mark.slow
-def test_a_compiled_network_has_a_graph_per_rate_and_none_is_compiled_after_the_warm_up() -> None:
-    tables = {"regularization": RAMP, "ema": {"decay": 0.5}}
-    stages = (_stage(regularization={"drop_rate": 0.1, "drop_path_rate": 0.0}), _stage([32, 48], res_schedule="step"),
-              _stage(48))  # fmt: skip
-    learner, plain = _learner(_recipe(*stages, **tables)), _learner(_recipe(*stages, **tables))
-    compiled_recipe = dataclasses.replace(learner.recipe, precision=dataclasses.replace(
-        learner.recipe.precision, compile=True))  # fmt: skip
-    assert plain.stages_by_graph == [[0, 1, 2]]
-    learner.recipe, counter = compiled_recipe, CompileCounter()
-    assert learner.stages_by_graph == [[1], [2], [0]]
-    compile_network(learner.network, CPU, backend=counter)
-    for (stage,), sizes in zip(learner.stages_by_graph, ((32, 48), (48,), (32,)), strict=True):
-        warm_up(learner, [(split, res, 8) for split in ("train", "val") for res in sizes], stage=stage)
-    compiled = counter.frame_count
-    assert compiled == 4  # training and validation, with the rates at 32 and 48 px
-    for index, (stage, res) in enumerate([(0, 32), (1, 32), (1, 48), (2, 48), (1, 32)]):
-        results = []
-        for each in (learner, plain):
-            torch.manual_seed(index)
-            results.append(each.train_step(_batch(index, stage, res)))
-        torch.testing.assert_close(*results)
-        batch = _batch(index, stage, res, "val")
-        torch.testing.assert_close(learner.eval_step(batch).sums, plain.eval_step(batch).sums)
-    assert counter.frame_count == compiled
-
-
-def test_frozen_layers_have_no_dropout_and_averages_no_noise_in_a_regularised_stage() -> None:
-    recipe = _recipe(_stage(32, unfreeze_to="layer4"), _stage(48), freeze={"mode": "unfreeze"}, ema={"decay": 0.5},
-                     regularization={"drop_path_rate": [0.2, 0.4]})  # fmt: skip
-    learner = _learner(recipe)
-    for stage, trained in ((0, {"layer4"}), (1, {"layer2", "layer3", "layer4"})):
-        learner.train_step(_batch(stage, stage, recipe.stages[stage].max_res))
-        paths = {name: module for name, module in learner.network.named_modules() if hasattr(module, "drop_prob")}
-        assert {name.split(".")[0] for name, module in paths.items() if module.training} == trained
-        assert max(module.drop_prob for module in paths.values()) == pytest.approx((0.2, 0.4)[stage])
-    assert learner.ema is not None
-    learner.ema.module.load_state_dict(learner.network.state_dict())
-    sums = learner.eval_step(_batch(9, 1, 48, "val")).sums
-    torch.testing.assert_close(sums["raw"], sums["ema"])
-
-
-@pytest.mark.parametrize(("stages", "tables", "message"), [
-    ([], {"regularization": {"drop_rate": [0.1, 0.3]}}, "regularization.drop_rate: got [0.1, 0.3], expected a number"),
-    ([], {"regularization": {"drop_rat": 0.1}}, "regularization.drop_rat: no such setting; did you mean "),
-    ([], {"regularization": {"drop_rate": 1.0}}, "regularization.drop_rate: got 1.0, expected number or 2 numbers, at "
-     "least 0, below 1"),
-    ([_stage(regularization=3)], {}, "stages.regularization: got 3, expected a table"),
-    ([_stage(regularization={"magnitude": 5})], {}, "stages.regularization.magnitude: without effect, policy is not"),
-    ([], {"regularization": {"label_smoothing": 0.1}, "loss": {"kind": "asl"}},
-     "regularization.label_smoothing: without effect, loss.kind is asl"),
-    ([], {"regularization": {"weight_decay": 0.1}, "optim": {"weight_decay": 0.2}},
-     "optim.weight_decay: without effect, [regularization] replaces it in every stage"),
-    ([_stage(augment={"mixup_alpha": 0.3}), _stage()], {"regularization": {"mixup_alpha": 0.1}},
-     "stages.augment.mixup_alpha: without effect, [regularization] replaces it"),
-    ([], {"model": {"name": "densenet121"}, "regularization": {"drop_path_rate": 0.1}},
-     "drop_path_rate: timm's densenet121 does"),
-    ([], {"model": {"name": "test_resnet", "kwargs": {"drop_rate": 0.1}}, "regularization": {"drop_rate": 0.2}},
-     "model.kwargs: got drop_rate, expected it only as a key of [model]"),
-])  # fmt: skip
-def test_mistakes_are_refused_in_one_line(stages: list[Any], tables: dict[str, Any], message: str) -> None:
-    with pytest.raises(ResoluteError) as error:
-        _learner(_recipe(*stages, **tables))
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_dropout_of_a_model_that_ignores_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    create: Callable[..., nn.Module] = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda name, drop_rate=0.0, **keys: create(name, **keys))
-    for table, key in (({"regularization": {"drop_rate": 0.1}}, "regularization"),
-                       ({"model": {"name": "test_resnet", "drop_rate": 0.1}}, "model")):  # fmt: skip
-        with pytest.raises(ResoluteError, match=rf"{key}\.drop_rate: without effect, test_resnet has no dropout"):
-            _learner(_recipe(**table))
-
-
-def test_the_schedule_and_the_contact_sheet_draw_what_changes(
-    shard_root: Path, shard_set: ShardSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "regularised.toml"
-    path.write_text(f"""
-regularization = {{ drop_rate = [0.1, 0.3], weight_decay = [0.0, 0.01], mixup_alpha = [0.0, 0.4] }}
-{stages((32, 1, 16))}
-[[stages]]
-res = [48, 64]
-res_schedule = "step"
-epochs = 1
-batch_size = 16
-regularization = {{ drop_rate = 0.4 }}
-""")
-    recipe = Recipe.load(path)
-    curve = Curve(recipe, len(shard_set.splits["train"]))
-    lines = stage_lines(curve)
-    assert lines[0].endswith("; drop_rate 0.1; weight_decay 0; mixup_alpha 0")
-    assert lines[1].endswith("; drop_rate 0.4; weight_decay 0.005 to 0.01; mixup_alpha 0.2 to 0.4")
-    words = ["lr", "--recipe", str(path), "--shards", str(shard_root), "--out", str(tmp_path / "a.html")]
-    assert main(words) == 0
-    assert lines[1] in capsys.readouterr().out
-    drawn = {series["name"]: series for chart in map(json.loads, re.findall(
-        'json">({.*?})</script>', (tmp_path / "a.html").read_text())) for series in chart["series"]}  # fmt: skip
-    assert list(drawn) == ["LR", "momentum", "px", "drop_rate", "mixup_alpha", "weight_decay"]
-    for name in ("drop_rate", "mixup_alpha", "weight_decay"):
-        expected = [recipe.regularization_at(int(step >= curve.firsts[1]), curve.res(step))[name]
-                    for step in range(curve.total_steps)]  # fmt: skip
-        assert drawn[name]["y"] == pytest.approx(expected, rel=1e-4)
-    titles = [row.title for row in model_inputs(shard_set, recipe, count=1)]
-    assert titles[0].endswith("training, 32 px, epoch 0" + lines[0].partition(" last")[2])
-    assert titles[1] == "stage 0, validation, 32 px, epoch 0"

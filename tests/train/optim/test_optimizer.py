@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
 from typing import Any
 
 import pytest
@@ -12,11 +10,10 @@ import torch
 from timm.optim.muon import _COEFFICIENTS
 from torch import nn
 
-from resolute.errors import ResoluteError
 from resolute.train.optim.muon import orthogonalize
-from resolute.train.optim.optimizer import Lookahead, build_optimizer
+from resolute.train.optim.optimizer import build_optimizer
 from resolute.train.optim.schedule import Rates
-from resolute.train.recipe.schema import Optim, Recipe, Schedule
+from resolute.train.recipe.schema import Optim, Schedule
 from resolute.train.recipe.stages import RecipeStage
 
 
@@ -66,11 +63,6 @@ def test_layer_decay_lowers_the_learning_rate_from_head_to_stem_and_the_head_has
         assert scaled == pytest.approx(others | {"head.weight": 10.0, "head.bias": 10.0})
 
 
-def test_a_model_without_head_refuses_a_learning_rate_for_it() -> None:
-    with pytest.raises(ResoluteError, match=r"optim\.head_lr_scale: without effect, .*without head; remove it"):
-        build_optimizer(Optim(head_lr_scale=2.0), _network())
-
-
 def test_muon_makes_orthogonal_steps_of_matrices() -> None:
     """The step is the orthogonal factor of the averaged gradient (Jordan, kellerjordan.github.io/posts/muon).
 
@@ -112,18 +104,6 @@ def _newton_schulz(gradient: torch.Tensor) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("emulated", [True, False])
-def test_muon_iterates_in_float32_where_bf16_is_emulated(monkeypatch: pytest.MonkeyPatch, emulated: bool) -> None:
-    monkeypatch.setattr("resolute.train.optim.muon.bf16_is_emulated", lambda device: emulated)
-    network = nn.Linear(24, 16, bias=False)
-    before = network.weight.detach().clone()
-    gradient = network.weight.grad = torch.randn(16, 24, generator=torch.Generator().manual_seed(0))
-    build_optimizer(Optim(name="muon", lr=0.1, weight_decay=0.0), network).step()
-    expected = -0.1 * 0.2 * 24**0.5 * _newton_schulz(gradient)
-    error = ((network.weight.detach() - before - expected).norm() / expected.norm()).item()
-    assert error < 1e-5 if emulated else 1e-4 < error < 0.1
-
-
 @pytest.mark.parametrize(("shape", "rank"), [((40, 360), 10), ((360, 40), 40), ((40, 40), 1)])
 def test_orthogonalisation_by_the_gram_matrix_equals_the_textbook_iteration(shape: tuple[int, int], rank: int) -> None:
     generator = torch.Generator().manual_seed(rank)
@@ -135,12 +115,6 @@ def test_orthogonalisation_by_the_gram_matrix_equals_the_textbook_iteration(shap
     for got in (orthogonalize(gradient, _COEFFICIENTS["quintic"]), *orthogonalize(batch, _COEFFICIENTS["quintic"])):
         assert (got - expected).norm() < 1e-3 * expected.norm()
     assert not orthogonalize(torch.zeros(shape), _COEFFICIENTS["quintic"]).any()
-
-
-@pytest.mark.parametrize("name", ["adahessian", "fusedsgd"])
-def test_unsupported_or_missing_optimizers_are_refused(name: str) -> None:
-    with pytest.raises(ResoluteError, match=rf"optim\.name: got {name} .*choose another"):
-        build_optimizer(Optim(name=name), _network())
 
 
 def _network() -> nn.Module:
@@ -160,11 +134,6 @@ def _weights(network: nn.Module) -> list[torch.Tensor]:
     return [p.detach().clone() for p in network.parameters()]
 
 
-def test_the_recipe_chooses_fused_kernels() -> None:
-    for fused in (False, True):
-        assert bool(build_optimizer(Optim(name="adamw", fused=fused), _network()).defaults["fused"]) == fused
-
-
 def test_lookahead_equals_its_algorithm() -> None:
     """Zhang et al., arXiv 1907.08610, algorithm 1, from the weights after k steps on, as timm has it."""
     k, alpha = 3, 0.3
@@ -182,46 +151,3 @@ def test_lookahead_equals_its_algorithm() -> None:
                     parameter.copy_(value)
         for mine, expected in zip(network.parameters(), oracle.parameters(), strict=True):
             torch.testing.assert_close(mine, expected)
-
-
-@pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
-def test_an_optimizer_resumes_bit_identically_from_its_state(name: Any) -> None:
-    optim, network = Optim(name=name, lr=0.05, lookahead=4), _network()
-    optimizer = build_optimizer(optim, network)
-    for number in range(6):
-        _step(network, optimizer, number)
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    other = copy.deepcopy(network)
-    loaded = build_optimizer(optim, other)
-    loaded.load_state_dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
-    for number in range(6, 12):
-        _step(network, optimizer, number)
-        _step(other, loaded, number)
-    assert all(a.equal(b) for a, b in zip(_weights(network), _weights(other), strict=True))
-
-
-def test_lookahead_of_an_unfrozen_parameter_starts_when_it_is_unfrozen() -> None:
-    """At the first update of the slow weights after that, as timm has it."""
-    network = _network()
-    optimizer = build_optimizer(Optim(momentum=0.0, lr=0.05, lookahead=2, weight_decay=0.0), network)
-    assert isinstance(optimizer, Lookahead)
-    late, weights = network[0].weight, [network[0].weight.detach().clone()]
-    for number in range(6):
-        late.requires_grad_(number >= 3)
-        _step(network, optimizer, number)
-        assert late.equal(weights[0]) == (number < 3)
-        weights.append(late.detach().clone())
-    slow, fast = weights[4], weights[5] - 0.05 * late.grad  # of step 5; the slow weights began after step 3
-    torch.testing.assert_close(weights[6], (slow + fast) / 2)
-
-
-@pytest.mark.parametrize(("table", "reason"), [
-    ({"name": "lion", "momentum": 0.8}, "optim.momentum: without effect, lion uses optim.betas"),
-    ({"name": "rmsprop", "betas": [0.9, 0.99]}, "optim.betas: without effect, rmsprop uses optim.momentum"),
-    ({"name": "lamb", "fused": True}, "optim.fused: without effect, lamb has no fused"),
-    ({"lookahead_alpha": 0.4}, "optim.lookahead_alpha: without effect, optim.lookahead is 0"),
-])  # fmt: skip
-def test_keys_without_effect_are_refused(table: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ResoluteError, match=reason):
-        Recipe.parse({"optim": table, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}, name="x")

@@ -16,7 +16,6 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from resolute.cli import main
-from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.train.optim.optimizer import build_optimizer
@@ -174,54 +173,6 @@ def test_a_schedule_does_not_add_momentum_to_plain_sgd() -> None:
     optimizer = build_optimizer(optim, nn.Linear(2, 2))
     _rates(Schedule(), optim=optim).apply(optimizer, 3, stage=0)
     assert optimizer.param_groups[0]["momentum"] == 0.0
-
-
-def test_momentum_rises_again_after_a_peak_without_momentum() -> None:
-    schedule = Schedule(base_momentum=0.0, pct_start=0.25)
-    rates = Rates(schedule, OPTIM, STAGES, total_steps=35, epoch_steps=[7] * 5)
-    optimizer = build_optimizer(OPTIM, nn.Linear(2, 2))
-    got = []
-    for step in range(35):
-        rates.apply(optimizer, step, stage=0)
-        if step == 8:
-            optimizer.param_groups[0]["momentum"] = 0.0  # as at a peak that is a whole step
-        got.append(optimizer.param_groups[0]["momentum"])
-    assert got[9:] == pytest.approx([rates.at(step)[1] for step in range(9, 35)])
-    assert got[-1] > 0.5
-
-
-def _recipe(**schedule: Any) -> Recipe:
-    stages = [{"res": s.res, "epochs": s.epochs, "batch_size": s.batch_size} for s in STAGES]
-    return Recipe.parse({"schedule": schedule, "stages": stages}, name="x")
-
-
-@pytest.mark.parametrize(("kind", "key", "value"), [
-    ("cosine_stage", "pct_start", 0.3), ("cosine_restarts", "progress", "steps"), ("onecycle", "flat_until", 0.5),
-    ("warmup_cosine", "base_momentum", 0.8), ("onecycle_stage", "warmup_epochs", 1), ("cosine_stage", "gamma", 0.1),
-    ("onecycle", "milestone_epochs", [1]),
-])  # fmt: skip
-def test_keys_of_other_schedules_are_refused(kind: str, key: str, value: Any) -> None:
-    with pytest.raises(ResoluteError, match=rf"schedule\.{key}: without effect, schedule\.kind .*{kind}.*remove it"):
-        _recipe(kind=kind, **{key: value})
-
-
-@pytest.mark.parametrize(("table", "message"), [
-    ({"kind": "step"}, "schedule.milestone_epochs: got none, expected at least one for kind step"),
-    ({"kind": "step", "milestone_epochs": [3, 2]}, "rising epochs"),
-    ({"kind": "step", "milestone_epochs": [5]}, "below the run's 5 epochs"),
-    ({"base_batch": 32}, "schedule.base_batch: without effect, schedule.batch_rule is none"),
-    ({"warmup_epochs": 1, "pct_start": 0.3}, "schedule.pct_start: without effect, schedule.warmup_epochs sets the"),
-    ({"warmup_epochs": 5}, "schedule.warmup_epochs: got 5.0, expected below the run's 5 epochs"),
-])  # fmt: skip
-def test_invalid_schedules_are_refused(table: dict[str, Any], message: str) -> None:
-    with pytest.raises(ResoluteError, match=message):
-        _recipe(**table)
-
-
-def test_a_batch_rule_without_effect_is_refused() -> None:
-    table = {"schedule": {"batch_rule": "linear"}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}] * 2}
-    with pytest.raises(ResoluteError, match="batch_rule: without effect, every batch_size is the base"):
-        Recipe.parse(table, name="x")
 
 
 def test_steps_per_epoch_equal_those_of_the_plan(shard_set: ShardSet) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,15 +13,11 @@ import torch
 from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.train.loop import Learner
 from resolute.train.planner.batch_size import (
-    _IN_FLIGHT,
-    DoesNotFit,
     cap_memory,
     largest_that_fits,
-    loader_bytes,
     out_of_memory,
     real_steps,
     with_batch_sizes,
@@ -78,14 +73,6 @@ def test_auto_stages_get_the_largest_fitting_size_and_numbers_are_kept(shard_set
     assert chosen(recipe("auto"), {0: 20}, world_size=3, min_over_ranks=lambda n: n - 8) == [3 * 8], "another rank's 8"
     with pytest.raises(ResoluteError, match="not one sample of 32 px fits"):
         chosen(recipe("auto"), {0: 0})
-
-
-def test_a_resumed_run_keeps_its_batch_sizes() -> None:
-    saved_recipe = {"stages": [{"batch_size": 40}, {"batch_size": 8}]}
-    never: Any = None  # nothing is probed
-    for resumed, expected in ((recipe("auto", 12), [40, 12]), (recipe(4, 12), [4, 12])):  # the checkpoint refuses these
-        got = with_batch_sizes(resumed, device=CPU, saved_recipe=lambda: saved_recipe, probe=never)
-        assert sizes(got) == expected
 
 
 def test_on_a_cpu_auto_is_refused_unless_a_checkpoint_has_the_size(
@@ -158,18 +145,6 @@ def test_a_batch_fits_if_two_steps_without_autotuning_leave_memory_for_the_loade
     assert torch.backends.cudnn.benchmark
 
 
-def test_the_loaders_memory_grows_with_the_batch_and_with_the_stored_images(shard_set: ShardSet) -> None:
-    assert inspect.signature(Loader).parameters["prefetch_batches"].default + 2 == _IN_FLIGHT
-    plan = Plan(shard_set, recipe(8, 8).stages)
-    small, large = (plan.batch(plan.largest_batch(stage)) for stage in range(2))
-    none, base = (loader_bytes(plan, small, n, dtype=torch.float16) for n in (0, 100))
-    # five batches of 32 x 32 px in 8 bits and in float16, and of stored images that are no smaller
-    values = 100 * 5 * 32 * 32 * 3
-    assert values * (1 + 1 + 2) <= base - none <= values * 10
-    assert loader_bytes(plan, small, 100, dtype=torch.float32) - base == values * 2
-    assert loader_bytes(plan, large, 100, dtype=torch.float16) > base
-
-
 def test_a_batch_does_not_fit_if_any_library_runs_out_of_memory(
     shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,22 +159,6 @@ def test_a_batch_does_not_fit_if_any_library_runs_out_of_memory(
     steps.fails = lambda split, samples: RuntimeError("CUDA error: device-side assert triggered")
     with pytest.raises(RuntimeError, match="device-side assert"):
         steps.fits(0, 1)
-
-
-def test_the_out_of_memory_error_names_stage_shape_usage_and_remedies(
-    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    FakeCuda(gib=80, fraction=0.3).install(monkeypatch)
-    resolved = recipe(64, 48, optim={"grad_accum_steps": 2}, eval={"batch_size": 15})
-    plan = Plan(shard_set, resolved.stages, eval_batch_size=15)
-    message = str(DoesNotFit("train", 48, 48).describe(plan, resolved, GPU))
-    assert message.startswith("stage 1, train: out of memory with images of 24x3x48x48 (3.0 GiB in use")
-    assert "limit 24.0 GiB; the GPU has 80.0 GiB" in message
-    assert "set batch_size = 24" in message
-    assert "optim.grad_accum_steps = 4" in message
-    message = str(DoesNotFit("val", 48, 15).describe(plan, resolved, GPU))
-    assert "set eval.batch_size = 7" in message
-    assert "grad_accum_steps" not in message
 
 
 @pytest.mark.parametrize(("where", "line"), [

@@ -35,25 +35,18 @@ STAGES = [Stage(res=32, epochs=1, batch_size=2), Stage(res=48, epochs=5, batch_s
 
 
 class Machine:
-    """A clock that advances with steps, `cost[decode]` s each, a tenth for a loader's first three, and `open_s`.
+    """A clock that advances with steps, `cost[decode]` s each, a tenth for a loader's first three."""
 
-    A batch that no loader has read before takes `disk_s` longer; with `slows`, every second makes all steps after it
-    that fraction slower.
-    """
-
-    def __init__(
-        self, shards: ShardSet, cost: dict[str, float], *, open_s: float = 0.0, disk_s: float = 0.0, slows: float = 0.0
-    ) -> None:
+    def __init__(self, shards: ShardSet, cost: dict[str, float]) -> None:
         self.plan = Plan(shards, STAGES, eval_batch_size=8)
-        self.cost, self.open_s, self.disk_s, self.slows = cost, open_s, disk_s, slows
-        self.now, self.decode, self.at, self.since_open, self.cached = 0.0, "", 0, 0, set[int]()
+        self.cost = cost
+        self.now, self.decode, self.at, self.since_open = 0.0, "", 0, 0
         self.steps: dict[str, int] = {}
 
     @contextlib.contextmanager
     def open(self, decode: str, start: int) -> Iterator[Any]:
         assert not self.decode
         self.decode, self.at, self.since_open = decode, start, 0
-        self.now += self.open_s
         yield self
         self.decode = ""
 
@@ -61,8 +54,6 @@ class Machine:
         self.at, self.since_open = state["next_batch"], 0
 
     def __next__(self) -> Any:
-        self.now += 0.0 if self.at in self.cached else self.disk_s
-        self.cached.add(self.at)
         self.at, self.since_open = self.at + 1, self.since_open + 1
         return SimpleNamespace(spec=SimpleNamespace(global_size=1), segment=self.plan.phase_at(self.at - 1))
 
@@ -70,15 +61,12 @@ class Machine:
         segment = batch.segment
         assert (segment.split, segment.stage) == ("train", 1)  # where most of the run's pixels are
         self.steps[self.decode] = self.steps.get(self.decode, 0) + 1
-        self.now += self.cost[self.decode] * (0.1 if self.since_open <= 3 else 1) * (1 + self.slows * self.now)
+        self.now += self.cost[self.decode] * (0.1 if self.since_open <= 3 else 1)
 
     def choose(self, **words: Any) -> tuple[str, dict[Any, float]]:
         """The faster device, and the seconds of a step on each."""
         watch = Stopwatch(sync=lambda: None, clock=lambda: self.now, **words)
         return choose_decode(self.plan, self.open, self.step, watch)
-
-
-EQUAL = {"cpu": 0.1, "gpu": 0.1}
 
 
 @pytest.mark.parametrize(("cost", "expected"), [({"cpu": 1.0, "gpu": 2.0}, "cpu"), ({"cpu": 0.3, "gpu": 0.2}, "gpu")])
@@ -88,26 +76,8 @@ def test_the_faster_device_is_chosen_without_counting_prefetched_batches(
     assert Machine(shard_set, cost).choose() == (expected, pytest.approx(cost))
 
 
-def test_neither_device_is_favoured_by_cached_photos_or_a_machine_that_changes_its_speed(shard_set: ShardSet) -> None:
-    _, measured = Machine(shard_set, EQUAL, disk_s=1.0).choose()
-    assert measured == pytest.approx(EQUAL), "photos are read from the disk once"
-    for slows in (-0.02, 0.02):
-        _, measured = Machine(shard_set, EQUAL, slows=slows).choose()
-        assert measured["cpu"] == pytest.approx(measured["gpu"], rel=0.01)
-
-
-@pytest.mark.parametrize(("step_s", "open_s"), [(0.001, 0.0), (0.1, 0.5), (0.3, 1.0)])
-def test_the_measurement_takes_a_few_steps_and_at_most_ten_seconds(
-    shard_set: ShardSet, step_s: float, open_s: float
-) -> None:
-    machine = Machine(shard_set, {"cpu": step_s, "gpu": step_s}, open_s=open_s)
-    machine.choose()
-    assert machine.now <= 10
-    assert max(machine.steps.values()) <= 3 * 28
-
-
 def test_every_rank_runs_the_number_of_steps_of_rank_0(shard_set: ShardSet) -> None:
-    machine = Machine(shard_set, EQUAL)
+    machine = Machine(shard_set, {"cpu": 0.1, "gpu": 0.1})
     machine.choose(broadcast=lambda count: 3)
     assert machine.steps == {"cpu": 3 * (4 + 3), "gpu": 2 * (4 + 3)}
 
@@ -132,14 +102,6 @@ def a_session(**words: Any) -> Any:
     begun.learner = SimpleNamespace(device=torch.device("cuda", 0), train_step=None, ranks=Ranks())
     vars(begun).update(words)
     return begun
-
-
-def test_a_decided_device_is_not_measured_again(tmp_path: Path) -> None:
-    defaults = Options(shards=tmp_path, recipe=tmp_path / "x.toml", folder=tmp_path)
-    auto, gpu = SimpleNamespace(decode="auto"), SimpleNamespace(decode="gpu")
-    for kept, options, expected in (("cpu", auto, "cpu"), ("gpu", auto, "gpu"), ("cpu", gpu, "gpu"),
-                                    (None, defaults, "cpu")):  # fmt: skip
-        assert a_session(decode=kept, options=options)._decode() == expected
 
 
 @pytest.mark.parametrize(("fault", "decode", "line"), [

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from resolute.cli import main
-from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
@@ -27,9 +26,6 @@ from resolute.train.planner.estimate import (
     advice,
     calibration,
     forecast,
-    parse_duration,
-    table,
-    with_doubled_batches,
 )
 from resolute.train.planner.measure import Pace, Stopwatch, measure, measure_stages
 from resolute.train.recipe.schema import Recipe
@@ -90,24 +86,6 @@ def test_every_rank_runs_the_number_of_steps_of_rank_0(shard_set: ShardSet) -> N
     assert counts[0] == counts[1]
 
 
-@pytest.mark.parametrize(("busy", "times"), [(0, 1), (1, 2), (2, 2)])
-def test_an_impossible_rate_is_measured_once_more(shard_set: ShardSet, busy: int, times: int) -> None:
-    """Other work makes the first `busy` measurements of the model alone ten times slower than training."""
-    plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=2)], eval_batch_size=1)
-    machine, measured = Machine(plan, load_s=1e-6, train_s=0.5, eval_s=0.5), list[str]()
-    alone: Any = SimpleNamespace(spec=plan.batch(0))
-
-    def train(batch: Any) -> None:
-        kind = "alone" if batch is alone else "live"
-        measured.extend([kind] if measured[-1:] != [kind] else [])
-        machine.now += 4.5 if kind == "alone" and measured.count("alone") <= busy else 0.0
-        machine.train(batch)
-
-    got = measure(plan, machine, 0, machine.watch, train=train, validate=None, memory=lambda: 0, synthetic_batch=alone)
-    assert measured == ["alone", "live"] * times
-    assert got.is_possible == (busy < 2)
-
-
 def pace(loader: float, model: float, live: float, validation: float | None = 50.0) -> Pace:
     return Pace(loader_images_per_s=loader, model_images_per_s=model, live_images_per_s=live, stall_frac=0.1,
                 eval_images_per_s=validation, memory_bytes=2**30)  # fmt: skip
@@ -165,37 +143,6 @@ def test_advice_is_the_time_to_spare_or_what_would_save_enough() -> None:
     two = forecast_of((8, 8, 80, pace(900, 30, 20)), (16, 2, 80, pace(900, 30, 20)))  # 2 + 10 * 6 s
     assert "fewer epochs: 4, 1 instead of 8, 2: 32.0 s" in "\n".join(advice(two, 35.0, None, least=[4, 1]))
     assert "not enough, 4, 1 take 32.0 s" in "\n".join(advice(two, 31.0, None, least=[4, 1]))
-
-
-def test_larger_batches_speed_up_the_model_only() -> None:
-    before = forecast_of((8, 3, 80, pace(100, 50, 40)), (16, 1, 80, pace(100, 50, 40)))
-    same = with_doubled_batches(before, [50.0, None], shared=True)
-    faster = with_doubled_batches(before, [80.0, None], shared=True)  # an image: 1/40 - 1/50 + 1/80 s
-    rates = [each.stages[0].pace.live_images_per_s for each in (same, faster)]
-    assert rates == pytest.approx([40, 1 / (0.025 - 0.02 + 0.0125)])
-    assert any("16, 16 instead of 8, 16" in line and "still too long" in line for line in advice(before, 10.0, faster))
-    assert any("no gain" in line for line in advice(before, 10.0, same))
-    starved = forecast_of((8, 3, 80, pace(50, 100, 45)))
-    assert with_doubled_batches(starved, [200.0], shared=False).stages[0].pace.live_images_per_s == pytest.approx(45)
-
-
-def test_a_budget_is_a_number_with_a_unit() -> None:
-    assert [parse_duration(text) for text in ("90s", "11m", "1.5h")] == [90, 660, 5400]
-    for text in ("11", "0m", "11 minutes", "-3m"):
-        with pytest.raises(ResoluteError, match=r"--budget: got .* expected a time like 90s"):
-            parse_duration(text)
-
-
-def test_the_table_has_a_line_per_stage_and_says_if_the_machine_was_busy() -> None:
-    lines = table(forecast_of((8, 3, 80, pace(900, 30, 20)), (1000, 3, 80, pace(900, 30, 20)))).splitlines()
-    assert len({len(line) for line in lines[:3]}) == 1
-    assert " 1000 " not in lines[2], "no batch is larger than its epoch"
-    assert lines[3].startswith("total 38.0 s")
-    assert len(lines) == 4
-    stages = [(8, 3, 80, pace(900, 30, live)) for live in (20, 61, 33, 50)]  # 33: as fast, within the noise
-    busy = table(forecast_of(*stages)).splitlines()[-1]
-    assert busy.startswith("stage 1, 3: got 61.0 images/s live, expected at most the model's 30.0")
-    assert "the machine is busy" in busy
 
 
 # two stages of few steps, with EMA, dropout and unfreezing

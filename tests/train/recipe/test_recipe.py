@@ -15,7 +15,7 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.order import Order
 from resolute.pipeline.storage.local import Folder
 from resolute.train.recipe.keys import keys
-from resolute.train.recipe.schema import AUTO, Augment, Distill, Eval, Model, Optim, Recipe, RecipeStage, Schedule
+from resolute.train.recipe.schema import Augment, Distill, Eval, Model, Optim, Recipe, Schedule
 
 STAGE = {"res": 32, "epochs": 1, "batch_size": 8}
 ONE_STAGE = {"stages": [STAGE]}
@@ -30,22 +30,13 @@ def of_stages(*changes: dict[str, Any], **tables: Any) -> Recipe:
     ({"stages": []}, "stages: got none, expected at least one"),
     ({"stages": [{"res": 32, "epochs": 1}]}, "stages.batch_size: missing"),
     ({"stages": [{**STAGE, "res": "32"}]}, "stages.res: got '32', expected integer or list of numbers, 1 to 16384"),
-    ({"stages": [{**STAGE, "fraction": 1.5}]}, "stages.fraction: got 1.5"),
     ({"optim": {"name": "adamm"}}, "optim.name: got 'adamm', expected an optimizer of timm.optim (near: adam"),
-    ({"optim": {"lr": True}}, "optim.lr: got True, expected number, above 0"),
     ({"optim": {"lr": math.nan}}, "optim.lr: got nan, expected number, above 0"),
-    ({"augment": {"scale": [0.5, math.inf]}}, "augment.scale: got inf, expected 2 numbers, above 0, at most 1"),
-    ({"augment": {"scale": [0.9, 0.1]}}, "augment.scale"),
-    ({"optim": {"lr": 10**400}}, "0000…, expected number, above 0"),
     ({"seed": datetime.date(2026, 1, 1)}, "got datetime.date(2026, 1, 1), expected a number, text"),
-    ({"model": {"weights": [[]]}}, "model.weights: got [[]], expected "),
-    ({"stages": [{**STAGE, "batch_size": 10**9}]}, "stages.batch_size: got 1000000000, expected integer or list of "
-     'numbers, 1 to 1048576 or "auto", "constant_pixels"; correct it'),
     ({"stages": [{**STAGE, "epochs": 60_000}] * 2}, "stages.epochs: got 120000, expected at most 100000 over all"),
     ({"optim": {"grad_accum_steps": 100}}, "optim.grad_accum_steps: got 100, expected at most the smallest batch_size"),
     ({"optim": {"name": "adamw", "momentum": 0.9}}, "optim.momentum: without effect, adamw uses optim.betas"),
     ({"augment": {"cutmix_alpha": 1.0, "mixup_switch_prob": 0.3}}, "augment.mixup_switch_prob: without effect"),
-    ({"ema": {"warmup": False}}, "ema.warmup: without effect, ema.decay is 0"),
     ({"eval": 3}, "eval: got 3, expected table"),
     ({"data": {"fold": 0}}, "data: got only one of fold and folds, expected both"),
     ({"data": {"fold": 3, "folds": 3}}, "data.fold: got 3, expected 0 to 2"),
@@ -107,19 +98,6 @@ def test_the_hash_depends_on_every_value_but_not_on_the_name() -> None:
     assert recipe.hash != dataclasses.replace(recipe, seed=1).hash
 
 
-def test_the_resolutions_to_open_are_those_of_the_stages() -> None:
-    assert of_stages({"res": 160}, {"res": 128}, {"res": 160}).resolutions == (128, 160)
-    assert of_stages({"res": 160, "eval_res": 160}).resolutions == (160,)
-    assert of_stages({"res": 160, "eval_res": 208}).resolutions == (160, 208)
-
-
-def test_batch_size_auto_is_the_same_in_a_file_in_code_and_in_a_checkpoint() -> None:
-    recipe = of_stages({"batch_size": "auto"})
-    stages = [RecipeStage(res=32, epochs=1, batch_size=size, augment=Augment()) for size in ("auto", AUTO)]
-    assert recipe.stages == (stages[0],) == (stages[1],)
-    assert Recipe.from_values(recipe.values(), name="x") == recipe
-
-
 # ---- scale_epochs: all epochs times a factor, rounded halves up, at least 1 ------------------------------------------
 
 
@@ -145,13 +123,3 @@ def test_a_scaled_recipe_equals_one_written_with_those_epochs() -> None:
     assert of_epochs(5, 5, 5, scale_epochs=0.26, ema={"last_epochs": 15}).ema.last_epochs == 3  # of 3 x 1 epochs, not 4
     restarts = of_epochs(6, 4, scale_epochs=0.5, schedule={"kind": "cosine_restarts", "period_epochs": 5})
     assert restarts.schedule.period_epochs == 3
-
-
-@pytest.mark.parametrize(("table", "message"), [
-    ({"scale_epochs": 1.01}, "scale_epochs: without effect, 1.01 changes no stage's epochs when rounded; remove it"),
-    ({"scale_epochs": 0}, "scale_epochs: got 0, expected number, above 0"),
-    ({"scale_epochs": 0.3, "schedule": {"kind": "step", "milestone_epochs": [3, 4]}}, "expected rising epochs"),
-])  # fmt: skip
-def test_a_factor_that_has_no_effect_or_does_not_fit_is_refused(table: dict[str, Any], message: str) -> None:
-    with pytest.raises(ResoluteError, match=message):
-        of_epochs(6, 4, **table)

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from resolute.cli import main
-from resolute.errors import ResoluteError
 from resolute.train.logs.run_log import RunLogReader
-from resolute.train.recipe.schema import Recipe
 from resolute.train.recipe.toml import recipe_text
 from resolute.train.report.diagnosis import diagnose
 from resolute.train.report.page import write_page
-from tests import ROOT
-from tests.support.synthetic_log import GPU, STAGES, write_log
+from tests.support.synthetic_log import GPU, write_log
 from tests.train.report.parsed_page import charts, rows
 
 
@@ -30,10 +23,6 @@ def _read(folder: Path) -> RunLogReader:
     run = RunLogReader(folder / "run.jsonl")
     run.read()
     return run
-
-
-def _rewrite(folder: Path, records: list[dict[str, Any]]) -> None:
-    (folder / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def _drawn(folder: Path) -> tuple[str, dict[str, dict[str, Any]]]:
@@ -65,16 +54,6 @@ def test_the_page_is_well_formed_and_needs_no_network(tmp_path: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"run.jsonl", "report.html"}
 
 
-def test_a_page_is_drawn_without_torch_and_dali(tmp_path: Path) -> None:
-    write_log(tmp_path)
-    validation = {"kind": "values", "epoch": 7, "res": 224, "weights": "raw", "columns": []}
-    (tmp_path / "validation.json").write_text(json.dumps(validation))
-    code = f"import sys; from resolute.cli import main; main(['report', {str(tmp_path)!r}]); " \
-           "print({'torch', 'nvidia.dali'} & set(sys.modules))"  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [str(tmp_path / "report.html"), "set()"]
-
-
 def test_the_figures_of_the_page_equal_the_log(tmp_path: Path) -> None:
     records = write_log(tmp_path, calibrated=True)
     text, drawn = _drawn(tmp_path)
@@ -102,56 +81,6 @@ def test_the_figures_of_the_page_equal_the_log(tmp_path: Path) -> None:
         assert float(cells["waiting %"]) == pytest.approx(100 * epoch["stall_frac"], abs=0.006)
         assert float(cells["images/s"].replace(",", "")) == pytest.approx(epoch["images_per_s"], abs=0.06)
     assert "# as written\nseed = 1" in text
-
-
-def test_the_page_is_drawn_without_calibration_ema_or_steps(tmp_path: Path) -> None:
-    records = write_log(tmp_path, ema=False, end=False)
-    _, drawn = _drawn(tmp_path)
-    assert [series["name"] for series in drawn["Throughput"]["series"]] == ["images/s"]
-    assert [series["name"] for series in drawn["Accuracy against time"]["series"]] == ["top-1", "top-5"]
-    for lines in (1, 30):  # only the start, no epoch yet
-        _rewrite(tmp_path, records[:lines])
-        text, drawn = _drawn(tmp_path)
-        assert ("No findings before the first step" in text) == (lines == 1)
-        assert f"{lines - 1} of 320 steps done" in text
-
-
-def test_a_long_run_is_binned_and_keeps_its_maxima(tmp_path: Path) -> None:
-    records = write_log(tmp_path, steps=1000)
-    steps = _of_kind(records, "step")
-    slow = steps[2_345]
-    slow["wait_s"] += 3.0
-    _rewrite(tmp_path, records)
-    bins = _read(tmp_path).binned(600)
-    assert 500 < len(bins["step"]) <= 603
-    assert bins["count"].sum() == len(steps)
-    assert (bins["count"] * bins["wait_s"]).sum() == pytest.approx(sum(s["wait_s"] for s in steps))
-    assert bins["time_s_max"].max() == pytest.approx(slow["wait_s"] + slow["compute_s"])
-    last = steps[int(bins["step"][-1]) :]
-    assert bins["loss"][-1] == pytest.approx(sum(s["loss"] for s in last) / len(last))
-    text, drawn = _drawn(tmp_path)
-    assert len(text) < 400_000  # more steps give no larger page
-    longest_ms = 1e3 * (slow["wait_s"] + slow["compute_s"])
-    assert max(drawn["Step time"]["series"][2]["y"]) == pytest.approx(longest_ms, 1e-4)
-    assert "Longest step: 3," in text
-
-
-def test_the_log_is_read_incrementally_and_partial_lines_are_left(tmp_path: Path) -> None:
-    write_log(tmp_path, steps=4)
-    whole = (tmp_path / "run.jsonl").read_bytes()
-    expected = _read(tmp_path)
-    run, taken = RunLogReader(tmp_path / "run.jsonl"), 0
-    for cut in (0, 10, 5000, 5001, len(whole)):
-        (tmp_path / "run.jsonl").write_bytes(whole[:cut])
-        taken += len(run.read())
-        assert taken == whole[:cut].count(b"\n")
-    assert run.other_records == expected.other_records
-    for name, column in expected.steps.items():
-        np.testing.assert_array_equal(run.steps[name], column)
-    lines = whole.splitlines(keepends=True)
-    (tmp_path / "run.jsonl").write_bytes(b"".join([*lines[:6], b"{damaged\n", *lines[6:]]))
-    with pytest.raises(ResoluteError, match="line 7 is damaged"):
-        _read(tmp_path)
 
 
 def test_the_command_prints_the_path_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,68 +118,9 @@ def test_a_run_without_flaws_gets_no_advice_but_the_limit(tmp_path: Path) -> Non
     assert any("The model was the limit: 98.0 %" in finding.text for finding in diagnose(_read(tmp_path)))
 
 
-@pytest.mark.parametrize(("lost", "reported"), [(0.02, True), (0.002, False)])
-def test_a_loss_of_accuracy_is_reported(tmp_path: Path, lost: float, reported: bool) -> None:
-    records = write_log(tmp_path, ema=False)
-    for number, epoch in enumerate(_of_kind(records, "epoch")):
-        epoch["top1"], epoch["eval_res"] = 0.8 - lost * (number != 4), 160
-    _rewrite(tmp_path, records)
-    flaws = _flaws(tmp_path)
-    assert [text for text in flaws if "80.00 %, was reached in epoch 4 of 7; it ended at 78.00 %" in text] == flaws
-    assert bool(flaws) == reported
-
-
-def test_stalls_in_a_few_steps_are_distinguished_from_a_slow_loader(tmp_path: Path) -> None:
-    records = write_log(tmp_path, steps=100)
-    for step in [record for record in _of_kind(records, "step") if record["stage"] == 1][50:52]:
-        step["wait_s"] += 3.0
-    _rewrite(tmp_path, records)
-    (text,) = [text for text in _flaws(tmp_path) if "Stage 1 (160 px) waited" in text]
-    assert "% of it in 1 % of the steps: cold files" in text
-    assert "`data.order" in text
-
-
-def test_the_report_shows_how_often_samples_of_each_class_were_used(tmp_path: Path) -> None:
-    samples, records = [2 * k for k in range(30)], write_log(tmp_path)
-    records[0] |= {"class_names": [f"<{k}>" for k in range(30)], "class_samples": samples}
-    for epoch in _of_kind(records, "epoch"):
-        epoch["class_counts"] = [n // 2 + epoch["epoch"] % 3 for n in samples]
-    _rewrite(tmp_path, records)
-    text, drawn = _drawn(tmp_path)
-    mean = np.mean([epoch % 3 for epoch in range(8)])
-    in_set, seen = drawn["Samples of each class"]["series"]
-    assert in_set["x"] == seen["x"] == list(range(1, 30))  # the class without samples is not drawn
-    assert in_set["y"] == samples[:0:-1]
-    assert seen["y"] == pytest.approx([n / 2 + mean for n in samples[:0:-1]], rel=1e-3)
-    assert ["<29>", "58", f"{29 + mean:.1f}", f"{(29 + mean) / 58:.2f}"] in rows(text)
-    assert ["(10 more classes)", "", "", ""] in rows(text)
-    assert ["<0>", "0", f"{mean:.1f}", "-"] in rows(text)
-
-
 def test_the_values_of_a_recipe_are_shown_as_toml() -> None:
     stages = [{"res": 32, "fold": None, "augment": {"kind": 'a "b" ä 🦊 \x7f'}}, {"res": 48, "augment": {}}]
     values = {"seed": 1, "none": None, "optim": {"lr": 0.5, "betas": [0.9, 0.99]}, "empty": {}, "stages": stages}
     assert tomllib.loads(recipe_text(values)) == {
         "seed": 1, "optim": values["optim"], "stages": [{"res": 32, "augment": stages[0]["augment"]}, {"res": 48}],
     }  # fmt: skip
-
-
-def test_the_schedule_has_resolution_and_regularisation_over_the_same_steps(tmp_path: Path) -> None:
-    records = write_log(tmp_path)
-    recipe = Recipe.parse({
-        "model": {"name": "test_resnet"}, "optim": {"weight_decay": 0.05},
-        "regularization": {"label_smoothing": [0.0, 0.2]},
-        "stages": [{"res": res, "epochs": epochs, "batch_size": batch} for res, batch, epochs in STAGES],
-    }, name="made_up")  # fmt: skip
-    records[0]["recipe_values"] = recipe.values()
-    _rewrite(tmp_path, records)
-    text, drawn = _drawn(tmp_path)
-    steps = _of_kind(records, "step")
-    smoothing = drawn["Regularisation: drop rates, label smoothing, erasing"]
-    shown = [drawn[name] for name in ("Learning rate", "Momentum", "Resolution")] + [smoothing]
-    assert {(each["x"], each["left"], each["right"]) for each in shown} == {("step", 0, len(steps) - 1)}
-    assert drawn["Resolution"]["series"][0]["y"] == [step["res"] for step in steps]
-    expected = [recipe.regularization_at(step["stage"], step["res"])["label_smoothing"] for step in steps]
-    assert smoothing["series"][0]["y"] == pytest.approx(expected, rel=1e-4)
-    assert (expected[0], expected[-1]) == (0.0, 0.2)
-    assert "Regularisation without changes: weight_decay 0.05." in text
