@@ -76,8 +76,9 @@ clean:  ## remove demo data, demo shards and caches; runs/ and .venv stay
 	rm -rf demo build site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
-# why by file: its tests share fixtures, which each worker would make; in the order of tests/conftest.py
-PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# why by file: its tests share fixtures, which each worker would make; in the order of tests/conftest.py; why three
+# workers, also on two cores: many tests wait for processes that they start
+PYTEST = $(PY) -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 # why the variable: the theme's authors announce another program on every build
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs
 
