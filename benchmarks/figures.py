@@ -271,7 +271,7 @@ def board() -> str:
     rows = [(f"`{row.recipe}.toml`", row.length, *row.photos, row.top1(), row.top1("top1"),
              f"{row.wall_s / 60:.1f} min", row.files) for row in _BOARD]  # fmt: skip
     return _table(("recipe", "length", "training photos", "validated on", "top-1, averaged weights ± standard error",
-                   "last weights", "whole command, median", "file"), rows)  # fmt: skip
+                   "last weights", "whole command", "file"), rows)  # fmt: skip
 
 
 # {name in techniques.json: description}, in the order of the table's rows

@@ -47,8 +47,6 @@ _PACKAGES = ("torch", "torchvision", "timm", "nvidia-dali-cuda130", "nvidia-dali
 # commands that measure again what is in the files written before results recorded their command
 _COMMANDS = {
     "bench-cpu": "benchmarks --shards demo/shards --seconds 3 --rounds 2",
-    "prep": "benchmarks.prep --src photos --img2dataset PY",
-    "prep-7704": "benchmarks.prep --src photos --copies 24 --rounds 1 --img2dataset PY",
     "resume": "tests.soak --only train-all,train-ranks --kills 12 --faults 0",
 }  # fmt: skip
 

@@ -580,7 +580,8 @@ def _convert(
         specs = ShardSpecs(work.shard_plan, {shard: missing[shard] for shard in shards}, work.records)
         with open_pool(settings.worker_count) as pool:
             stats.merge(convert_shards(
-                pool, work.plan.options(generation), specs, store, done=work.records.add, progress=progress
+                pool, work.plan.options(generation), specs, store, sizes=specs.sizes, done=work.records.add,
+                progress=progress,
             ))  # fmt: skip
     return stats
 

@@ -222,8 +222,6 @@ class _TolerantOutput(io.RawIOBase):
 
 def _text(raw: _TolerantOutput, old: TextIO | None) -> TextIO:
     encoding = getattr(old, "encoding", None) or "utf-8"
-    # why: file names may contain undecodable bytes; messages about them must still be printed
-    return io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace",
-        line_buffering=raw.fileno() == 2 or raw.isatty(),
-    )  # fmt: skip
+    # why backslashreplace: file names may contain undecodable bytes; messages about them must still be printed; why by
+    # line, also into a file or pipe: others follow the log of a job
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding=encoding, errors="backslashreplace", line_buffering=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from itertools import islice
-from operator import length_hint
 from time import perf_counter
 
 from resolute.errors import ResoluteError
@@ -19,9 +18,23 @@ from resolute.prep.storage.output import Store
 from .pool import Pool, Task
 from .stats import RunStats, ShardReport
 
-__all__ = ["convert_shards"]
+__all__ = ["convert_shards", "whole_shards"]
 
 _PENDING_BATCHES = 64  # batches of about 1 MB that a slow disk may lag behind
+
+
+def whole_shards(sizes: Sequence[int], workers: int) -> int:
+    """How many shards, from the first on, are converted by one worker each, given the samples of all.
+
+    At least as many as there are workers remain, and they keep the other workers busy for as long as each takes.
+    """
+    rest, count = sum(sizes), 0
+    for size in sizes[: max(0, len(sizes) - workers)]:
+        rest -= size
+        if rest < (workers - 1) * size:
+            break
+        count += 1
+    return count
 
 
 def convert_shards(
@@ -30,15 +43,15 @@ def convert_shards(
     specs: Iterable[ShardSpec],
     store: Store,
     *,
+    sizes: Sequence[int] = (),
     done: Callable[[bytes], None],
     progress: Callable[[RunStats], None],
 ) -> RunStats:
-    """Convert and write `specs`, which are consumed lazily; returns the totals.
+    """Convert and write `specs`, which are consumed lazily; `sizes`: the samples of each. Returns the totals.
 
-    If there are more shards than workers, a worker converts and writes a whole shard, which costs this process next to
-    nothing. The last shards, as many as there are workers, are spread over all workers batch by batch, so that all end
-    together, and are written by this process; so are shards whose worker died, and all shards if no other process sees
-    `store`. Without a length (`len`), `specs` count as few.
+    Of many shards, a worker converts and writes a whole one, which costs this process next to nothing. The last shards
+    (`whole_shards`) are spread over all workers batch by batch, so that all end together, and are written by this
+    process; so are shards whose worker died, and all shards without `sizes`, or if no other process sees `store`.
 
     `done(record)` is called, from any thread, for each durable record (`ShardRecord.to_bytes`), `progress(totals so
     far)` after each answer of a worker. Files are synced in the background: only a disk that cannot keep up makes
@@ -52,7 +65,7 @@ def convert_shards(
     queued: deque[ShardSpec] = deque()  # the shard of each batch that has been submitted to the pool
 
     def tasks() -> Iterator[Task]:
-        by_workers = 0 if store.is_private else max(0, length_hint(specs) - len(pool))
+        by_workers = 0 if store.is_private else whole_shards(sizes, len(pool))
         for spec in islice(source, by_workers):
             in_workers.add(spec.name)
             yield spec

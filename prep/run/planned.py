@@ -125,7 +125,8 @@ def convert_range(
                 for generation, own in plan.by_generation(missing).items():
                     specs = ShardSpecs(shard_plan, {shard: missing[shard] for shard in own}, records)
                     stats.merge(convert_shards(
-                        pool, plan.options(generation), specs, store, done=lambda record: None, progress=progress
+                        pool, plan.options(generation), specs, store, sizes=specs.sizes,
+                        done=lambda record: None, progress=progress,
                     ))  # fmt: skip
         except ResoluteError:
             store.check_pin()  # why: a plan that was replaced explains any other error

@@ -188,8 +188,10 @@ class ShardSpecs:
     ) -> None:
         self._shard_plan, self._missing, self._records = shard_plan, missing, records
 
-    def __len__(self) -> int:
-        return len(self._missing)
+    @property
+    def sizes(self) -> list[int]:
+        """The samples of each shard."""
+        return [len(self._shard_plan.plan.layout.keys(*shard)) for shard in self._missing]
 
     def __iter__(self) -> Iterator[ShardSpec]:
         for shard, resolutions in self._missing.items():

@@ -17,7 +17,7 @@ from PIL import Image
 
 from resolute.errors import ResoluteError
 from resolute.prep.convert.batch import EncodeOptions
-from resolute.prep.run.local import convert_shards
+from resolute.prep.run.local import convert_shards, whole_shards
 from resolute.prep.run.pool import Pool
 from resolute.prep.run.stats import RunStats
 from resolute.prep.shard_set.record import ShardRecord
@@ -84,7 +84,8 @@ def convert(pool: Pool, shards: list[ShardSpec] | Iterator[ShardSpec], out: Path
         assert stats.images >= seen[-1]
         seen.append(stats.images)
 
-    stats = convert_shards(pool, OPTIONS, shards, LocalStore(out), done=records.append, progress=progress)
+    sizes = [EACH] * len(shards) if isinstance(shards, list) else ()
+    stats = convert_shards(pool, OPTIONS, shards, LocalStore(out), sizes=sizes, done=records.append, progress=progress)
     assert seen[-1] == stats.images == EACH * SHARDS
     parsed = sorted((ShardRecord.parse(record) for record in records), key=lambda record: (record.number, record.res))
     assert [(record.number, record.res) for record in parsed] == [(n, res) for n in range(SHARDS) for res in (16, 24)]
@@ -147,6 +148,17 @@ def test_a_worker_writes_the_bytes_that_this_process_would_write(
     convert(pools(), (spec for spec in specs(files)), tmp_path / "few")  # of unknown number
     assert written_here() == [True] * SHARDS
     assert tree(tmp_path / "many") == tree(tmp_path / "few")
+
+
+@pytest.mark.parametrize(("sizes", "workers", "count"), [
+    ([8] * 10, 2, 8), ([8] * 10, 4, 6), ([8] * 3, 2, 1), ([8] * 3, 4, 0), ([], 2, 0),
+    ([8, 2, 1], 2, 0),  # one worker would convert the first long after all others are done
+    ([8] * 9 + [2, 1], 4, 6),
+])  # fmt: skip
+def test_shards_are_converted_whole_while_the_other_workers_have_as_much_to_do(
+    sizes: list[int], workers: int, count: int
+) -> None:
+    assert whole_shards(sizes, workers) == count
 
 
 def test_shards_are_sent_to_a_worker_that_is_busy_with_an_image(
