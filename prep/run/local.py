@@ -24,9 +24,10 @@ _PENDING_BATCHES = 64  # batches of about 1 MB that a slow disk may lag behind
 
 
 def whole_shards(sizes: Sequence[int], workers: int) -> int:
-    """How many shards, from the first on, are converted by one worker each, given the samples of all.
+    """The number of shards, counted from the first, of which each is converted by a single worker.
 
-    At least as many as there are workers remain, and they keep the other workers busy for as long as each takes.
+    `sizes`: the samples of each shard. While a worker converts a shard alone, those after it have to keep the other
+    workers busy; at least as many shards as there are workers are left for that.
     """
     rest, count = sum(sizes), 0
     for size in sizes[: max(0, len(sizes) - workers)]:

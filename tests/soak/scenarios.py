@@ -29,7 +29,7 @@ Words = list[object]
 
 @dataclass(frozen=True)
 class World:
-    """What all cycles share. root: the soak's folder, with photos, shards and recipes."""
+    """The files that all cycles use. root: the folder with photos, shards and recipes."""
 
     root: Path
     faults: Faults
