@@ -90,7 +90,7 @@ class _Sweep:
 def range_test(plan: Plan, loader: Loader, learner: Learner, *, low: float, high: float, steps: int) -> RangeTest:
     """Train `learner` on the first `steps` batches of `plan` with learning rates from `low` to `high`.
 
-    It stops when the loss is not finite, or four times as large as it was at its lowest, both smoothed.
+    It stops when the loss is not finite, or above both its first value and four times its lowest one, all smoothed.
     """
     sweep = _Sweep(learner, low=low, high=high, steps=steps)
     learner.rates, learner.ema = sweep, None  # type: ignore[assignment]
@@ -102,7 +102,8 @@ def range_test(plan: Plan, loader: Loader, learner: Learner, *, low: float, high
         mean = _STOP_SMOOTHING * mean + (1 - _STOP_SMOOTHING) * loss
         unbiased = mean / (1 - _STOP_SMOOTHING ** len(losses))
         best = min(best, unbiased)
-        diverged = not math.isfinite(loss) or unbiased > _DIVERGED * best
+        # why the first loss: when the loss comes near zero, four times its lowest value is within the noise
+        diverged = not math.isfinite(loss) or unbiased > max(_DIVERGED * best, losses[0])
         if diverged or len(losses) == steps:
             break
     lrs = np.array(sweep.lrs[: len(losses)])
@@ -129,7 +130,7 @@ def suggestion(test: RangeTest) -> float:
     If that is the end of the sweep: the rate at the lowest loss.
 
     Raises `ResoluteError` if the loss does not fall by more than its noise (the standard deviation of the losses around
-    the smoothed ones, up to the lowest), or does not rise by as much afterwards, or only rises.
+    the smoothed ones, up to the lowest), or neither rises by as much afterwards nor diverges, or only rises.
     """
     curve = smoothed(test.losses, test.width)
     lowest = int(curve.argmin())
@@ -142,7 +143,7 @@ def suggestion(test: RangeTest) -> float:
             f"--steps: got {len(test.losses)}, with a loss that falls by {fall:.2g} from LR {first} to {last} and "
             f"noise of {noise:.2g}, expected a clear fall; raise it"
         )
-    if curve[lowest:].max() <= curve[lowest] + noise:
+    if not test.diverged and curve[lowest:].max() <= curve[lowest] + noise:
         raise ResoluteError(f"--max-lr: got {last}, but the loss has not risen by then, expected it to; raise it")
     largest = int(np.flatnonzero(curve <= curve[0] - fall / 2)[-1])
     lr = test.lrs[lowest] if largest + 1 == len(curve) else test.lrs[largest] / 2

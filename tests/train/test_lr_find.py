@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,18 @@ def test_a_curve_without_a_valley_gives_no_suggestion(
 ) -> None:
     with pytest.raises(ResoluteError, match=message):
         suggestion(_test(losses, diverged=diverged))
+
+
+def test_a_noisy_loss_near_zero_is_no_divergence() -> None:
+    losses = [2.3] * 10 + [0.01] * 70 + [0.8] * 10 + [9.0] * 50
+    learner = SimpleNamespace(
+        recipe=Recipe.parse({"model": {"name": "test_resnet"}, "stages": [{"res": 32, "epochs": 1, "batch_size": 1}]},
+                            name="x"),
+        rates=None, ema=None, train_step=lambda batch: (batch,),
+    )  # fmt: skip
+    test = range_test(None, losses, learner, low=1e-3, high=1e1, steps=140)  # type: ignore[arg-type]
+    assert test.diverged
+    assert 90 < len(test.losses) < 100
 
 
 def test_the_sweep_equals_a_plain_training_loop(shard_set: ShardSet) -> None:

@@ -58,4 +58,6 @@ def test_a_run_resumed_with_another_number_of_processes_gives_the_same_weights(
     resumed = accelerate_loop.main([*words, str(tmp_path / "two")])
     assert [path.name for path in (tmp_path / "two").iterdir()] == ["epoch-0001"]
     for name, weights in single.items():
-        torch.testing.assert_close(resumed[name], weights, rtol=1e-3, atol=1e-4)
+        # why 2 %: the steps amplify rounding, by an amount that depends on the CPU (0.5 % with AVX-512); biases start
+        # at zero, so that a gradient of the wrong size changes them by far more
+        assert (resumed[name] - weights).float().norm() <= 0.02 * weights.float().norm(), name
