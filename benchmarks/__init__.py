@@ -1,1 +1,1 @@
-"""Benchmarks, one per file. Raw values of every repeat are written as JSON, the committed ones to results/."""
+"""Benchmarks, each a program or a command, which writes the raw values of all rounds as JSON; results/ keeps some."""

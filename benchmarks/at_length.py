@@ -6,7 +6,6 @@ prints a table; one JSON file records every round's values, the machine and the 
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path
 
@@ -43,8 +42,7 @@ def main(args: BenchAllOptions) -> None:
             values = loader.measure_rates(runner)
             text = loader.rates_table(values)
         elif part == "change":
-            both = dataclasses.replace(runner, loaders=("ours", "pillow"))
-            values = change.measure(both, batches=max(30, 10 * args.threads))
+            values = change.measure(runner, batches=max(30, 10 * args.threads))
             text = change.table(values)
         else:
             values = stalls.measure(

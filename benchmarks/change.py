@@ -34,6 +34,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from resolute.errors import ResoluteError
+
 from .cli import Parser, check_numbers, command, repeated, show_progress, spread, summarize, text_table
 from .loaders.registry import LOADERS
 from .loaders.run import Runner, add_arguments, compare
@@ -275,6 +277,8 @@ def _run_kinds(args: argparse.Namespace) -> None:
     check_numbers(args, rounds=1, workers=1, batch_size=2)
     check_writable(args.out)
     shards = ShardSet.open(args.shards)
+    if len(shards.resolutions) < 2:
+        raise ResoluteError(f"{args.shards}: got one resolution, expected two or more for --kinds; use another set")
     read_into_cache(shards)
     result = header(rounds=args.rounds)
     result |= measure_kinds(shards, batch_size=args.batch_size, rounds=args.rounds, threads=args.workers)

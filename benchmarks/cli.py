@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+import re
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
@@ -11,8 +13,8 @@ from typing import Any
 from resolute.console import Parser, command
 from resolute.errors import ResoluteError
 
-__all__ = ["Parser", "check_numbers", "chosen", "command", "parse_resolutions", "repeated", "show_progress", "spread",
-           "summarize", "text_table"]  # fmt: skip
+__all__ = ["Parser", "check_numbers", "chosen", "command", "parse_factors", "parse_resolutions", "parse_seeds",
+           "repeated", "show_progress", "spread", "summarize", "text_table"]  # fmt: skip
 
 
 def show_progress(text: str) -> None:
@@ -21,12 +23,12 @@ def show_progress(text: str) -> None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def chosen(only: str | Sequence[str], known: Sequence[str]) -> list[str]:
-    """The parts named by `--only`, in the order of `known`. Raises `ResoluteError` for unknown ones."""
+def chosen(only: str | Sequence[str], known: Sequence[str], *, setting: str = "--only") -> list[str]:
+    """The parts named by `setting`, in the order of `known`. Raises `ResoluteError` for unknown ones."""
     names = [part.strip() for part in (only.split(",") if isinstance(only, str) else only)]
     for part in names:
         if part not in known:
-            raise ResoluteError(f"--only: got {part or 'nothing'}, expected some of {','.join(known)}; correct it")
+            raise ResoluteError(f"{setting}: got {part or 'nothing'}, expected some of {','.join(known)}; correct it")
     return [part for part in known if part in names]
 
 
@@ -40,8 +42,27 @@ def check_numbers(args: argparse.Namespace, **minimums: int) -> None:
         raise ResoluteError(f"--seconds: got {args.seconds:g}, expected above 0, at most 3600; change it")
 
 
+def parse_seeds(text: str, flag: str = "--seeds") -> list[int]:
+    """The whole numbers of a list as 0,1,2. Raises `ResoluteError` for another text."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(re.fullmatch(r"\d+", word) for word in words) or len({*map(int, words)}) < len(words):
+        raise ResoluteError(f"{flag}: got {text}, expected different whole numbers as 0,1,2; correct it")
+    return [int(word) for word in words]
+
+
+def parse_factors(text: str, flag: str) -> list[float]:
+    """Two or more numbers above 0 of a list as 0.5,1,2. Raises `ResoluteError` for another text."""
+    try:
+        factors = [float(word) for word in text.split(",")]
+    except ValueError:
+        factors = []
+    if len({*factors}) < max(2, len(factors)) or not all(0 < factor < math.inf for factor in factors):
+        raise ResoluteError(f"{flag}: got {text}, expected different numbers above 0 as 0.5,1,2; correct it")
+    return factors
+
+
 def parse_resolutions(text: str | None, stored: Sequence[int], *, any_size: bool = False) -> tuple[int, ...]:
-    """The resolutions of `--res`, ascending; all `stored` ones for None. Raises `ResoluteError` for others than those.
+    """The resolutions of `--res`, ascending; all `stored` ones for None. Raises `ResoluteError` for others.
 
     any_size: the set can be read at any resolution.
     """

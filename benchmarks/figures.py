@@ -29,6 +29,7 @@ from resolute.errors import ResoluteError
 from resolute.files import output_file
 
 from .cli import Parser, command
+from .pictures import first_waits
 from .record import RESULTS
 
 __all__ = ["BLOCK", "FIGURES", "PAGES", "main", "written"]
@@ -378,17 +379,14 @@ def changes() -> str:
         "augmentation": ("augmentation on", "augmentation off"),
         "order": ("order, full to block", "order, block to full"), "all at once": ("all at once",),
     }  # fmt: skip
-    cells = [", ".join(f"{lost[name] or 0:.2f}".replace("-0.00", "0.00") for name in names) for names in kinds.values()]
+    cells = [", ".join(f"{lost[name]:.2f}".replace("-0.00", "0.00") for name in names) for names in kinds.values()]
     return _table(list(kinds), [cells])
 
 
 def picture() -> str:
     """The caption of the stage-change picture."""
-    paced = _read("bench-cpu")["switch"]["consumers"]["paced"]
-    slowest = {
-        name: " and ".join(f"{max(waits[:5]) * 1e3:.0f}" for waits in paced["batch_s"][name][0][1:])
-        for name in ("ours", "peer")
-    }
+    slowest = {name: " and ".join(f"{max(waits[:5]) * 1e3:.0f}" for waits in stages[1:])
+               for name, stages in first_waits(_read("bench-cpu")).items()}  # fmt: skip
     return (
         f"We replaced the model by a fixed pause per step and timed the wait for each batch of 64. At the changes to "
         f"160 and 224 px the longest wait is {slowest['ours']} ms with Resolute, {slowest['peer']} ms with a "

@@ -26,7 +26,7 @@ class SetOptions:
         Field(default_factory=available_cpus)
     )
     batch_size: int | None = setting(None, "samples per batch (default: 64, or all of a smaller set)", ge=2)
-    model: str = setting("resnet10t", "timm model of the training part")
+    model: str = setting("resnet10t", "timm model to train")
 
 
 @settings("")

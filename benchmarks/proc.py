@@ -5,16 +5,11 @@ Imports only the standard library, because FFCV's interpreter, without Resolute'
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
 
-__all__ = ["cpu_time", "descendants", "evict_files", "in_new_process", "read_files", "stat_fields"]
-
-Result = TypeVar("Result")
+__all__ = ["cpu_time", "descendants", "evict_files", "read_files", "stat_fields"]
 
 
 def stat_fields(pid: int) -> list[str]:
@@ -47,12 +42,6 @@ def cpu_time(root: int) -> tuple[float, int, int] | None:
         return None
     ticks = sum(int(value) for fields in family for value in fields[11:15])  # utime, stime, cutime, cstime
     return ticks / os.sysconf("SC_CLK_TCK"), len(family), sum(int(fields[17]) for fields in family)
-
-
-def in_new_process(work: Callable[..., Result], *args: Any, **settings: Any) -> Result:
-    """Run `work` in a new process, so that its peak memory is its own, and return its result."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(work, *args, **settings).result()
 
 
 def read_files(paths: Iterable[Path]) -> None:

@@ -35,6 +35,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -49,7 +50,7 @@ from typing import Any
 from resolute.errors import ResoluteError
 from resolute.machine import available_cpus
 
-from .cli import Parser, chosen, command, show_progress, text_table
+from .cli import Parser, chosen, command, parse_factors, parse_seeds, show_progress, text_table
 from .record import check_writable, header, write
 
 __all__ = ["CASES", "TOOLS", "Case", "main", "mean_and_error", "time_to", "write_photos"]
@@ -271,7 +272,7 @@ def _time(job: Job, words: list[str], log: Path) -> float:
     paths = [os.environ.get("PYTHONPATH", "")]
     if job.tool == "ffcv":
         paths.insert(0, str(_ROOT))
-        environment["NUMBA_NUM_THREADS"] = str(max(job.workers, job.threads))  # why: else not more than cores
+        environment["NUMBA_NUM_THREADS"] = str(max(job.workers, job.threads))  # why: by default no more than cores
     elif "timm" in job.tool:  # its own package, not the installed one: train.py is of the same commit
         paths.insert(0, str(job.timm))
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -296,11 +297,6 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     if len(values) < 2:
         return values[0], 0.0
     return statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5
-
-
-def top1_at(curve: Curve, elapsed_s: float) -> float:
-    """The accuracy of the last validation until then, 0 before the first."""
-    return next((point["top1"] for point in reversed(curve) if point["elapsed_s"] <= elapsed_s), 0.0)
 
 
 def summary(result: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -343,9 +339,9 @@ def _tuned(text: Sequence[str]) -> dict[str, float]:
     for word in text:
         tool, _, rate = word.partition("=")
         try:
-            rates[chosen(tool, TOOLS)[0]] = float(rate)
-        except (ValueError, IndexError):
-            raise ResoluteError(f"--lr: got {word}, expected TOOL=RATE with a tool of {','.join(TOOLS)}") from None
+            rates[chosen(tool, TOOLS, setting="--lr")[0]] = float(rate)
+        except ValueError:
+            raise ResoluteError(f"--lr: got {word}, expected TOOL=RATE; correct it") from None
     return rates
 
 
@@ -372,13 +368,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> None:
     check_writable(args.out)
     given = {"timm": args.timm, "ffcv": args.ffcv_python}  # a tool that needs one of them is left out without it
-    tools = [tool for tool in chosen(args.tools, TOOLS) if given.get(tool.partition("-")[0], True)]
+    tools = [tool for tool in chosen(args.tools, TOOLS, setting="--tools") if given.get(tool.partition("-")[0], True)]
     case, tuned, threads = CASES[args.case], _tuned(args.lr), available_cpus()
     if args.epochs:
-        stages = tuple((int(res), int(epochs)) for res, _, epochs in
-                       (word.partition("=") for word in args.epochs.split(",")))  # fmt: skip
+        words = re.findall(r"(\d+)=(\d+)(?:,|$)", args.epochs)
+        stages = tuple((int(res), int(epochs)) for res, epochs in words)
+        if not stages or ",".join(f"{res}={epochs}" for res, epochs in words) != args.epochs:
+            raise ResoluteError(f"--epochs: got {args.epochs}, expected PX=EPOCHS,…; write it as 96=3,128=1")
         case = replace(case, stages=stages)
-    seeds = [int(seed) for seed in args.seeds.split(",")]
+    seeds = parse_seeds(args.seeds)
+    if args.same_time and ("ours" not in tools or args.rates):
+        raise ResoluteError("--same-time: got --rates, or no ours in --tools, expected ours without --rates; change it")
     result = header(rounds=len(seeds), packages=["webdataset"])
     work = args.work.resolve()
     shutil.rmtree(work, ignore_errors=True)
@@ -408,7 +408,7 @@ def _run(args: argparse.Namespace) -> None:
         workers[tool] = min(tried, key=lambda each: float(each["wall_s"]))["workers"]
     result |= {"case": asdict(case), "prep_s": prep_s, "bf16": args.bf16, "threads": threads, "runs": runs,
                "photos": sum(1 for path in (work / "photos/train").rglob("*") if path.is_symlink())}  # fmt: skip
-    rates = [float(rate) for rate in args.rates.split(",")] if args.rates else [None]
+    rates = parse_factors(args.rates, "--rates") if args.rates else [None]
     for (number, rate), seed in itertools.product(enumerate(rates), seeds):
         for tool in tools:
             train(number, tool, {"seed": seed} if rate is None else {"seed": seed, "lr": rate})

@@ -5,7 +5,7 @@
 One DataLoader with persistent workers serves all sizes: its sampler yields (sample, size) pairs, so a change of size
 starts no worker. Photos are read from class folders and decoded with Pillow, whose `draft` mode decodes large JPEGs at
 a fraction of their size; crops, flips and normalisation are torchvision's. With `"tool": "ffcv"`, batches are those of
-`whole_ffcv`. Of timm, only the network is used, and nothing of Resolute.
+`whole_ffcv`. Of timm, only the network is used; of Resolute, only what starts and ends the process.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def run_part(part: Part, folder: Path, *, limit_s: float, words: Sequence[str] =
     file.unlink(missing_ok=True)
     words = words or [sys.executable, "-m", "resolute.benchmarks.gpu_check.parts", part.name, str(folder)]
     with log.open("wb") as output:
-        # why passive: on a CPU, OpenMP threads that wait in a loop take the cores of the loader's
+        # why passive: on a CPU, OpenMP threads that spin while waiting take cores from the loader's threads
         environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
         process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                                    env=environment)  # fmt: skip

@@ -23,7 +23,8 @@ _STEPS = 20  # training steps of `sync` and `graphs`
 _KERNEL_IMAGES, _KERNEL_RES = 64, 67  # a size at which a program ends within a block
 _JITTER_AFTER_BLUR = ("3-augment",)
 _SLEEP_CYCLES = 200_000_000  # of the GPU's clock: about 0.1 s
-_PULLED = 5  # batches taken after one has been dropped: more than are in flight
+_LATE_EVERY = 6  # batches from one pause of the GPU to the next: more than are in flight
+_LOSS_LIMIT = 0.05  # of the losses of captured and of eager steps
 _SANITIZED_S = 45  # time limit of each tool
 
 
@@ -172,7 +173,7 @@ def buffers(settings: Settings, report: Report) -> Result:
         with Loader(plan, **shared.loader_options(settings)) as batches:
             taken = []
             for number, batch in enumerate(batches):
-                if late and settings.on_gpu and number % (_PULLED + 1) == 0:
+                if late and settings.on_gpu and number % _LATE_EVERY == 0:
                     torch.cuda._sleep(_SLEEP_CYCLES)
                 taken.append(batch.images.double().sum())
                 del batch
@@ -183,7 +184,7 @@ def buffers(settings: Settings, report: Report) -> Result:
     report.values["batches"] = len(sums[0])
     return Result.judged(
         not wrong, f"{len(sums[0]) - wrong} of {len(sums[0])} batches as before, with the GPU "
-        f"{_SLEEP_CYCLES / 1e6:.0f} million cycles behind at every {_PULLED + 1}th and each dropped at once"
+        f"{_SLEEP_CYCLES / 1e6:.0f} million cycles behind at every {_LATE_EVERY}th and each dropped at once"
     )  # fmt: skip
 
 
@@ -235,9 +236,9 @@ def graphs(settings: Settings, report: Report) -> Result:
     report.values |= {"losses": losses, "steps_s": steps_s}
     difference = max(abs(a - b) for a, b in zip(*losses.values(), strict=True))
     return Result.judged(
-        difference < 0.05, f"{settings.model}, batch {small} at {settings.resolutions[0]} px: "
+        difference <= _LOSS_LIMIT, f"{settings.model}, batch {small} at {settings.resolutions[0]} px: "
         f"{steps_s['eager'] / steps_s['captured']:.2f}x as fast as eager; losses of {_STEPS} steps differ by at most "
-        f"{difference:.2g} (allowed: 0.05)"
+        f"{difference:.2g} (allowed: {_LOSS_LIMIT})"
     )  # fmt: skip
 
 
@@ -265,14 +266,14 @@ def resume(settings: Settings, report: Report) -> Result:
     losses = [{record["step"]: record["loss"] for record in each} for each in records]
     complete = resumed.returncode == 0 and losses[0].keys() == losses[1].keys() and len(records[1]) == steps
     difference = max((abs(losses[0][i] - losses[1][i]) for i in losses[0] if i in losses[1]), default=0.0)
-    # why they may differ on a GPU: cuDNN adds in another order each time
-    same = f"losses differ by {difference:.2g} at most"
+    # why they may differ on a GPU: cuDNN adds in another order each time, and the steps of a tiny network amplify that
     report.values["losses"] = [list(each.values()) for each in losses]
     if not killed:
         return Result(verdict="skipped", summary="the run ended before it could be killed")
     return Result.judged(
         complete and (settings.on_gpu or not difference),
-        f"{steps} steps, each once; {same} from those of an undisturbed run" if complete
+        f"{steps} steps, each once; losses differ by {difference:.2g} at most from those of an undisturbed run "
+        f"(allowed: {'any' if settings.on_gpu else 0})" if complete
         else f"status {resumed.returncode}: {shared.last_line(resumed.stderr)}; {len(losses[1])} of {steps} steps "
         "in the log",
     )  # fmt: skip
@@ -347,18 +348,20 @@ def sanitizer(settings: Settings, report: Report) -> Result:
     good, words = True, []
     report.table("tool", "status#", "")
     for name in ("memcheck", "racecheck"):
+        folder = _subfolder(settings, name)
         command = [tool, "--tool", name, "--error-exitcode", "9", "--kernel-name", "kns=apply_slot", "--kernel-name",
                    "kns=finish", sys.executable, "-m", "resolute.benchmarks.gpu_check.parts", "kernels",
-                   str(_subfolder(settings, name))]  # fmt: skip
+                   str(folder)]  # fmt: skip
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_SANITIZED_S, check=False)
             print(done.stdout, done.stderr)
             summary = next((line.strip("= ") for line in reversed(done.stdout.splitlines()) if "SUMMARY" in line),
                            shared.last_line(done.stderr))  # fmt: skip
-            status = done.returncode
+            status = str(done.returncode)
+            found = Report.load(folder / "kernels.json")
+            good &= done.returncode == 0 and found is not None and found.verdict == "passed"
         except subprocess.TimeoutExpired:
-            status, summary = 0, f"stopped after {_SANITIZED_S} s, nothing found so far"
-        good &= status == 0
+            status, summary = "", f"stopped after {_SANITIZED_S} s, nothing found so far"
         words.append(f"{name}: {summary}")
         report.row(name, status, summary)
     return Result.judged(good, "; ".join(words))

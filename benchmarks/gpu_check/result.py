@@ -42,7 +42,7 @@ class Settings:
 
     @classmethod
     def for_device(cls, device: str, *, folder: Path, shards: str, threads: int, memory_gib: float = 0) -> Settings:
-        """`memory_gib`: of the GPU. On a large one, batches are so large that it computes longer than a step's launch.
+        """`memory_gib`: of the GPU. On a large one, computing a batch takes longer than launching its step.
         """
         common: dict[str, Any] = {"device": device, "folder": str(folder), "shards": shards, "threads": threads}
         if device == "cpu":

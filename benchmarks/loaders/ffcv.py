@@ -75,7 +75,7 @@ def _beton(job: Job, res: int) -> Path:
 
 
 def prepare(job: Job) -> dict[str, Any]:
-    """Write the .beton files. {"versions", "res": {res: mean bytes per JPEG, and of the file per sample}}.
+    """Write the .beton files. {"versions", "res": {res: {"jpeg_bytes", "file_bytes"}}}: means per sample.
 
     The file has up to 8 MiB more than its images for each worker that wrote it: FFCV's pages.
     Raises `AssertionError` if a JPEG read back is not the one in the tar.

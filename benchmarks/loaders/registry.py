@@ -18,7 +18,6 @@ class LoaderEntry:
     resize: str
     has_crops: bool = False
     has_rate: bool = True  # False: its rate at one resolution is another entry's
-    versions: tuple[str, ...] = ()
 
 
 LOADERS = {
@@ -29,36 +28,35 @@ LOADERS = {
     "pillow": LoaderEntry(
         title="torch DataLoader, Pillow", module="dataloader", at_change="rebuilt",
         resize="Pillow bilinear, antialiased: the reference", has_crops=True,
-        versions=("torch", "torchvision", "pillow"),
     ),
     "v2": LoaderEntry(
         title="torch DataLoader, torchvision v2", module="dataloader", variant="v2", at_change="rebuilt",
-        resize="torch's uint8 bilinear, antialiased", has_crops=True, versions=("torch", "torchvision"),
+        resize="torch's uint8 bilinear, antialiased", has_crops=True,
     ),
     "v2-sized": LoaderEntry(
         title="torch DataLoader, torchvision v2, sampler of (sample, size)", module="dataloader", variant="v2-sized",
-        at_change="same loader", resize="as v2", has_rate=False, versions=("torch", "torchvision"),
+        at_change="same loader", resize="as v2", has_rate=False,
     ),
     "timm": LoaderEntry(
         title="timm create_loader", module="timm", at_change="rebuilt",
-        resize="Pillow bilinear, antialiased, as the reference", versions=("timm", "pillow"),
+        resize="Pillow bilinear, antialiased, as the reference",
     ),
     "timm-plain": LoaderEntry(
         title="timm create_loader, without its prefetcher", module="timm", variant="plain", at_change="rebuilt",
-        resize="as timm", versions=("timm", "pillow"),
+        resize="as timm",
     ),
     "timm-scheduled": LoaderEntry(
         title="timm create_loader, input_size_choices", module="timm", variant="scheduled", has_rate=False,
         at_change="next epoch of one loader; all read from the largest images",
-        resize="as timm", versions=("timm", "pillow"),
+        resize="as timm",
     ),
     "webdataset": LoaderEntry(
         title="webdataset WebLoader, torchvision v2", module="webdataset", at_change="rebuilt",
-        resize="as v2", versions=("webdataset", "torchvision"),
+        resize="as v2",
     ),
     "dali": LoaderEntry(
         title="DALI, stock CPU pipeline", module="dali", at_change="rebuilt",
-        resize="DALI triangular, antialiased", has_crops=True, versions=("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
+        resize="DALI triangular, antialiased", has_crops=True,
     ),
     "ffcv": LoaderEntry(
         title="FFCV, JPEG mode", module="ffcv", at_change="rebuilt, compiled anew",

@@ -60,7 +60,7 @@ class Runner:
         assert python is not None
         environ = {**os.environ, "PYTHONWARNINGS": "ignore"}
         if loader.module == "ffcv":
-            environ["NUMBA_NUM_THREADS"] = str(job.workers)  # why: by default no more than there are cores
+            environ["NUMBA_NUM_THREADS"] = str(job.workers)  # why: by default no more than cores
         try:
             done = subprocess.run(
                 [python, "-m", f"{__package__}.child"], input=job.to_json(), capture_output=True, text=True, cwd=_ROOT,
@@ -120,8 +120,7 @@ def compare(
             "smaller --batch-size or a set on this machine"
         )
     check_writable(args.out)
-    packages = sorted({package for name in names for package in LOADERS[name].versions})
-    result = header(rounds=args.rounds, packages=packages)
+    result = header(rounds=args.rounds, packages=["webdataset"])
     machine, cache = result["machine"], read_into_cache(shards)
     print(f"{machine['cpu']}, {machine['cores']} cores, {args.workers} workers, batch {args.batch_size}, {samples} "
           f"training images, load before: {machine['load_before']}")  # fmt: skip

@@ -8,9 +8,9 @@ All JPEGs of a folder of class folders, in a few copies, are converted to shards
 a separate environment, as it pins an old webdataset; it reads `file://` URLs). Each copy is a file of its own with
 other bytes and of another size, as different photos have: it has a comment, before the first segment of the JPEG. Each
 round times the complete commands one after another; prep also hashes photos and shards and syncs them to disk. A tool's
-start-up time (imports, compilation) is its time for 32 images; `steady` images/s exclude it for all tools. "no-op" is
-prep on the finished set. CPU seconds are those of the command and of all its processes. One untimed round fills the
-page cache.
+start-up time (imports, compilation) is its time for 32 images; `steady` images/s exclude it for all tools. "With
+nothing to do" is prep on the finished set. CPU seconds are those of the command and of all its processes. One untimed
+round fills the page cache.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from typing import Any
 import webdataset
 from PIL import Image
 
-from resolute.benchmarks.cli import Parser, command, parse_resolutions
+from resolute.benchmarks.cli import Parser, check_numbers, command, parse_resolutions
 from resolute.benchmarks.record import check_writable, header, write
 from resolute.errors import ResoluteError
 from resolute.prep.convert.resize import fit
@@ -204,6 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure_all(args: argparse.Namespace) -> None:
+    check_numbers(args, rounds=1, copies=1, shard_samples=1)
     resolutions = parse_resolutions(args.res, (), any_size=True)
     check_writable(args.out)
     result = header(rounds=args.rounds, packages=("simplejpeg", "numba", "webdataset"))

@@ -216,7 +216,7 @@ def _run(args: argparse.Namespace) -> None:
     head = header()
     rows = measure(args)
     print(table(rows))
-    settings = {name: value for name, value in vars(args).items() if name not in ("shards", "out", "command")}
+    settings = {name: value for name, value in vars(args).items() if name not in ("shards", "out")}
     settings["set"] = args.shards.resolve().name
     write(args.out, {**head, "settings": settings, "rows": rows})
 

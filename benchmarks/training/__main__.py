@@ -29,7 +29,6 @@ import argparse
 import dataclasses
 import datetime
 import math
-import re
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -37,7 +36,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from resolute.benchmarks.cli import Parser, command, show_progress
+from resolute.benchmarks.cli import Parser, command, parse_factors, parse_seeds, show_progress
 from resolute.benchmarks.record import check_writable, find_device, header, read_into_cache, write
 from resolute.errors import ResoluteError
 from resolute.files import check_output
@@ -49,7 +48,7 @@ from .runs import Runner, Side, measure, train
 from .split import PARTS, Parts, source_digests
 from .summary import TARGETS, draw, summary, tables
 
-__all__ = ["best_factors", "main", "parse_seeds"]
+__all__ = ["best_factors", "main"]
 
 _RULE = "highest mean top-1 of the last epoch (EMA if the recipe has one); of equal ones the factor closest to 1"
 
@@ -104,23 +103,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, metavar="FILE", help="JSON to write (default: training-<name of the shards' folder>.json "
         "in benchmarks/results)")  # fmt: skip
     return parser
-
-
-def parse_seeds(text: str, flag: str = "--seeds") -> list[int]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(re.fullmatch(r"\d+", word) for word in words) or len({*map(int, words)}) < len(words):
-        raise ResoluteError(f"{flag}: got {text}, expected different whole numbers as 0,1,2; correct it")
-    return [int(word) for word in words]
-
-
-def _factors(text: str) -> list[float]:
-    try:
-        factors = [float(word) for word in text.split(",")]
-    except ValueError:
-        factors = []
-    if len({*factors}) < max(2, len(factors)) or not all(0 < factor < math.inf for factor in factors):
-        raise ResoluteError(f"--tune-lr: got {text}, expected different factors above 0 as 0.5,1,2; correct it")
-    return factors
 
 
 def _sides(args: argparse.Namespace, part: str) -> list[Side]:
@@ -181,7 +163,7 @@ def _logged(parts: Parts, part: str, commit: str | None, run: dict[str, Any]) ->
 
 def _run(args: argparse.Namespace, run: Runner) -> None:
     seeds, tune_seeds = parse_seeds(args.seeds), parse_seeds(args.tune_seeds, "--tune-seeds")
-    factors = _factors(args.tune_lr) if args.tune_lr else []
+    factors = parse_factors(args.tune_lr, "--tune-lr") if args.tune_lr else []
     if args.threads < 1:
         raise ResoluteError(f"--threads: got {args.threads}, expected at least 1; raise it")
     if not args.split and (args.part or args.report or args.tune_lr):
@@ -217,14 +199,13 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
                 sides, seeds, runs=root / part, run=run, **how,
                 expect={"commit": result["commit"], "cpu": result["machine"]["cpu"]},
                 settings=["--threads", str(args.threads), "--device", device.type],
-                may_diverge=part == "tune" and bool(factors),
                 on_run=partial(_logged, parts, part, result["commit"]) if parts else on_run,
             )  # fmt: skip
 
         if factors:
             candidates = [dataclasses.replace(side, name=f"{side.name}-lr{factor:g}", lr_factor=factor)
                           for factor in factors for side in tuned_sides]  # fmt: skip
-            runs = trained(candidates, tune_seeds, "tune")
+            runs = trained(candidates, tune_seeds, "tune", may_diverge=True)
             best = dict(zip((side.name for side in sides), best_factors(runs).values(), strict=True))
             result["tuning"] = {"rule": _RULE, "factors": factors, "seeds": tune_seeds, "sides": best, "runs": runs,
                                 "runs_per_side": len(factors) * len(tune_seeds)}  # fmt: skip

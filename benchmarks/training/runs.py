@@ -51,7 +51,7 @@ def train(words: Sequence[str]) -> None:
     """Run `resolute` in its own process. Raises `ResoluteError` with its last line on stderr if it fails."""
     # why: use this checkout's code whatever the working directory is
     folders = [str(Path(resolute.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    # `run` kills the training after a Ctrl-C that it did not get; else it would train on beside the next one
+    # after a Ctrl-C that only this process gets, `subprocess.run` kills the training, which would else go on unseen
     done = subprocess.run(
         [sys.executable, "-m", "resolute", *words], env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
         stdin=subprocess.DEVNULL, capture_output=True, text=True,

@@ -122,12 +122,13 @@ class Parts:
         """Raise `ResoluteError` unless the set at `root` validates on `part` alone and trains on earlier parts only."""
         held_out, training = (frozenset(source_digests(root, split).tolist()) for split in ("val", "train"))
         earlier = PARTS[: PARTS.index(part)]
-        for split, got, allowed in (("val", held_out, (part,)), ("train", training, earlier)):
+        rest = "rest" if part == "report" else "train"  # the list of training photos
+        for split, got, allowed, made_of in (("val", held_out, (part,), part), ("train", training, earlier, rest)):
             for other in (each for each in reversed(PARTS) if each not in allowed):
                 if seen := got & self.digests[other]:
                     raise ResoluteError(
                         f"{root}: {split} holds {len(seen)} photos of the part {other}, expected only "
-                        f"{' and '.join(allowed)}; make the set from {self.folder}/{allowed[-1]}.csv"
+                        f"{' and '.join(allowed)}; make the set from {self.folder}/{made_of}.csv"
                     )
             if unknown := len(got.difference(*self.digests.values())):
                 raise ResoluteError(

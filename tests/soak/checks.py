@@ -5,7 +5,6 @@ Every check returns its findings as sentences, [] if there are none.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -13,19 +12,11 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["check_training", "compare_trees", "leftover_files", "tree"]
+__all__ = ["check_training", "compare_trees", "leftover_files"]
 
-_NOT_COMPARED = ("report.html", "source.json")  # they hold times and paths
 # what killed processes leave of multiprocessing, of wandb (timm imports it) and of a C compiler; torchrun and torch's
 # inductor never delete theirs
 _OF_LIBRARIES = re.compile(r"pymp-|.*wandb-(media|artifacts)$|cc\w{6}\.|torchelastic_|torchinductor_")
-
-
-def tree(folder: Path) -> dict[str, str]:
-    """{relative path: SHA-256} of all files in a folder, except those that hold times and paths."""
-    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()
-            if name not in _NOT_COMPARED}  # fmt: skip
 
 
 def compare_trees(what: str, got: Mapping[str, str], expected: Mapping[str, str]) -> list[str]:

@@ -168,6 +168,7 @@ class _Start:
         self.delivered = False
         self.processes: list[Process] = []
         self._phases: list[Phase] = []  # of each process
+        self._hung: list[Process] = []  # that had not ended after `_TIMEOUT_S`
         self._victim: Process | None = None  # of a signal
         self._is_killed = False  # whether the victim's main process was
         self._timers: list[tuple[float, Callable[[], None]]] = []
@@ -197,6 +198,7 @@ class _Start:
                 timer[1]()
             time.sleep(_POLL_S)
         self._restore()
+        self._hung = [process for process in self.processes if process.status is None]
         for process in self.processes:
             process.abort()
         self.delivered = self._cycle.world.faults.clear() > 0 or self.delivered
@@ -209,7 +211,8 @@ class _Start:
             if event is not None and event.is_signal:
                 expected = event.expected | ({-9, 137} if self._is_killed else set())
                 event = dataclasses.replace(event, expected=expected) if process is self._victim else None
-            problems += problems_of(event, status=process.status, success=phase.success, stderr=process.stderr,
+            status = None if process in self._hung else process.status
+            problems += problems_of(event, status=status, success=phase.success, stderr=process.stderr,
                                     what=phase.name, ranks=self._cycle.ranks)  # fmt: skip
         return problems
 

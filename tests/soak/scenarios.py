@@ -18,8 +18,9 @@ import numpy as np
 import simplejpeg
 
 from resolute.scratch import _delete_abandoned
+from tests.support.trees import tree
 
-from .checks import check_training, compare_trees, leftover_files, tree
+from .checks import check_training, compare_trees, leftover_files
 from .events import Faults
 
 __all__ = ["SCENARIOS", "Cycle", "Phase", "Scenario", "World", "make_photos", "write_recipes"]
@@ -114,22 +115,22 @@ class Cycle:
         return problems
 
 
-def _settings(cycle: Cycle, src: object, *, samples: int = 16) -> Words:
-    return ["--src", src, "--out", cycle.out, "--res", "32,48,64", "--shard-samples", samples]
+def _settings(cycle: Cycle, *, samples: int = 16) -> Words:
+    return ["--src", cycle.copy("photos"), "--out", cycle.out, "--res", "32,48,64", "--shard-samples", samples]
 
 
-def _prep(cycle: Cycle, src: object, *, samples: int = 16) -> Phase:
-    return Phase("prep", ["shards", *_settings(cycle, src, samples=samples), "--workers", 2])
+def _prep(cycle: Cycle, *, samples: int = 16) -> Phase:
+    return Phase("prep", ["shards", *_settings(cycle, samples=samples), "--workers", 2])
 
 
 def _prep_folder(cycle: Cycle) -> list[Phase]:
     """Workers write whole shards."""
-    return [_prep(cycle, cycle.copy("photos"))]
+    return [_prep(cycle)]
 
 
 def _prep_shared(cycle: Cycle) -> list[Phase]:
     """Workers share the only shard."""
-    return [_prep(cycle, cycle.copy("photos"), samples=128)]
+    return [_prep(cycle, samples=128)]
 
 
 def _prep_jobs(cycle: Cycle) -> list[Phase]:
@@ -139,7 +140,7 @@ def _prep_jobs(cycle: Cycle) -> list[Phase]:
         words: Words = ["jobs", "range", "--out", cycle.out, "--range", selected, "--workers", workers]
         return Phase(f"range {selected}", words, concurrent=concurrent)
 
-    return [Phase("plan", ["jobs", "plan", *_settings(cycle, cycle.copy("photos"))]),
+    return [Phase("plan", ["jobs", "plan", *_settings(cycle)]),
             job(":5", 2, job("2:4", 1), job("1:5", 3)), job(":", 2, job("3:6", 1), job("4:", 3)),
             Phase("finish", ["jobs", "finish", "--out", cycle.out])]  # fmt: skip
 
@@ -151,7 +152,7 @@ def _verify(cycle: Cycle) -> list[Phase]:
     data = bytearray(tar.read_bytes())
     data[len(data) // 3] ^= 4
     tar.write_bytes(data)
-    return [Phase("verify", ["verify", cycle.out], success=(1,)), _prep(cycle, cycle.copy("photos")),
+    return [Phase("verify", ["verify", cycle.out], success=(1,)), _prep(cycle),
             Phase("verify again", ["verify", cycle.out])]  # fmt: skip
 
 

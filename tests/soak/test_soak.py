@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests import ROOT
-from tests.soak.checks import check_training, compare_trees, leftover_files, tree
+from tests.soak.checks import check_training, compare_trees, leftover_files
+from tests.support.trees import tree
 
 
 def test_leftover_missing_and_changed_files_are_detected(tmp_path: Path) -> None:

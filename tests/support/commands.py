@@ -77,10 +77,10 @@ class Command:
 
     def __init__(
         self, name: str, arguments: Sequence[object], *, folder: Path, scratch: Path, stdout: str = "",
-        closed: Sequence[int] = (), unprivileged: bool = False,
+        unprivileged: bool = False,
     ) -> None:  # fmt: skip
         """name: a command of `resolute`, such as "jobs plan", or a module. `stdout`: a file instead of the one in
-        `scratch`; `closed`: descriptors that are closed at the start."""
+        `scratch`."""
         module, words = (name, []) if "." in name or name == "resolute" else ("resolute", name.split())
         number = f"{time.monotonic_ns()}"
         self.out, self.err = scratch / f"{number}.out", scratch / f"{number}.err"
@@ -89,7 +89,7 @@ class Command:
         self._status: int | None = None
         self.pid: int = Server.get().ask(
             start=module, arguments=[*words, *map(str, arguments)], folder=str(folder),
-            out=stdout or str(self.out), err=str(self.err), closed=list(closed), unprivileged=unprivileged,
+            out=stdout or str(self.out), err=str(self.err), unprivileged=unprivileged,
         )  # fmt: skip
 
     @property
@@ -154,16 +154,13 @@ def _serve() -> None:
 
 
 def _run(
-    module: str, *, arguments: list[str], folder: str, out: str, err: str, closed: list[int], unprivileged: bool
+    module: str, *, arguments: list[str], folder: str, out: str, err: str, unprivileged: bool
 ) -> None:
     os.setpgid(0, 0)
     os.chdir(folder)
     redirect_streams(Path(out), Path(err))
     if unprivileged and os.geteuid() == 0:
         _obey_permissions()
-    for descriptor in closed:
-        os.close(descriptor)
-        setattr(sys, ("stdin", "stdout", "stderr")[descriptor], None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     sys.argv = [module, *arguments]

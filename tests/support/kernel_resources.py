@@ -2,7 +2,7 @@
 
 Needs no GPU. The signatures, constants and specialisations are those of the launches of `GpuFinish`, recorded from
 it. Per kernel and compute capability: registers and local memory per thread (which is where registers are spilled to),
-shared memory per block, size of the object code, and the warps that one multiprocessor can run at a time.
+and the size of the object code.
 """
 
 from __future__ import annotations
@@ -27,14 +27,9 @@ from resolute.pipeline.graph import gpu_finish
 from resolute.pipeline.graph.gpu_finish import GpuFinish
 from resolute.pipeline.plan.augment_params import NOISE_PX, AugmentOps
 
-__all__ = ["CAPABILITIES", "Launch", "compiled", "launches", "over_budget", "resources", "specialization",
-           "variants"]  # fmt: skip
+__all__ = ["CAPABILITIES", "Launch", "compiled", "launches", "over_budget", "specialization", "variants"]
 
 CAPABILITIES = (75, 80, 90, 100)
-# Per multiprocessor: warps, blocks, registers, and the unit in which a warp gets registers.
-# Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"
-_LIMITS = {75: (32, 16), 80: (64, 32), 90: (64, 32), 100: (64, 32)}
-_REGISTERS, _WARP_REGISTERS = 65536, 256
 # Registers per thread. why these: loads take hundreds of cycles, during which other warps have to run. 96 registers
 # leave 20 warps of a multiprocessor, 5 per scheduler, each with 12 independent loads. `finish` does little but load and
 # store: 72 leave 28 warps with 10.5 KiB of loads in flight. An A100 (2 TB/s, 0.5 us a load, 108 multiprocessors) moves
@@ -99,33 +94,22 @@ def specialization(launch: Launch, capability: int) -> tuple[Any, ...]:
     return signature, constants, attributes, parsed.__dict__
 
 
-def compiled(launch: Launch, capability: int, **changed: Any) -> dict[str, Any]:
-    """Resources of a launch's object code for a compute capability. `changed`: options of Triton's compiler.
+def compiled(launch: Launch, capability: int) -> dict[str, Any]:
+    """Resources of a launch's object code for a compute capability.
 
-    Keys: registers and local_bytes (spilled registers included) per thread, shared_bytes and warps per block,
-    code_bytes, and max_warps: how many of them one multiprocessor can run at a time.
+    Keys: registers and local_bytes (spilled registers included) per thread, and code_bytes.
     """
     signature, constants, attributes, options = specialization(launch, capability)
     source = ASTSource(launch.kernel, signature, constants, attributes)
-    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={**options, **changed})
-    return resources(built, capability)
-
-
-def resources(built: Any, capability: int) -> dict[str, Any]:
-    """Resources of the object code that Triton built for a compute capability; the keys are those of `compiled`."""
+    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()
         line = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
         text = subprocess.run(line, capture_output=True, text=True, check=True).stdout
     usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
-    warps = built.metadata.num_warps
-    per_warp = -(-usage["REG"] * 32 // _WARP_REGISTERS) * _WARP_REGISTERS
-    most_warps, most_blocks = _LIMITS[capability]
-    blocks = min(_REGISTERS // (per_warp * warps), most_warps // warps, most_blocks)
     return {"registers": usage["REG"], "local_bytes": usage["STACK"] + usage["LOCAL"],
-            "shared_bytes": built.metadata.shared, "warps": warps, "code_bytes": len(built.asm["cubin"]),
-            "max_warps": blocks * warps, "limit_warps": most_warps}  # fmt: skip
+            "code_bytes": len(built.asm["cubin"])}  # fmt: skip
 
 
 def over_budget(rows: Sequence[dict[str, Any]]) -> list[str]:

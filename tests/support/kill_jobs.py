@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tests.support.kill_prep import attempt, wait_for_lock
+from tests.support.kill_prep import attempt, finished_shards, wait_for_lock
 
 
 def run(kills: int, seed: int, out: Path, argv: list[str]) -> int:
@@ -34,7 +34,7 @@ def run(kills: int, seed: int, out: Path, argv: list[str]) -> int:
                     os.killpg(child, signal.SIGKILL)
                 met += os.WIFSIGNALED(os.waitpid(child, 0)[1])
             wait_for_lock(out)
-            finished = len(list(out.glob("records/*-48.rec")))
+            finished = finished_shards(out)
             print(f"{commands[0][0]} kill {n}: {finished} shards are finished, {met} met", flush=True)
         children = [attempt(command) for command in commands]
         for child in children:

@@ -1,7 +1,7 @@
 """Run prep and kill it at random moments, again and again, and then let it finish. Prints one line per kill.
 
-`python tests/support/kill_prep.py KILLS SEED SHARDS ARGUMENTS-OF-PREP…`: the larger size is 48 px. Worker processes are
-forked, so that a run starts in a tenth of a second.
+`python tests/support/kill_prep.py KILLS SEED SHARDS ARGUMENTS-OF-PREP…`. SHARDS: how many the set gets;
+its larger size must be 48 px. Worker processes are forked, so that a run starts in a tenth of a second.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -30,9 +31,11 @@ def attempt(argv: list[str]) -> int:
         os.setsid()
         process_pool.open_pool = partial(process_pool.open_pool, method="fork")
         try:
-            os._exit(main(argv))
-        finally:
-            os._exit(99)
+            status = main(argv)
+        except BaseException:
+            traceback.print_exc()
+            status = 99
+        os._exit(status)
     return child
 
 
@@ -58,7 +61,9 @@ def run(kills: int, seed: int, argv: list[str]) -> int:
         child = attempt(argv)
         late = n >= kills - 4
         goal = SHARDS if late else rng.randrange(1 + SHARDS * n // kills)
+        until = time.monotonic() + 120
         while finished_shards(out) < goal:
+            assert time.monotonic() < until, f"{finished_shards(out)} of {goal} shards after two minutes"
             time.sleep(0.0005)
         time.sleep(rng.uniform(0, 0.01 if late else 0.03))
         if rng.random() < 0.5:  # only the main process; its workers have to notice

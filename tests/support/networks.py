@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from resolute.pipeline.loader.loader import Batch
-from resolute.pipeline.plan.plan import BatchSpec
 from resolute.train.model.build import build_model
 from resolute.train.recipe.schema import Model
+from tests.support.batch_spec import batch_spec
 
 CPU = torch.device("cpu")
 
@@ -33,12 +33,8 @@ def make_batch(
     """Batch `index` of a run whose stages have one epoch each: n random images of 32 px, mixed with weight 0.7."""
     generator = torch.Generator().manual_seed(index)
     labels = torch.randint(0, classes, (n,), generator=generator)
-    spec = BatchSpec(
-        index=index, step=index, split=split, stage=stage, epoch=stage, res=32, stored_res=32, last=last,
-        global_size=n, ids=np.arange(n), crops=np.zeros((n, 4), np.int32), flips=np.zeros(n, bool),
-        partners=np.arange(n, dtype=np.int32), modes=np.zeros(n, np.int32), lam=np.ones(n, np.float32),
-        boxes=np.zeros((n, 4), np.int32),
-    )  # fmt: skip
+    spec = batch_spec(n, res=32, index=index, step=index, split=split, stage=stage, epoch=stage, last=last,
+                      partners=np.arange(n, dtype=np.int32))  # fmt: skip
     images = torch.randn(n, 3, 32, 32, generator=generator).to(memory_format=torch.channels_last)
     return Batch(images=images, targets=labels, partner_labels=labels.flip(0), lam=torch.full((n,), 0.7),
                  keys=np.arange(n), spec=spec)  # fmt: skip

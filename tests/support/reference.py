@@ -29,13 +29,9 @@ def stored_jpeg(shards: ShardSet, split: str, res: int, sample: int) -> bytes:
 def view(shards: ShardSet, spec: BatchSpec, i: int) -> NDArray[np.uint8]:
     """Sample i of a batch before mixing, (res, res, 3) uint8: decode, crop, resize, flip, all by PIL."""
     data = stored_jpeg(shards, spec.split, spec.stored_res, int(spec.ids[i]))
-    return crop_and_flip(Image.open(io.BytesIO(data)).convert("RGB"), spec, i)
-
-
-def crop_and_flip(image: Image.Image, spec: BatchSpec, i: int) -> NDArray[np.uint8]:
-    """Sample i of a batch before mixing, (res, res, 3) uint8, from its stored image, by PIL."""
     x, y, w, h = (int(v) for v in spec.crops[i])
-    image = image.crop((x, y, x + w, y + h)).resize((spec.res, spec.res), Image.Resampling.BILINEAR)
+    image = Image.open(io.BytesIO(data)).convert("RGB").crop((x, y, x + w, y + h))
+    image = image.resize((spec.res, spec.res), Image.Resampling.BILINEAR)
     pixels = np.asarray(image)[:, ::-1] if spec.flips[i] else np.asarray(image)
     return pixels[::-1] if "vflips" in spec.augment_params and spec.augment_params["vflips"][i] else pixels
 

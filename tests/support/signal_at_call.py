@@ -1,6 +1,6 @@
 """`resolute` that sends itself signals at the nth call of a function, independent of the machine's speed.
 
-`python -m tests.support.signal_at_call MODULE:OWNER:FUNCTION:CALL:SIGNAL[,SIGNAL…] ARGUMENTS-OF-TRAIN…`; with a leading
+`python -m tests.support.signal_at_call MODULE:OWNER:FUNCTION:CALL:SIGNAL[,SIGNAL…] WORDS-OF-RESOLUTE…`; with a leading
 --nohup SIGHUP is ignored from the start.
 """
 

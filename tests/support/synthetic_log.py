@@ -15,7 +15,7 @@ STEPS = 40  # an epoch
 
 def write_log(
     folder: Path, *, steps: int = STEPS, waits: tuple[float, ...] = (0.02, 0.02, 0.02), calibrated: bool = False,
-    machine: dict[str, Any] | None = None, switch_s: float = 0.0, ema: bool = True, end: bool = True,
+    machine: dict[str, Any] | None = None, switch_s: float = 0.0, ema: bool = True,
     epochs_of_last: int = STAGES[-1][2],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Write folder/run.jsonl and return its records. `waits`: fraction of the step time spent waiting, per stage."""
@@ -67,8 +67,7 @@ def write_log(
                 "gpu_frac": 0.7 if machine else None,
             })  # fmt: skip
             epoch += 1
-    if end:
-        records.append({"kind": "end", "elapsed_s": elapsed, "best_top1": 0.9})
+    records.append({"kind": "end", "elapsed_s": elapsed, "best_top1": 0.9})
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return records

@@ -34,11 +34,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from resolute.pipeline.dataset.target import Target
 from resolute.pipeline.loader.loader import Batch
-from resolute.pipeline.plan.plan import BatchSpec
 from resolute.train import loop
 from resolute.train.loop import Learner, image_dtype
 from resolute.train.model.head import CLASSES, Head
 from resolute.train.recipe.schema import RECIPES, Recipe
+from tests.support.batch_spec import batch_spec
 from tests.support.fake_cuda import FakeCuda
 
 __all__ = ["build_guard"]
@@ -207,11 +207,7 @@ class Recorder(TorchDispatchMode):
 
 def _batch(recipe: Recipe, head: Head, stage: int, res: int, split: Any) -> Batch:
     numbers = np.arange(N)
-    spec = BatchSpec(
-        index=0, step=0, split=split, stage=stage, epoch=0, res=res, stored_res=res, last=False, global_size=N,
-        ids=numbers, crops=np.zeros((N, 4), np.int32), flips=np.zeros(N, bool), partners=numbers.astype(np.int32),
-        modes=np.zeros(N, np.int32), lam=np.ones(N, np.float32), boxes=np.zeros((N, 4), np.int32),
-    )  # fmt: skip
+    spec = batch_spec(N, res=res, split=split, stage=stage, partners=numbers.astype(np.int32))
     images = torch.empty(N, 3, res, res, device=DEVICE, dtype=image_dtype(recipe.precision, DEVICE))
     targets = torch.zeros(N, dtype=torch.int64, device=DEVICE)
     if head.target.kind != "class":

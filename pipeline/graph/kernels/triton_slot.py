@@ -15,7 +15,7 @@ from resolute.pipeline.plan import autoaugment as p
 __all__ = ["BLOCK", "apply_slot"]
 
 # Pixels that a program of 4 warps processes at a time: 4 per thread. why not 1024: they take 168 registers per thread,
-# so that a multiprocessor runs 12 warps; with 512 it is 96 and 20 warps (tests/support/kernel_resources.py).
+# so that a multiprocessor runs 12 warps; with 512 it is 96 and 20 warps.
 BLOCK = 512
 
 _AFFINE = tl.constexpr(p.AFFINE)
