@@ -371,10 +371,10 @@ def _run(args: argparse.Namespace) -> None:
     tools = [tool for tool in chosen(args.tools, TOOLS, setting="--tools") if given.get(tool.partition("-")[0], True)]
     case, tuned, threads = CASES[args.case], _tuned(args.lr), available_cpus()
     if args.epochs:
-        words = re.findall(r"(\d+)=(\d+)(?:,|$)", args.epochs)
-        stages = tuple((int(res), int(epochs)) for res, epochs in words)
-        if not stages or ",".join(f"{res}={epochs}" for res, epochs in words) != args.epochs:
+        words = args.epochs.split(",")
+        if not all(re.fullmatch(r"\d+=\d+", word) for word in words):
             raise ResoluteError(f"--epochs: got {args.epochs}, expected PX=EPOCHS,…; write it as 96=3,128=1")
+        stages = tuple((int(res), int(epochs)) for res, _, epochs in (word.partition("=") for word in words))
         case = replace(case, stages=stages)
     seeds = parse_seeds(args.seeds)
     if args.same_time and ("ours" not in tools or args.rates):

@@ -345,7 +345,7 @@ def sanitizer(settings: Settings, report: Report) -> Result:
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         return Result(verdict="skipped", summary="compute-sanitizer is not installed; it is part of CUDA's toolkit")
-    good, words = True, []
+    good, finished, words = True, False, []
     report.table("tool", "status#", "")
     for name in ("memcheck", "racecheck"):
         folder = _subfolder(settings, name)
@@ -358,12 +358,15 @@ def sanitizer(settings: Settings, report: Report) -> Result:
             summary = next((line.strip("= ") for line in reversed(done.stdout.splitlines()) if "SUMMARY" in line),
                            shared.last_line(done.stderr))  # fmt: skip
             status = str(done.returncode)
-            found = Report.load(folder / "kernels.json")
-            good &= done.returncode == 0 and found is not None and found.verdict == "passed"
+            checked = Report.load(folder / "kernels.json")
+            good &= done.returncode == 0 and checked is not None and checked.verdict == "passed"
+            finished = True
         except subprocess.TimeoutExpired:
             status, summary = "", f"stopped after {_SANITIZED_S} s, nothing found so far"
         words.append(f"{name}: {summary}")
         report.row(name, status, summary)
+    if not finished:
+        return Result(verdict="skipped", summary="; ".join(words))
     return Result.judged(good, "; ".join(words))
 
 

@@ -41,8 +41,8 @@ def zip_members(file: BinaryIO) -> Iterator[ZipMember]:
     """
     try:
         members = zipfile.ZipFile(file).infolist()
-    # zipfile raises NotImplementedError for a version of the format that it cannot read, and struct.error for an extra
-    # field that is cut short: both mean an archive that cannot be used.
+    # why these: zipfile raises NotImplementedError for a version of the format that it cannot read, struct.error for
+    # an extra field that is cut short; a user needs one line that names the archive, as for any damaged one
     except (zipfile.BadZipFile, NotImplementedError, struct.error) as error:
         raise ValueError(f"a zip archive that cannot be used: {error}") from None
     for member in members:
