@@ -65,7 +65,8 @@ test: $(TOOLS)  ## the tests, without those that take minutes
 test-all: $(TOOLS)  ## all tests, as CI runs them
 	@$(PYTEST)
 lint: $(TOOLS)  ## ruff and mypy
-	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check --quiet .
+	$(PY) -m ruff check .
 	$(PY) -m mypy
 docs: $(TOOLS)  ## build the site into site/; any warning is an error
 	@$(MKDOCS) build --quiet --strict

@@ -34,8 +34,10 @@ def main(args: BenchAllOptions) -> None:
     result["settings"] |= {"parts": parts, "seconds": args.seconds}
     runner = Runner(
         job=setting.job(args, seconds=args.seconds),
-        loaders=("ours", "pillow"), rounds=args.rounds, isolated=False,
-    )  # fmt: skip
+        loaders=("ours", "pillow"),
+        rounds=args.rounds,
+        isolated=False,
+    )
     for part in parts:
         began = time.perf_counter()
         if part == "loader":
@@ -46,9 +48,14 @@ def main(args: BenchAllOptions) -> None:
             text = change.table(values)
         else:
             values = stalls.measure(
-                setting.shards, device=device, threads=args.threads, batch_size=setting.batch_size,
-                seconds=args.seconds, rounds=args.rounds, model=args.model,
-            )  # fmt: skip
+                setting.shards,
+                device=device,
+                threads=args.threads,
+                batch_size=setting.batch_size,
+                seconds=args.seconds,
+                rounds=args.rounds,
+                model=args.model,
+            )
             text = stalls.table(values)
         show_progress("")
         result[part] = {"took_s": round(time.perf_counter() - began, 1), **values}

@@ -58,13 +58,21 @@ def main(args: BenchOptions) -> None:
     setting = set_up(args, rounds=1, changes=True)
     model, steps = _train(args, setting)
     runner = Runner(
-        job=setting.job(args, seconds=min(_LOADER_S, args.seconds / 60)), loaders=_PAIR, rounds=_MOST_ROUNDS,
-        isolated=False, until=began + args.seconds,
-    )  # fmt: skip
+        job=setting.job(args, seconds=min(_LOADER_S, args.seconds / 60)),
+        loaders=_PAIR,
+        rounds=_MOST_ROUNDS,
+        isolated=False,
+        until=began + args.seconds,
+    )
     rates = loader.measure_rates(runner)
     show_progress("")
-    result = {**setting.result, "model": model, "steps": steps, "loader": rates,
-              "took_s": round(time.perf_counter() - began, 1)}  # fmt: skip
+    result = {
+        **setting.result,
+        "model": model,
+        "steps": steps,
+        "loader": rates,
+        "took_s": round(time.perf_counter() - began, 1),
+    }
     with output_file(out) as file:
         file.write(page(result))
     write(out.with_suffix(".json"), result)
@@ -170,8 +178,14 @@ class Trainer:
 
         labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
         spec = dataclasses.replace(self._specs[images.shape[-1]], global_size=len(images))
-        return Batch(images=images, targets=labels, partner_labels=labels, lam=torch.ones_like(labels).float(),
-                     keys=np.zeros(len(images), np.int64), spec=spec)  # fmt: skip
+        return Batch(
+            images=images,
+            targets=labels,
+            partner_labels=labels,
+            lam=torch.ones_like(labels).float(),
+            keys=np.zeros(len(images), np.int64),
+            spec=spec,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,9 +224,11 @@ class Figures:
             loaders={res: pair(alone, res) for res in resolutions},
             model={int(res): rate for res, rate in result["model"].items()},
             training={res: pair(training, i) for i, res in enumerate(resolutions)},
-            changes=[(f"{each['from_res']} to {each['to_res']} px", pair(cost_s, i), pair(cost_steps, i))
-                     for i, each in enumerate(changes)],
-        )  # fmt: skip
+            changes=[
+                (f"{each['from_res']} to {each['to_res']} px", pair(cost_s, i), pair(cost_steps, i))
+                for i, each in enumerate(changes)
+            ],
+        )
 
     @property
     def slow(self) -> list[int]:
@@ -245,56 +261,112 @@ def page(result: Mapping[str, Any]) -> bytes:
     if settings["device"] == "cpu" and result["steps"]["batch_size"] == settings["batch_size"]:
         res = resolutions[-1]
         rate = figures.training[res][0]
-        findings.append(f"Loader and model share the cores: at {res} px training runs at {rate:,.0f} images/s, "
-                        f"{100 * rate / figures.model[res]:.0f} % of the model alone.")  # fmt: skip
+        findings.append(
+            f"Loader and model share the cores: at {res} px training runs at {rate:,.0f} images/s, "
+            f"{100 * rate / figures.model[res]:.0f} % of the model alone."
+        )
     if machine["load_before"] > _BUSY:
-        findings.append(f"Other work ran before this measurement (load average {machine['load_before']}): repeat it on "
-                        "a quiet machine.")  # fmt: skip
+        findings.append(
+            f"Other work ran before this measurement (load average {machine['load_before']}): repeat it on "
+            "a quiet machine."
+        )
     rates = [
-        (res, *(f"{rate:,.0f}" for rate in figures.loaders[res]),
-         f"{figures.loaders[res][0] / figures.loaders[res][1]:.2f}",
-         f"{figures.model[res]:,.0f}", *(f"{rate:,.0f}" for rate in figures.training[res]))
+        (
+            res,
+            *(f"{rate:,.0f}" for rate in figures.loaders[res]),
+            f"{figures.loaders[res][0] / figures.loaders[res][1]:.2f}",
+            f"{figures.model[res]:,.0f}",
+            *(f"{rate:,.0f}" for rate in figures.training[res]),
+        )
         for res in resolutions
-    ]  # fmt: skip
+    ]
     costs = [
-        (name, *(text for cost_s, cost in zip(costs_s, costs, strict=True)
-                 for text in (f"{1e3 * cost_s:+,.0f}", f"{cost:+.1f}")))
+        (
+            name,
+            *(
+                text
+                for cost_s, cost in zip(costs_s, costs, strict=True)
+                for text in (f"{1e3 * cost_s:+,.0f}", f"{cost:+.1f}")
+            ),
+        )
         for name, costs_s, costs in figures.changes
-    ]  # fmt: skip
+    ]
     rounds = len(result["loader"]["res"][0]["loaders"]["ours"]["images_per_s"]["raw"])
     return figures_page(
         title=f"Benchmark of {result['shards']['name']}",
         subtitle=f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores, {settings['model']}, "
         f"{result['date']}, commit {result['commit']}, {result['took_s']:.0f} s",
-        findings=findings, charts=_charts(figures, result, titles),
+        findings=findings,
+        charts=_charts(figures, result, titles),
         tables=[
-            ("Images/s", ("px#", *(f"{title}, alone#" for title in titles), f"{titles[0]} / {titles[1]}#",
-                          "model alone#", *(f"training with {title}#" for title in titles)), rates,
-             f"Loaders: batch {settings['batch_size']}, rounds: {rounds}. "
-             f"Training: batch {result['steps']['batch_size']}."),
-            ("Cost of a stage change",
-             ("change", *(f"{title}, {unit}#" for title in titles for unit in ("ms", "steps"))), costs,
-             f"Extra time of the first {change.first_batches(settings['threads'])} training steps after a change. "
-             "Less than one step may be noise."),
+            (
+                "Images/s",
+                (
+                    "px#",
+                    *(f"{title}, alone#" for title in titles),
+                    f"{titles[0]} / {titles[1]}#",
+                    "model alone#",
+                    *(f"training with {title}#" for title in titles),
+                ),
+                rates,
+                f"Loaders: batch {settings['batch_size']}, rounds: {rounds}. "
+                f"Training: batch {result['steps']['batch_size']}.",
+            ),
+            (
+                "Cost of a stage change",
+                ("change", *(f"{title}, {unit}#" for title in titles for unit in ("ms", "steps"))),
+                costs,
+                f"Extra time of the first {change.first_batches(settings['threads'])} training steps after a change. "
+                "Less than one step may be noise.",
+            ),
         ],
-    )  # fmt: skip
+    )
 
 
 def _charts(figures: Figures, result: Mapping[str, Any], titles: Sequence[str]) -> Iterator[Chart | None]:
     sizes = result["shards"]["resolutions"]
     x = [float(res) for res in sizes]
-    yield chart("Rates by resolution", [
-        *(Series(name=f"{title}, alone", colour=colour, kind="dots", x=x, y=[figures.loaders[res][i] for res in sizes])
-          for i, (title, colour) in enumerate(zip(titles, "ab", strict=True))),
-        Series(name=f"{result['settings']['model']} alone", colour="c", kind="dots", x=x,
-               y=[figures.model[res] for res in sizes]),
-        Series(name="training with ours", colour="d", kind="dots", x=x, y=[figures.training[res][0] for res in sizes]),
-    ], unit="images/s", x_name="px", marks=[(res, f"{res:g} px") for res in x], wide=True)  # fmt: skip
+    yield chart(
+        "Rates by resolution",
+        [
+            *(
+                Series(
+                    name=f"{title}, alone",
+                    colour=colour,
+                    kind="dots",
+                    x=x,
+                    y=[figures.loaders[res][i] for res in sizes],
+                )
+                for i, (title, colour) in enumerate(zip(titles, "ab", strict=True))
+            ),
+            Series(
+                name=f"{result['settings']['model']} alone",
+                colour="c",
+                kind="dots",
+                x=x,
+                y=[figures.model[res] for res in sizes],
+            ),
+            Series(
+                name="training with ours", colour="d", kind="dots", x=x, y=[figures.training[res][0] for res in sizes]
+            ),
+        ],
+        unit="images/s",
+        x_name="px",
+        marks=[(res, f"{res:g} px") for res in x],
+        wide=True,
+    )
     step_s = result["steps"]["step_s"]
     count = min(len(own) for run in step_s.values() for own in run)
     steps = [float(step) for step in range(count * len(sizes))]
-    yield chart("Time of each training step", [
-        Series(name=title, colour=colour, x=steps, y=[1e3 * each for own in step_s[name] for each in own[:count]])
-        for name, title, colour in reversed([*zip(_PAIR, ("ours", f"{titles[1]}, rebuilt at each change"), "ab",
-                                                  strict=True)])
-    ], unit="ms", marks=[(float(i * count), f"{res} px") for i, res in enumerate(sizes)], wide=True)  # fmt: skip
+    yield chart(
+        "Time of each training step",
+        [
+            Series(name=title, colour=colour, x=steps, y=[1e3 * each for own in step_s[name] for each in own[:count]])
+            for name, title, colour in reversed(
+                [*zip(_PAIR, ("ours", f"{titles[1]}, rebuilt at each change"), "ab", strict=True)]
+            )
+        ],
+        unit="ms",
+        marks=[(float(i * count), f"{res} px") for i, res in enumerate(sizes)],
+        wide=True,
+    )

@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from resolute.pipeline.plan.plan import Phase, Plan
     from resolute.pipeline.plan.stage import Stage
 
-__all__ = ["around_s", "cost_s", "first_batches", "main", "measure", "measure_kinds", "steady_s",
-           "summary", "table"]  # fmt: skip
+__all__ = ["around_s", "cost_s", "first_batches", "main", "measure", "measure_kinds", "steady_s", "summary", "table"]
 
 _FIRST = 5  # minimum number of batches counted after a change of resolution
 _FIRST_OF_KIND = 10  # the same for --kinds: more than are prefetched
@@ -105,28 +104,38 @@ def measure(runner: Runner, *, batches: int) -> dict[str, Any]:
     ]
     paced = clock("paced", tuple(steps_s))
     return {
-        "batches": batches, "first": first_batches(workers),
+        "batches": batches,
+        "first": first_batches(workers),
         "consumers": {
             name: {"step_s": step_s, "changes": summary(raw, resolutions, workers), "batch_s": raw}
             for name, step_s, raw in (("drained", None, drained), ("paced", steps_s, paced))
         },
-    }  # fmt: skip
+    }
 
 
 def summary(
     raw: Mapping[str, Sequence[Sequence[Sequence[float]]]], resolutions: Sequence[int], workers: int
 ) -> list[dict[str, Any]]:
-    """"changes" of `measure`, from the seconds of each loader's batches, [round][resolution][batch]."""
+    """ "changes" of `measure`, from the seconds of each loader's batches, [round][resolution][batch]."""
+
     def figures(run: Sequence[Sequence[float]], i: int) -> dict[str, float]:
         slowest_s, steady = max(run[i][: first_batches(workers)]), steady_s(run[i], workers)
-        return {"cost_s": cost_s(run[i], workers), "around_s": around_s(run[i - 1], run[i], workers),
-                "slowest_s": slowest_s, "slowest_ratio": slowest_s / steady, "steady_s": steady}  # fmt: skip
+        return {
+            "cost_s": cost_s(run[i], workers),
+            "around_s": around_s(run[i - 1], run[i], workers),
+            "slowest_s": slowest_s,
+            "slowest_ratio": slowest_s / steady,
+            "steady_s": steady,
+        }
 
     return [
-        {"from_res": before, "to_res": after,
-         "loaders": {name: summarize([figures(run, i) for run in runs]) for name, runs in raw.items()}}
+        {
+            "from_res": before,
+            "to_res": after,
+            "loaders": {name: summarize([figures(run, i) for run in runs]) for name, runs in raw.items()},
+        }
         for i, (before, after) in enumerate(itertools.pairwise(resolutions), start=1)
-    ]  # fmt: skip
+    ]
 
 
 def table(result: dict[str, Any]) -> str:
@@ -134,11 +143,18 @@ def table(result: dict[str, Any]) -> str:
     tables = []
     for consumer in result["consumers"].values():
         rows = [
-            [f"{change['from_res']} -> {change['to_res']} px", LOADERS[name].title, LOADERS[name].at_change,
-             spread(values["cost_s"], 1, 1e3), spread(values["around_s"], 1, 1e3),
-             f"{1e3 * values['slowest_s']['median']:.1f}", f"{1e3 * values['steady_s']['median']:.2f}"]
-            for change in consumer["changes"] for name, values in change["loaders"].items()
-        ]  # fmt: skip
+            [
+                f"{change['from_res']} -> {change['to_res']} px",
+                LOADERS[name].title,
+                LOADERS[name].at_change,
+                spread(values["cost_s"], 1, 1e3),
+                spread(values["around_s"], 1, 1e3),
+                f"{1e3 * values['slowest_s']['median']:.1f}",
+                f"{1e3 * values['steady_s']['median']:.2f}",
+            ]
+            for change in consumer["changes"]
+            for name, values in change["loaders"].items()
+        ]
         title = "stage change, drained: time per batch"
         if consumer["step_s"]:
             steps = " / ".join(f"{1e3 * step_s:.0f}" for step_s in consumer["step_s"])
@@ -203,8 +219,13 @@ def measure_kinds(shards: ShardSet, *, batch_size: int, rounds: int, threads: in
         for kind, values in by_kind.items()
     ]
     waits_s = [list(itertools.chain(*waits)) for waits in raw]
-    return {"batch_size": batch_size, "first": _FIRST_OF_KIND, "step_s": steps_s, "changes": changes,
-            "waits_s": waits_s}  # fmt: skip
+    return {
+        "batch_size": batch_size,
+        "first": _FIRST_OF_KIND,
+        "step_s": steps_s,
+        "changes": changes,
+        "waits_s": waits_s,
+    }
 
 
 def _kind(before: Phase, after: Phase, named: list[tuple[str, Stage]]) -> str:
@@ -240,18 +261,27 @@ def _lost(waits: Sequence[float], step_s: float) -> tuple[float, float, float]:
 
 def kinds_table(result: dict[str, Any]) -> str:
     rows = [
-        [change["kind"], str(change["times"]), spread(change["lost_s"], 1, 1e3), spread(change["lost_steps"], 2),
-         spread(change["slowest_steps"], 2)]
+        [
+            change["kind"],
+            str(change["times"]),
+            spread(change["lost_s"], 1, 1e3),
+            spread(change["lost_steps"], 2),
+            spread(change["slowest_steps"], 2),
+        ]
         for change in result["changes"]
-    ]  # fmt: skip
+    ]
     head = ["change", "times", f"lost in {result['first']} batches ms", "in steps", "slowest / steady step"]
     return text_table(f"time lost at a change, batches of {result['batch_size']}", head, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
-    parser = Parser(prog="python -m resolute.benchmarks.change", description=__doc__, allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = Parser(
+        prog="python -m resolute.benchmarks.change",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add_arguments(parser, "change.json")
     parser.add_argument("--batches", type=int, default=40, metavar="N", help="per resolution (default: %(default)s)")
     parser.add_argument("--kinds", action="store_true", help="every kind of change, for ours")

@@ -13,8 +13,20 @@ from typing import Any
 from resolute.console import Parser, command
 from resolute.errors import ResoluteError
 
-__all__ = ["Parser", "check_numbers", "chosen", "command", "parse_factors", "parse_resolutions", "parse_seeds",
-           "repeated", "show_progress", "spread", "summarize", "text_table"]  # fmt: skip
+__all__ = [
+    "Parser",
+    "check_numbers",
+    "chosen",
+    "command",
+    "parse_factors",
+    "parse_resolutions",
+    "parse_seeds",
+    "repeated",
+    "show_progress",
+    "spread",
+    "summarize",
+    "text_table",
+]
 
 
 def show_progress(text: str) -> None:
@@ -92,8 +104,9 @@ def summarize(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def spread(values: dict[str, Any], digits: int = 0, factor: float = 1.0) -> str:
     """`repeated` values times `factor` as text: median (min..max), or only the value if there is one."""
-    low, middle, high = (f"{value * factor:,.{digits}f}" for value in
-                         (min(values["raw"]), values["median"], max(values["raw"])))  # fmt: skip
+    low, middle, high = (
+        f"{value * factor:,.{digits}f}" for value in (min(values["raw"]), values["median"], max(values["raw"]))
+    )
     return f"{middle} ({low}..{high})" if len(values["raw"]) > 1 else middle
 
 
@@ -102,9 +115,11 @@ def text_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]],
     lines = [list(header), *map(list, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     aligned = [
-        "  ".join(cell.ljust(width) if i < left else cell.rjust(width)
-                  for i, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
         for line in lines
-    ]  # fmt: skip
+    ]
     aligned.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
     return "\n".join([title, *(f"  {line}" for line in aligned)])

@@ -65,8 +65,11 @@ def _processor(name: str) -> str:
 # ---- whole trainings -----------------------------------------------------------------------------------------------
 
 # progressive against fixed size: result files, and their photos in words; the first is in README's table
-_HALVES = {"half-imagenette": "Imagenette", "half-imagenette-more": "Imagenette, other photos",
-           "half-clothing": "clothing"}  # fmt: skip
+_HALVES = {
+    "half-imagenette": "Imagenette",
+    "half-imagenette-more": "Imagenette, other photos",
+    "half-clothing": "clothing",
+}
 _TRAINING = next(iter(_HALVES))
 
 
@@ -97,10 +100,13 @@ def _tuned_rate(name: str, side: str) -> float:
 
 _WHOLE = ("whole", "whole-large")  # result files of `whole`
 _TOOLS = {
-    "ours": "Resolute, 96 to 224 px", "ours-224": "Resolute, 224 px", "plain": "plain PyTorch loop, 96 to 224 px",
-    "ffcv": "FFCV in a plain loop, 96 to 224 px", "timm": "timm's train.py, 224 px",
+    "ours": "Resolute, 96 to 224 px",
+    "ours-224": "Resolute, 224 px",
+    "plain": "plain PyTorch loop, 96 to 224 px",
+    "ffcv": "FFCV in a plain loop, 96 to 224 px",
+    "timm": "timm's train.py, 224 px",
     "timm-sizes": "timm's train.py, its schedule of 96 to 224 px",
-}  # fmt: skip
+}
 
 
 def _wholes(name: str) -> dict[tuple[str, int], Mapping[str, Any]]:
@@ -149,14 +155,35 @@ def trainings() -> str:
         network = f"{channels[0]} to {channels[-1]} channels"
         for (tool, number), row in _wholes(name).items():
             equal = row["equal_s"]
-            rows.append((
-                network, _TOOLS[tool] + (", in the time of Resolute" if number else ""), str(row["epochs"]),
-                f"{_mean(row['top1'])} %", f"{_mean(row['wall_s'], 0)} s",
-                f"{row['prep_s']:.0f} s" if row["prep_s"] else "", f"{_mean(equal, 0)} s" if equal else "",
-                f"{row['lr']:g}", str(row["workers"]), str(row["seeds"]),
-            ))  # fmt: skip
-    return _table(("network", "tool", "epochs", "top-1", "whole command", "of it preparing files",
-                   "until timm's top-1 at 224 px", "learning rate", "workers", "seeds"), rows)  # fmt: skip
+            rows.append(
+                (
+                    network,
+                    _TOOLS[tool] + (", in the time of Resolute" if number else ""),
+                    str(row["epochs"]),
+                    f"{_mean(row['top1'])} %",
+                    f"{_mean(row['wall_s'], 0)} s",
+                    f"{row['prep_s']:.0f} s" if row["prep_s"] else "",
+                    f"{_mean(equal, 0)} s" if equal else "",
+                    f"{row['lr']:g}",
+                    str(row["workers"]),
+                    str(row["seeds"]),
+                )
+            )
+    return _table(
+        (
+            "network",
+            "tool",
+            "epochs",
+            "top-1",
+            "whole command",
+            "of it preparing files",
+            "until timm's top-1 at 224 px",
+            "learning rate",
+            "workers",
+            "seeds",
+        ),
+        rows,
+    )
 
 
 def results() -> str:
@@ -172,21 +199,36 @@ def results() -> str:
     return _table(
         ("measurement", "Resolute", "beside it", "file"),
         [
-            (f"Imagenette, {photos} photos, 12 epochs, tiny ResNet, top-1", *(
-                f"{side['wall_s']['median']:.0f} s, {_percent(side['final_top1'])} %{end}"
-                for side, end in zip(_sides(_TRAINING), ("", " with all epochs at 224 px"), strict=True)),
-             _file(_TRAINING)),
-            ("time lost at 128 → 160 and 160 → 224 px, batches of 64", f"{switch['ours']} ms",
-             f"{switch['pillow']} ms with a rebuilt DataLoader, {switch['v2-sized']} ms with a persistent one",
-             _file("peers-switch")),
-            ("loading 128, 160, 224 px alone, images/s", images_per_s("ours"),
-             f"{images_per_s('ffcv')} with FFCV's JPEGs, {images_per_s('ffcv-raw')} with its raw pixels; "
-             f"{images_per_s('v2')} with a DataLoader", _file("peers")),
-            (f"{_count(_read('prep')['images'])} photos to three sizes", f"{prep['prep']:.0f} s",
-             f"{prep['pillow, bicubic']:.0f} s with bicubic Pillow and webdataset, "
-             f"{prep['img2dataset, 3 runs']:.0f} s with img2dataset", _file("prep")),
+            (
+                f"Imagenette, {photos} photos, 12 epochs, tiny ResNet, top-1",
+                *(
+                    f"{side['wall_s']['median']:.0f} s, {_percent(side['final_top1'])} %{end}"
+                    for side, end in zip(_sides(_TRAINING), ("", " with all epochs at 224 px"), strict=True)
+                ),
+                _file(_TRAINING),
+            ),
+            (
+                "time lost at 128 → 160 and 160 → 224 px, batches of 64",
+                f"{switch['ours']} ms",
+                f"{switch['pillow']} ms with a rebuilt DataLoader, {switch['v2-sized']} ms with a persistent one",
+                _file("peers-switch"),
+            ),
+            (
+                "loading 128, 160, 224 px alone, images/s",
+                images_per_s("ours"),
+                f"{images_per_s('ffcv')} with FFCV's JPEGs, {images_per_s('ffcv-raw')} with its raw pixels; "
+                f"{images_per_s('v2')} with a DataLoader",
+                _file("peers"),
+            ),
+            (
+                f"{_count(_read('prep')['images'])} photos to three sizes",
+                f"{prep['prep']:.0f} s",
+                f"{prep['pillow, bicubic']:.0f} s with bicubic Pillow and webdataset, "
+                f"{prep['img2dataset, 3 runs']:.0f} s with img2dataset",
+                _file("prep"),
+            ),
         ],
-    )  # fmt: skip
+    )
 
 
 def training() -> str:
@@ -195,15 +237,30 @@ def training() -> str:
     for name, title in _HALVES.items():
         ours, fixed = _sides(name)
         photos, ratio = _read(name)["shards"]["progressive"], ours["against"]["wall_ratio"]
-        rows.append((
-            f"{title}, {_count(photos['train_samples'])}", _count(photos["val_samples"]),
-            *(f"{_percent(side['final_top1'])} %" for side in (ours, fixed)),
-            f"{_points(ours)} ({ours['final_top1']['n']} seeds)",
-            f"{ratio['median']:.2f}x ({_seconds(ours)} against {_seconds(fixed)})",
-            " and ".join(f"{_tuned_rate(name, side):g}" for side in ("progressive", "fixed224")), _file(name),
-        ))  # fmt: skip
-    return _table(("training photos", "validated on", "96 to 224 px", "224 px", "difference in points ± standard error",
-                   "whole command", "learning rates", "file"), rows)  # fmt: skip
+        rows.append(
+            (
+                f"{title}, {_count(photos['train_samples'])}",
+                _count(photos["val_samples"]),
+                *(f"{_percent(side['final_top1'])} %" for side in (ours, fixed)),
+                f"{_points(ours)} ({ours['final_top1']['n']} seeds)",
+                f"{ratio['median']:.2f}x ({_seconds(ours)} against {_seconds(fixed)})",
+                " and ".join(f"{_tuned_rate(name, side):g}" for side in ("progressive", "fixed224")),
+                _file(name),
+            )
+        )
+    return _table(
+        (
+            "training photos",
+            "validated on",
+            "96 to 224 px",
+            "224 px",
+            "difference in points ± standard error",
+            "whole command",
+            "learning rates",
+            "file",
+        ),
+        rows,
+    )
 
 
 class _Row(NamedTuple):
@@ -259,44 +316,93 @@ _BOARD = [
 def imagenette() -> str:
     """Accuracy and time of the recipes for Imagenette."""
     rows = [
-        (f"`{row.recipe}.toml`", *row.photos, row.length, row.top1(), row.top1("top1"),
-         f"{row.wall_s / 60:.1f} min, {row.wall_s / _OLD.wall_s:.2f}x", row.files)
+        (
+            f"`{row.recipe}.toml`",
+            *row.photos,
+            row.length,
+            row.top1(),
+            row.top1("top1"),
+            f"{row.wall_s / 60:.1f} min, {row.wall_s / _OLD.wall_s:.2f}x",
+            row.files,
+        )
         for row in (_OLD, _NEW, *_OTHERS)
-    ]  # fmt: skip
-    return _table(("recipe", "training photos", "validated on", "length", "top-1, averaged weights ± standard error",
-                   "last weights", "whole command", "files"), rows)  # fmt: skip
+    ]
+    return _table(
+        (
+            "recipe",
+            "training photos",
+            "validated on",
+            "length",
+            "top-1, averaged weights ± standard error",
+            "last weights",
+            "whole command",
+            "files",
+        ),
+        rows,
+    )
 
 
 def board() -> str:
     """Imagenette by the rules of its board for 128 px."""
-    rows = [(f"`{row.recipe}.toml`", row.length, *row.photos, row.top1(), row.top1("top1"),
-             f"{row.wall_s / 60:.1f} min", row.files) for row in _BOARD]  # fmt: skip
-    return _table(("recipe", "length", "training photos", "validated on", "top-1, averaged weights ± standard error",
-                   "last weights", "whole command", "file"), rows)  # fmt: skip
+    rows = [
+        (
+            f"`{row.recipe}.toml`",
+            row.length,
+            *row.photos,
+            row.top1(),
+            row.top1("top1"),
+            f"{row.wall_s / 60:.1f} min",
+            row.files,
+        )
+        for row in _BOARD
+    ]
+    return _table(
+        (
+            "recipe",
+            "length",
+            "training photos",
+            "validated on",
+            "top-1, averaged weights ± standard error",
+            "last weights",
+            "whole command",
+            "file",
+        ),
+        rows,
+    )
 
 
 # {name in techniques.json: description}, in the order of the table's rows
 _TECHNIQUES = {
     "base": "Muon, RandAugment, label smoothing, EMA: the baseline",
-    "sgd": "SGD instead of Muon", "adamw": "AdamW instead of Muon",
+    "sgd": "SGD instead of Muon",
+    "adamw": "AdamW instead of Muon",
     "flat_cosine": "flat-then-cosine learning rate instead of OneCycle",
     "swa": "mean of the last four epochs' weights instead of the EMA",
-    "no_smoothing": "without label smoothing", "no_policy": "without RandAugment",
-    "trivialaugment": "TrivialAugment instead of RandAugment", "magnitude_std": "RandAugment's `magnitude_std = 1.5`",
+    "no_smoothing": "without label smoothing",
+    "no_policy": "without RandAugment",
+    "trivialaugment": "TrivialAugment instead of RandAugment",
+    "magnitude_std": "RandAugment's `magnitude_std = 1.5`",
     "rising_magnitude": "RandAugment's magnitude from 4 at 64 px to 12 at 96 px",
-    "erasing": "random erasing of a quarter of the samples", "cutmix": "CutMix of half of the samples",
-    "mixup": "mixup of all samples, alpha 0.2", "alternate_flip": "alternating flips",
-    "simple_crop": "simple random crops", "drop_path": "stochastic depth, 0.1",
-    "sam": "*SAM, radius 0.05*, twice the time per step", "easy": "*without the easiest quarter of each batch*",
-    "repeat": "*repeated augmentation, twice per batch*", "dirac": "*convolutions that start as identities*",
+    "erasing": "random erasing of a quarter of the samples",
+    "cutmix": "CutMix of half of the samples",
+    "mixup": "mixup of all samples, alpha 0.2",
+    "alternate_flip": "alternating flips",
+    "simple_crop": "simple random crops",
+    "drop_path": "stochastic depth, 0.1",
+    "sam": "*SAM, radius 0.05*, twice the time per step",
+    "easy": "*without the easiest quarter of each batch*",
+    "repeat": "*repeated augmentation, twice per batch*",
+    "dirac": "*convolutions that start as identities*",
     "whiten": "*first convolution that starts with whitening filters*",
-}  # fmt: skip
+}
 
 
 def techniques() -> str:
     """Change of top-1 in points, with its standard error, from a single change to the baseline's settings."""
-    runs = {name: {run["seed"]: run for run in _read("techniques")["runs"] if run["technique"] == name}
-            for name in _TECHNIQUES}  # fmt: skip
+    runs = {
+        name: {run["seed"]: run for run in _read("techniques")["runs"] if run["technique"] == name}
+        for name in _TECHNIQUES
+    }
     base = runs.pop("base")
 
     def points(name: str, key: str) -> list[float]:
@@ -309,7 +415,7 @@ def techniques() -> str:
         return f"{100 * statistics.fmean(run[key] for run in base.values()):.1f} %", {
             name: f"{statistics.fmean(points(name, key)):+.1f} ± {sd / math.sqrt(len(own)):.1f}"
             for name, own in runs.items()
-        }  # fmt: skip
+        }
 
     averaged, last = column("ema_top1"), column("top1")
     rows = [(_TECHNIQUES["base"], averaged[0], last[0], str(len(base)))]
@@ -320,11 +426,16 @@ def techniques() -> str:
 # ---- loaders -------------------------------------------------------------------------------------------------------
 
 _LOADERS = {
-    "ours": "Resolute", "ffcv-raw": "FFCV 1.0.2, raw pixels", "ffcv": "FFCV 1.0.2, JPEG mode",
-    "dali": "DALI's own webdataset reader and operators", "v2": "torch DataLoader, torchvision v2",
-    "webdataset": "webdataset's loader, torchvision v2", "timm-plain": "timm's loader, without its prefetcher",
-    "timm": "timm's loader", "pillow": "torch DataLoader, Pillow",
-}  # fmt: skip
+    "ours": "Resolute",
+    "ffcv-raw": "FFCV 1.0.2, raw pixels",
+    "ffcv": "FFCV 1.0.2, JPEG mode",
+    "dali": "DALI's own webdataset reader and operators",
+    "v2": "torch DataLoader, torchvision v2",
+    "webdataset": "webdataset's loader, torchvision v2",
+    "timm-plain": "timm's loader, without its prefetcher",
+    "timm": "timm's loader",
+    "pillow": "torch DataLoader, Pillow",
+}
 
 
 def peers() -> str:
@@ -372,21 +483,26 @@ def changes() -> str:
     """Time lost at each kind of change."""
     lost = {change["kind"]: change["lost_steps"]["median"] for change in _read("changes-xeon")["changes"]}
     kinds = {
-        "a new epoch": ("epoch to epoch",), "training to validation": ("training to validation",),
-        "and back": ("validation to training",), "resolution": ("resolution, up", "resolution, down"),
+        "a new epoch": ("epoch to epoch",),
+        "training to validation": ("training to validation",),
+        "and back": ("validation to training",),
+        "resolution": ("resolution, up", "resolution, down"),
         "batch size": ("batch size, half", "batch size, double"),
         "fraction": ("fraction 1 to 0.7", "fraction 0.7 to 1"),
         "augmentation": ("augmentation on", "augmentation off"),
-        "order": ("order, full to block", "order, block to full"), "all at once": ("all at once",),
-    }  # fmt: skip
+        "order": ("order, full to block", "order, block to full"),
+        "all at once": ("all at once",),
+    }
     cells = [", ".join(f"{lost[name]:.2f}".replace("-0.00", "0.00") for name in names) for names in kinds.values()]
     return _table(list(kinds), [cells])
 
 
 def picture() -> str:
     """The caption of the stage-change picture."""
-    slowest = {name: " and ".join(f"{max(waits[:5]) * 1e3:.0f}" for waits in stages[1:])
-               for name, stages in first_waits(_read("bench-cpu")).items()}  # fmt: skip
+    slowest = {
+        name: " and ".join(f"{max(waits[:5]) * 1e3:.0f}" for waits in stages[1:])
+        for name, stages in first_waits(_read("bench-cpu")).items()
+    }
     return (
         f"We replaced the model by a fixed pause per step and timed the wait for each batch of 64. At the changes to "
         f"160 and 224 px the longest wait is {slowest['ours']} ms with Resolute, {slowest['peer']} ms with a "
@@ -402,8 +518,10 @@ def gpu() -> str:
     rates = [_count(values["loader"][f"{size} plain"]["images_per_s"]) for size in res]
     costs = values["switch"]["costs"]
     steady = [f"{1e3 * cost['steady_s']:.0f}" for cost in costs]
-    live = [images["live"]["median"] / images["synthetic"]["median"]
-            for images in (values["training"][str(size)]["images_per_s"] for size in res)]  # fmt: skip
+    live = [
+        images["live"]["median"] / images["synthetic"]["median"]
+        for images in (values["training"][str(size)]["images_per_s"] for size in res)
+    ]
     return (
         f"On one {result['machine']['gpu']} with {result['machine']['cores']} CPU cores, the loader delivers "
         f"{', '.join(rates[:-1])} and {rates[-1]} images/s at {', '.join(map(str, res[:-1]))} and {res[-1]} px, and "
@@ -435,13 +553,16 @@ def prep() -> str:
     return _table(
         ("tool", "images/s", "steady", "PSNR before JPEG, lowest mean of the three sizes"),
         [
-            ("Resolute, one pass, hashed and synced", *rates("prep"),
-             f"{lowest('bicubic')} to bicubic, {lowest('lanczos')} to Lanczos"),
+            (
+                "Resolute, one pass, hashed and synced",
+                *rates("prep"),
+                f"{lowest('bicubic')} to bicubic, {lowest('lanczos')} to Lanczos",
+            ),
             ("Pillow Lanczos + webdataset ShardWriter, one pass", *rates("pillow + ShardWriter"), ""),
             ("Pillow bicubic + webdataset ShardWriter, one pass", *rates("pillow, bicubic"), ""),
             (f"img2dataset {result['versions']['img2dataset']}, once per size", *rates("img2dataset, 3 runs"), ""),
         ],
-    )  # fmt: skip
+    )
 
 
 def soak() -> str:
@@ -456,8 +577,22 @@ def soak() -> str:
 
 FIGURES: Mapping[str, Callable[[], str]] = {
     figure.__name__: figure
-    for figure in (headline, results, trainings, training, imagenette, board, techniques, peers, switch,
-                   changes, picture, gpu, prep, soak)
+    for figure in (
+        headline,
+        results,
+        trainings,
+        training,
+        imagenette,
+        board,
+        techniques,
+        peers,
+        switch,
+        changes,
+        picture,
+        gpu,
+        prep,
+        soak,
+    )
 }
 
 
@@ -498,8 +633,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 file.write(new.encode())
             print(f"written: {page.relative_to(_ROOT)}")
         if stale:
-            raise ResoluteError(f"{', '.join(stale)}: got other figures than the result files have, expected the same; "
-                                "run `python -m resolute.benchmarks.figures`")  # fmt: skip
+            raise ResoluteError(
+                f"{', '.join(stale)}: got other figures than the result files have, expected the same; "
+                "run `python -m resolute.benchmarks.figures`"
+            )
 
     return command(parser, work, argv)
 

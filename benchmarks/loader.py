@@ -33,8 +33,16 @@ from .loaders.registry import LOADERS
 from .loaders.run import Runner, add_arguments, compare
 from .loaders.tars import Tars
 
-__all__ = ["SAME_DB", "main", "measure_quality", "measure_rates", "psnr_db", "quality_table", "rates_table",
-           "reference"]  # fmt: skip
+__all__ = [
+    "SAME_DB",
+    "main",
+    "measure_quality",
+    "measure_rates",
+    "psnr_db",
+    "quality_table",
+    "rates_table",
+    "reference",
+]
 
 SAME_DB = 99.0  # reported for identical images
 _FASTEST = 100_000  # images/s; upper bound, so that no loader runs out of batches
@@ -130,16 +138,34 @@ def rates_table(result: dict[str, Any]) -> str:
     for entry in result["res"]:
         for name, values in entry["loaders"].items():
             used, busy = values["cpu_s_per_1000"], values["cores_busy"]
-            rows.append([
-                f"{entry['res']} px", LOADERS[name].title, spread(values["images_per_s"]),
-                spread(values["ours_times"], 2) if "ours_times" in values else "",
-                spread(used, 2) if used else "", f"{busy['median']:.1f}" if busy else "",
-                f"{values['host_us_per_image']['median']:.1f}", str(values["workers"]),
-                f"{values['processes']} / {values['threads']}",
-                values["layout"], f"{values['first_batch_s']['median']:.1f}",
-            ])  # fmt: skip
-    header = ["", "loader", "images/s", "ours is times", "CPU s / 1000", "cores", "host us/image",
-              "workers", "processes / threads", "memory", "first batch s"]  # fmt: skip
+            rows.append(
+                [
+                    f"{entry['res']} px",
+                    LOADERS[name].title,
+                    spread(values["images_per_s"]),
+                    spread(values["ours_times"], 2) if "ours_times" in values else "",
+                    spread(used, 2) if used else "",
+                    f"{busy['median']:.1f}" if busy else "",
+                    f"{values['host_us_per_image']['median']:.1f}",
+                    str(values["workers"]),
+                    f"{values['processes']} / {values['threads']}",
+                    values["layout"],
+                    f"{values['first_batch_s']['median']:.1f}",
+                ]
+            )
+    header = [
+        "",
+        "loader",
+        "images/s",
+        "ours is times",
+        "CPU s / 1000",
+        "cores",
+        "host us/image",
+        "workers",
+        "processes / threads",
+        "memory",
+        "first batch s",
+    ]
     return text_table("loader alone, float32 batches: median (min..max)", header, rows, left=2)
 
 
@@ -150,10 +176,13 @@ def quality_table(results: list[dict[str, Any]]) -> str:
     names = list(results[0]["psnr_db"])
     header = ["centre square of", "", *names]
     rows = [
-        [f"{entry['crop_frac']:g} short sides", f"-> {entry['res']} px",
-         *(f"{entry['psnr_db'][name]:.1f}" for name in names)]
+        [
+            f"{entry['crop_frac']:g} short sides",
+            f"-> {entry['res']} px",
+            *(f"{entry['psnr_db'][name]:.1f}" for name in names),
+        ]
         for entry in results
-    ]  # fmt: skip
+    ]
     title = f"PSNR in dB to Pillow's antialiased bilinear, mean of {results[0]['images']} images (99: identical)"
     return text_table(title, header, rows, left=2)
 
@@ -163,8 +192,9 @@ def _measure(runner: Runner) -> tuple[dict[str, Any], str]:
     rates = measure_rates(runner, counts=(cores, cores + 1))
     results: dict[str, Any] = {"loader": rates, "quality": measure_quality(runner)}
     resizes = [f"  {name:16s} {LOADERS[name].resize}" for name in runner.loaders]
-    return results, "\n\n".join([rates_table(results["loader"]), quality_table(results["quality"]),
-                                 "\n".join(["how they resize", *resizes])])  # fmt: skip
+    return results, "\n\n".join(
+        [rates_table(results["loader"]), quality_table(results["quality"]), "\n".join(["how they resize", *resizes])]
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -179,8 +209,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     add_arguments(parser, "loader.json")
-    parser.add_argument("--seconds", type=float, default=5.0, metavar="S",
-                        help="length of a measurement (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, metavar="S", help="length of a measurement (default: %(default)s)"
+    )
 
     def work(args: Any) -> None:
         check_numbers(args)

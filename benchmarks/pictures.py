@@ -36,9 +36,13 @@ _WIDTH, _HEIGHT = 860, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 58, 44  # margins of the plot
 _SKIPPED = 10  # first steps of the first stage: both loaders start
 _CHANGE_LINES = {"peer": ("DataLoader, rebuilt at each change", "#d9730d"), "ours": ("Resolute", "#3b7dd8")}
-_WHOLE_LINES = {"timm": ("timm, 224 px", "#d9730d"), "timm-sizes": ("timm, its sizes", "#b8860b"),
-                "plain": ("plain loop", "#6b7280"), "ffcv": ("FFCV", "#2f855a"),
-                "ours": ("Resolute", "#3b7dd8")}  # fmt: skip
+_WHOLE_LINES = {
+    "timm": ("timm, 224 px", "#d9730d"),
+    "timm-sizes": ("timm, its sizes", "#b8860b"),
+    "plain": ("plain loop", "#6b7280"),
+    "ffcv": ("FFCV", "#2f855a"),
+    "ours": ("Resolute", "#3b7dd8"),
+}
 Line = tuple[str, str, Sequence[tuple[float, float]]]  # name, colour, points (x, y)
 
 
@@ -54,24 +58,31 @@ class _Plot:
         self._parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
             'font-family="system-ui, sans-serif" font-size="13" fill="#414a56">',
-            f"<title>{title}</title>", f'<rect width="{_WIDTH}" height="{_HEIGHT}" rx="8" fill="#fff"/>',
+            f"<title>{title}</title>",
+            f'<rect width="{_WIDTH}" height="{_HEIGHT}" rx="8" fill="#fff"/>',
             f'<text x="14" y="24" font-size="15" font-weight="600" fill="#1c2430">{title}</text>',
-        ]  # fmt: skip
+        ]
         left = float(_WIDTH - _RIGHT)
         for name, colour, _ in lines:
             left -= 44 + 7 * len(name)
-            self._parts += [f'<rect x="{left}" y="17" width="18" height="4" fill="{colour}"/>',
-                            f'<text x="{left + 24}" y="24">{name}</text>']  # fmt: skip
+            self._parts += [
+                f'<rect x="{left}" y="17" width="18" height="4" fill="{colour}"/>',
+                f'<text x="{left + 24}" y="24">{name}</text>',
+            ]
         for i in range(math.ceil(self._most_y / step_y) + 1):
             y = self.y(i * step_y)
-            self._parts += [f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}" stroke="#dfe3e8"/>',
-                            f'<text x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{i * step_y:g}</text>']  # fmt: skip
+            self._parts += [
+                f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}" stroke="#dfe3e8"/>',
+                f'<text x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{i * step_y:g}</text>',
+            ]
         middle = (_LEFT + _WIDTH - _RIGHT) / 2
         self._parts.append(f'<text x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{below}</text>')
         if self._step_x:
             for i in range(int(self._most_x / self._step_x) + 1):
-                self._parts.append(f'<text x="{self.x(i * self._step_x)}" y="{_HEIGHT - _BOTTOM + 18}" '
-                                   f'text-anchor="middle">{i * self._step_x:g}</text>')  # fmt: skip
+                self._parts.append(
+                    f'<text x="{self.x(i * self._step_x)}" y="{_HEIGHT - _BOTTOM + 18}" '
+                    f'text-anchor="middle">{i * self._step_x:g}</text>'
+                )
 
     def x(self, value: float) -> float:
         return round(_LEFT + (_WIDTH - _LEFT - _RIGHT) * value / self._most_x, 1)
@@ -82,18 +93,22 @@ class _Plot:
     def mark(self, value: float, name: str) -> None:
         """A name above the plot at x = `value`, with a dashed line below it unless it is the start."""
         if value:
-            self._parts.append(f'<line x1="{self.x(value)}" x2="{self.x(value)}" y1="{_TOP - 8}" '
-                               f'y2="{_HEIGHT - _BOTTOM}" stroke="#98a2b0" stroke-dasharray="4 3"/>')  # fmt: skip
+            self._parts.append(
+                f'<line x1="{self.x(value)}" x2="{self.x(value)}" y1="{_TOP - 8}" '
+                f'y2="{_HEIGHT - _BOTTOM}" stroke="#98a2b0" stroke-dasharray="4 3"/>'
+            )
         self._parts.append(f'<text x="{self.x(value) + 6}" y="{_TOP - 2}">{name}</text>')
 
     def svg(self, *, dots: bool = False) -> str:
         """`dots`: at each point."""
         for _, colour, line in self._lines:
             points = " ".join(f"{self.x(x)},{self.y(y)}" for x, y in line)
-            self._parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2" '
-                               'stroke-linejoin="round"/>')  # fmt: skip
-            self._parts += [f'<circle cx="{self.x(x)}" cy="{self.y(y)}" r="3" fill="{colour}"/>'
-                            for x, y in line if dots]  # fmt: skip
+            self._parts.append(
+                f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2" stroke-linejoin="round"/>'
+            )
+            self._parts += [
+                f'<circle cx="{self.x(x)}" cy="{self.y(y)}" r="3" fill="{colour}"/>' for x, y in line if dots
+            ]
         return "\n".join([*self._parts, "</svg>"]) + "\n"
 
 
@@ -135,20 +150,30 @@ def draw_whole(result: Mapping[str, Any]) -> str:
             continue
         prep_s = result["prep_s"].get(tool.partition("-")[0], 0.0)
         epochs = zip(*curves, strict=True)
-        lines.append((name, colour, [
-            (prep_s + statistics.fmean(point["elapsed_s"] for point in points),
-             100 * statistics.fmean(point["top1"] for point in points))
-            for points in epochs
-        ]))  # fmt: skip
+        lines.append(
+            (
+                name,
+                colour,
+                [
+                    (
+                        prep_s + statistics.fmean(point["elapsed_s"] for point in points),
+                        100 * statistics.fmean(point["top1"] for point in points),
+                    )
+                    for points in epochs
+                ],
+            )
+        )
     longest = max(x for _, _, line in lines for x, _ in line)
     step_x = next(step for step in (10, 20, 50, 100, 200, 500, 1000, 10_000) if longest / step <= 12)
-    return _Plot("top-1, %", "seconds since the start of the command, prep included", lines,
-                 steps=(step_x, 10)).svg(dots=True)  # fmt: skip
+    return _Plot("top-1, %", "seconds since the start of the command, prep included", lines, steps=(step_x, 10)).svg(
+        dots=True
+    )
 
 
 PICTURES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {  # {name: (result file, function)}
-    "stage_change": ("bench-cpu", draw_stage_change), "whole": ("whole", draw_whole),
-}  # fmt: skip
+    "stage_change": ("bench-cpu", draw_stage_change),
+    "whole": ("whole", draw_whole),
+}
 
 
 def drawn(name: str) -> tuple[Path, str]:

@@ -38,8 +38,17 @@ if TYPE_CHECKING:
 
     from resolute.pipeline.dataset.shard_set import ShardSet
 
-__all__ = ["check_writable", "commit", "find_device", "header", "machine", "read_into_cache", "results_page",
-           "versions", "write"]  # fmt: skip
+__all__ = [
+    "check_writable",
+    "commit",
+    "find_device",
+    "header",
+    "machine",
+    "read_into_cache",
+    "results_page",
+    "versions",
+    "write",
+]
 
 FORMAT = "resolute-benchmark-2"
 RESULTS = Path(__file__).parent / "results"
@@ -48,7 +57,7 @@ _PACKAGES = ("torch", "torchvision", "timm", "nvidia-dali-cuda130", "nvidia-dali
 _COMMANDS = {
     "bench-cpu": "benchmarks --shards demo/shards --seconds 3 --rounds 2",
     "resume": "tests.soak --only train-all,train-ranks --kills 12 --faults 0",
-}  # fmt: skip
+}
 
 
 def find_device(name: str) -> torch.device:
@@ -115,24 +124,31 @@ def commit() -> str | None:
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            cwd=Path(__file__).parent, capture_output=True, text=True, timeout=30, check=True,
-        )  # fmt: skip
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
 
 
-def header(
-    *, rounds: int = 1, device: torch.device | None = None, packages: Sequence[str] = ()
-) -> dict[str, Any]:
+def header(*, rounds: int = 1, device: torch.device | None = None, packages: Sequence[str] = ()) -> dict[str, Any]:
     """The first fields of every result. Call it before measuring: it records the load of the machine.
 
     packages: whose versions to add to the usual ones.
     """
     return {
-        "format": FORMAT, "command": command_line(), "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "rounds": rounds, "commit": commit(), "machine": machine(device), "versions": versions(packages),
-    }  # fmt: skip
+        "format": FORMAT,
+        "command": command_line(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "rounds": rounds,
+        "commit": commit(),
+        "machine": machine(device),
+        "versions": versions(packages),
+    }
 
 
 def check_writable(out: Path) -> None:
@@ -155,8 +171,12 @@ def read_into_cache(shards: ShardSet) -> str:
 
     Otherwise the first measurement would pay for a cold page cache.
     """
-    paths = {shards.path(res, shard) for res in shards.resolutions for split in shards.splits.values()
-             for shard in split.shards}  # fmt: skip
+    paths = {
+        shards.path(res, shard)
+        for res in shards.resolutions
+        for split in shards.splits.values()
+        for shard in split.shards
+    }
     if sum(path.stat().st_size for path in paths) > _ram_bytes() // 4:
         return "as found"
     read_files(paths)
@@ -182,8 +202,14 @@ def results_page(folder: Path) -> str:
         repeats = settings.get("rounds") or settings.get("repeats") or len(settings.get("seeds", ()))
         processor = machine.get("gpu") or (f"{machine['cpu']}, {machine['cores']} cores" if machine else "")
         command = result.get("command") or f"python -m {_COMMANDS[path.stem]}"
-        cells = (f"[{path.name}]({path.name})", f"`{command}`", result.get("date", ""), result.get("commit", ""),
-                 processor, result.get("rounds", repeats) or "")  # fmt: skip
+        cells = (
+            f"[{path.name}]({path.name})",
+            f"`{command}`",
+            result.get("date", ""),
+            result.get("commit", ""),
+            processor,
+            result.get("rounds", repeats) or "",
+        )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 

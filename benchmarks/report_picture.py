@@ -50,8 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ResoluteError(f"{report}: not found, expected a report or a page; train the run, or draw the page")
         picture = _screenshot(report)
         if len(picture) > _MAX_BYTES:
-            raise ResoluteError(f"{report}: got a picture of {len(picture)} bytes, expected at most {_MAX_BYTES}; "
-                                "choose a run with fewer epochs")  # fmt: skip
+            raise ResoluteError(
+                f"{report}: got a picture of {len(picture)} bytes, expected at most {_MAX_BYTES}; "
+                "choose a run with fewer epochs"
+            )
         with output_file(args.out) as file:
             file.write(picture)
 
@@ -65,8 +67,16 @@ def _screenshot(page: Path) -> bytes:
         raise ResoluteError(f"browser: not found, expected one of {', '.join(_BROWSERS)}; install the package chromium")
     with tempfile.TemporaryDirectory() as folder:
         shot = Path(folder) / "shot.png"
-        words = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--screenshot={shot}",
-                 f"--window-size={_WIDTH},{_HEIGHT}", page.resolve().as_uri()]  # fmt: skip
+        words = [
+            browser,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            f"--screenshot={shot}",
+            f"--window-size={_WIDTH},{_HEIGHT}",
+            page.resolve().as_uri(),
+        ]
         with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(words, capture_output=True, timeout=300, check=False)
         if not shot.exists():

@@ -34,8 +34,14 @@ class Setting:
 
     def job(self, args: SetOptions, **more: Any) -> Job:
         """The job of the loaders that are compared."""
-        return Job(shards=args.shards, resolutions=self.shards.resolutions, batch_size=self.batch_size,
-                   workers=args.threads, device=str(self.device), **more)  # fmt: skip
+        return Job(
+            shards=args.shards,
+            resolutions=self.shards.resolutions,
+            batch_size=self.batch_size,
+            workers=args.threads,
+            device=str(self.device),
+            **more,
+        )
 
 
 def set_up(args: SetOptions, *, rounds: int, changes: bool) -> Setting:
@@ -73,15 +79,19 @@ def set_up(args: SetOptions, *, rounds: int, changes: bool) -> Setting:
         **head,
         "settings": {"device": device.type, "threads": args.threads, "batch_size": batch_size, "model": args.model},
         "shards": {
-            "name": Path(shards.root).resolve().name, "hash": shards.hash, "resolutions": resolutions,
+            "name": Path(shards.root).resolve().name,
+            "hash": shards.hash,
+            "resolutions": resolutions,
             "train_samples": len(train),
             "mean_bytes": {res: float(train.stored[res]["nbytes"].mean()) for res in resolutions},
             "page_cache": read_into_cache(shards),
         },
-    }  # fmt: skip
-    print(f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores, {args.threads} threads, batch {batch_size}, "
-          f"{len(train)} training images of {result['shards']['name']}, load before: {machine['load_before']}",
-          flush=True)  # fmt: skip
+    }
+    print(
+        f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores, {args.threads} threads, batch {batch_size}, "
+        f"{len(train)} training images of {result['shards']['name']}, load before: {machine['load_before']}",
+        flush=True,
+    )
     return Setting(device=device, shards=shards, batch_size=batch_size, result=result)
 
 

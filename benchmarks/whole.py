@@ -86,8 +86,7 @@ class Case:
 
     def shortened(self, epochs: int) -> Case:
         """The case with `epochs` in all, at least 1: stages shrink alike; those left without one go, never the last."""
-        ends = [epochs * sum(each for _, each in self.stages[: i + 1]) // self.epochs
-                for i in range(len(self.stages))]  # fmt: skip
+        ends = [epochs * sum(each for _, each in self.stages[: i + 1]) // self.epochs for i in range(len(self.stages))]
         lengths = [end - start for start, end in zip([0, *ends], ends, strict=False)]
         stages = tuple((res, length) for (res, _), length in zip(self.stages, lengths, strict=True) if length)
         return replace(self, stages=stages, warmup_epochs=min(self.warmup_epochs, epochs - 1))
@@ -95,11 +94,17 @@ class Case:
 
 _STAGES = ((96, 6), (128, 3), (160, 2), (224, 1))
 CASES = {
-    "small": Case(model="resnet10t", model_kwargs={"channels": [16, 32, 64, 128], "stem_width": 8,
-                                                   "stem_type": "deep"}, stages=_STAGES),
-    "large": Case(model="resnet10t", model_kwargs={"channels": [32, 64, 128, 256], "stem_width": 16,
-                                                   "stem_type": "deep"}, stages=_STAGES),
-}  # fmt: skip
+    "small": Case(
+        model="resnet10t",
+        model_kwargs={"channels": [16, 32, 64, 128], "stem_width": 8, "stem_type": "deep"},
+        stages=_STAGES,
+    ),
+    "large": Case(
+        model="resnet10t",
+        model_kwargs={"channels": [32, 64, 128, 256], "stem_width": 16, "stem_type": "deep"},
+        stages=_STAGES,
+    ),
+}
 
 
 def write_photos(photos: Path, val_list: Path, out: Path) -> None:
@@ -149,17 +154,34 @@ class Job:
 def _ours(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
     case, recipe = job.case, job.folder / "recipe.toml"
     kwargs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in case.model_kwargs.items())
-    stages = "".join(f"[[stages]]\nres = {res}\nepochs = {epochs}\nbatch_size = {case.batch_size}\n"
-                     for res, epochs in job.stages)  # fmt: skip
+    stages = "".join(
+        f"[[stages]]\nres = {res}\nepochs = {epochs}\nbatch_size = {case.batch_size}\n" for res, epochs in job.stages
+    )
     recipe.write_text(
         f'seed = {job.seed}\n[model]\nname = "{case.model}"\nkwargs = {{ {kwargs} }}\n[optim]\nlr = {job.lr}\n'
-        f"weight_decay = {case.weight_decay}\n[schedule]\nkind = \"warmup_cosine\"\n"
+        f'weight_decay = {case.weight_decay}\n[schedule]\nkind = "warmup_cosine"\n'
         f"warmup_epochs = {case.warmup_epochs}\n[loss]\nlabel_smoothing = {case.label_smoothing}\n"
-        f"[augment]\nscale = {list(case.scale)}\n[precision]\namp = \"{'bf16' if job.bf16 else 'off'}\"\n"
-        f"[eval]\nbatch_size = {case.eval_batch_size}\n{stages}", encoding="utf-8",
-    )  # fmt: skip
-    words = ["-m", "resolute", "train", "--shards", str(job.shards), "--recipe", str(recipe), "--run", "run", "--runs",
-             str(job.folder), "--threads", str(job.threads), "--device", "cpu"]  # fmt: skip
+        f'[augment]\nscale = {list(case.scale)}\n[precision]\namp = "{"bf16" if job.bf16 else "off"}"\n'
+        f"[eval]\nbatch_size = {case.eval_batch_size}\n{stages}",
+        encoding="utf-8",
+    )
+    words = [
+        "-m",
+        "resolute",
+        "train",
+        "--shards",
+        str(job.shards),
+        "--recipe",
+        str(recipe),
+        "--run",
+        "run",
+        "--runs",
+        str(job.folder),
+        "--threads",
+        str(job.threads),
+        "--device",
+        "cpu",
+    ]
 
     def curve(began: float) -> Curve:
         lines = (job.folder / "run/run.jsonl").read_text(encoding="utf-8").splitlines()
@@ -172,11 +194,23 @@ def _ours(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
 def _settings(job: Job) -> Path:
     """The file that `whole_loop` and `whole_ffcv` read."""
     settings = job.folder / "settings.json"
-    settings.write_text(json.dumps({
-        **asdict(job.case), "tool": job.tool, "stages": job.stages, "lr": job.lr, "seed": job.seed,
-        "workers": job.workers, "threads": job.threads, "bf16": job.bf16, "photos": str(job.photos),
-        "betons": str(job.betons),
-    }), encoding="utf-8")  # fmt: skip
+    settings.write_text(
+        json.dumps(
+            {
+                **asdict(job.case),
+                "tool": job.tool,
+                "stages": job.stages,
+                "lr": job.lr,
+                "seed": job.seed,
+                "workers": job.workers,
+                "threads": job.threads,
+                "bf16": job.bf16,
+                "photos": str(job.photos),
+                "betons": str(job.betons),
+            }
+        ),
+        encoding="utf-8",
+    )
     return settings
 
 
@@ -196,16 +230,64 @@ def _timm(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
     assert job.timm is not None
     kwargs = [f"{name}={value}" for name, value in case.model_kwargs.items()]
     words = [
-        str(job.timm / "train.py"), "--data-dir", str(job.photos), "--val-split", "val", "--model", case.model,
-        "--num-classes", str(len(list((job.photos / "train").iterdir()))), "--img-size", str(case.largest),
-        "--device", "cpu", "--channels-last", "--opt", "sgd", "--momentum", "0.9", "--lr", str(job.lr),
-        "--weight-decay", str(case.weight_decay), "--sched", "cosine", "--sched-on-updates", "--epochs",
-        str(case.epochs), "--warmup-epochs", str(case.warmup_epochs), "--warmup-lr", str(job.lr / 10), "-b",
-        str(case.batch_size), "-vb", str(case.eval_batch_size), "--smoothing", str(case.label_smoothing), "--scale",
-        *map(str, case.scale), "--color-jitter", "0", "--train-interpolation", "bilinear", "--interpolation",
-        "bilinear", "--crop-pct", "0.875", "--workers", str(job.workers), "--seed", str(job.seed), "--output",
-        str(job.folder), "--experiment", "run", "--checkpoint-hist", "1",
-    ]  # fmt: skip
+        str(job.timm / "train.py"),
+        "--data-dir",
+        str(job.photos),
+        "--val-split",
+        "val",
+        "--model",
+        case.model,
+        "--num-classes",
+        str(len(list((job.photos / "train").iterdir()))),
+        "--img-size",
+        str(case.largest),
+        "--device",
+        "cpu",
+        "--channels-last",
+        "--opt",
+        "sgd",
+        "--momentum",
+        "0.9",
+        "--lr",
+        str(job.lr),
+        "--weight-decay",
+        str(case.weight_decay),
+        "--sched",
+        "cosine",
+        "--sched-on-updates",
+        "--epochs",
+        str(case.epochs),
+        "--warmup-epochs",
+        str(case.warmup_epochs),
+        "--warmup-lr",
+        str(job.lr / 10),
+        "-b",
+        str(case.batch_size),
+        "-vb",
+        str(case.eval_batch_size),
+        "--smoothing",
+        str(case.label_smoothing),
+        "--scale",
+        *map(str, case.scale),
+        "--color-jitter",
+        "0",
+        "--train-interpolation",
+        "bilinear",
+        "--interpolation",
+        "bilinear",
+        "--crop-pct",
+        "0.875",
+        "--workers",
+        str(job.workers),
+        "--seed",
+        str(job.seed),
+        "--output",
+        str(job.folder),
+        "--experiment",
+        "run",
+        "--checkpoint-hist",
+        "1",
+    ]
     if kwargs:
         words += ["--model-kwargs", *(word.replace(" ", "") for word in kwargs)]
     if job.bf16:
@@ -230,8 +312,10 @@ def _timm(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
         watcher.join()  # the next run of this tool deletes the log
         with log.open(newline="") as file:
             rows = list(csv.DictReader(file))
-        return [{"elapsed_s": seen.get(i, time.time()) - began, "top1": float(row["eval_top1"]) / 100}
-                for i, row in enumerate(rows)]  # fmt: skip
+        return [
+            {"elapsed_s": seen.get(i, time.time()) - began, "top1": float(row["eval_top1"]) / 100}
+            for i, row in enumerate(rows)
+        ]
 
     return words, curve
 
@@ -250,8 +334,16 @@ def run(job: Job) -> dict[str, Any]:
     began = time.time()
     wall_s = _time(job, words, job.folder / "out.log")
     points = curve(began)
-    return {"tool": job.tool, "seed": job.seed, "lr": job.lr, "workers": job.workers, "epochs": job.case.epochs,
-            "wall_s": wall_s, "curve": points, "top1": points[-1]["top1"]}  # fmt: skip
+    return {
+        "tool": job.tool,
+        "seed": job.seed,
+        "lr": job.lr,
+        "workers": job.workers,
+        "epochs": job.case.epochs,
+        "wall_s": wall_s,
+        "curve": points,
+        "top1": points[-1]["top1"],
+    }
 
 
 def prepare(job: Job) -> float:
@@ -261,8 +353,19 @@ def prepare(job: Job) -> float:
         words = ["-m", "resolute.benchmarks.whole_ffcv", str(_settings(job))]
     else:
         sizes = ",".join(str(res) for res, _ in job.case.stages)
-        words = ["-m", "resolute", "shards", "--src", str(job.photos / "train"), "--val", str(job.photos / "val"),
-                 "--out", str(job.shards), "--res", sizes]  # fmt: skip
+        words = [
+            "-m",
+            "resolute",
+            "shards",
+            "--src",
+            str(job.photos / "train"),
+            "--val",
+            str(job.photos / "val"),
+            "--out",
+            str(job.shards),
+            "--res",
+            sizes,
+        ]
     return _time(job, words, job.folder / "out.log")
 
 
@@ -278,8 +381,9 @@ def _time(job: Job, words: list[str], log: Path) -> float:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     began = time.perf_counter()
     with log.open("wb") as output:
-        status = subprocess.run([job.python, *words], stdout=output, stderr=subprocess.STDOUT, env=environment,
-                                check=False).returncode  # fmt: skip
+        status = subprocess.run(
+            [job.python, *words], stdout=output, stderr=subprocess.STDOUT, env=environment, check=False
+        ).returncode
     wall_s = time.perf_counter() - began
     if status:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
@@ -312,12 +416,19 @@ def summary(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         own = [each for each in runs if (each["tool"], each["round"]) == (tool, number)]
         prep_s = result["prep_s"].get(tool.partition("-")[0], 0.0)
         reached = [prep_s + (time_to(each["curve"], goal) or math.inf) for each in own]
-        rows.append({
-            "tool": tool, "epochs": own[0]["epochs"], "top1": mean_and_error([100 * each["top1"] for each in own]),
-            "wall_s": mean_and_error([each["wall_s"] + prep_s for each in own]), "prep_s": prep_s,
-            "equal_s": None if math.inf in reached else mean_and_error(reached),
-            "lr": own[0]["lr"], "workers": own[0]["workers"], "seeds": len(own),
-        })  # fmt: skip
+        rows.append(
+            {
+                "tool": tool,
+                "epochs": own[0]["epochs"],
+                "top1": mean_and_error([100 * each["top1"] for each in own]),
+                "wall_s": mean_and_error([each["wall_s"] + prep_s for each in own]),
+                "prep_s": prep_s,
+                "equal_s": None if math.inf in reached else mean_and_error(reached),
+                "lr": own[0]["lr"],
+                "workers": own[0]["workers"],
+                "seeds": len(own),
+            }
+        )
     return rows
 
 
@@ -325,10 +436,19 @@ def table(result: Mapping[str, Any]) -> str:
     rows = []
     for row in summary(result):
         (top1, top1_error), (wall_s, wall_error), equal = row["top1"], row["wall_s"], row["equal_s"]
-        rows.append([row["tool"], str(row["epochs"]), f"{top1:.1f} ± {top1_error:.1f}",
-                     f"{wall_s:.1f} ± {wall_error:.1f}", f"{row['prep_s']:.1f}" if row["prep_s"] else "",
-                     "" if equal is None else f"{equal[0]:.1f} ± {equal[1]:.1f}", f"{row['lr']:g}",
-                     str(row["workers"]), str(row["seeds"])])  # fmt: skip
+        rows.append(
+            [
+                row["tool"],
+                str(row["epochs"]),
+                f"{top1:.1f} ± {top1_error:.1f}",
+                f"{wall_s:.1f} ± {wall_error:.1f}",
+                f"{row['prep_s']:.1f}" if row["prep_s"] else "",
+                "" if equal is None else f"{equal[0]:.1f} ± {equal[1]:.1f}",
+                f"{row['lr']:g}",
+                str(row["workers"]),
+                str(row["seeds"]),
+            ]
+        )
     names = ["", "epochs", "top-1, %", "wall s", "of it prep", "s to timm's top-1", "lr", "workers", "seeds"]
     return text_table(f"{result['case']['model']}, {result['photos']} photos", names, rows)
 
@@ -388,11 +508,19 @@ def _run(args: argparse.Namespace) -> None:
 
     def job(tool: str, **values: Any) -> Job:
         common: dict[str, Any] = {
-            "case": case, "tool": tool, "seed": 0, "lr": tuned.get(tool, case.lr), "threads": threads,
-            "workers": workers.get(tool, threads), "bf16": args.bf16, "photos": work / "photos",
+            "case": case,
+            "tool": tool,
+            "seed": 0,
+            "lr": tuned.get(tool, case.lr),
+            "threads": threads,
+            "workers": workers.get(tool, threads),
+            "bf16": args.bf16,
+            "photos": work / "photos",
             "shards": work / "shards",
-            "timm": args.timm and args.timm.resolve(), "ffcv_python": args.ffcv_python, "folder": work / tool,
-        }  # fmt: skip
+            "timm": args.timm and args.timm.resolve(),
+            "ffcv_python": args.ffcv_python,
+            "folder": work / tool,
+        }
         return Job(**{**common, **values})
 
     prepared = [tool for tool in ("ours", "ffcv") if any(each.startswith(tool) for each in tools)]
@@ -406,8 +534,14 @@ def _run(args: argparse.Namespace) -> None:
         counts = (threads,) if tool.startswith("ours") else (threads, threads + 1)
         tried = [run(job(tool, case=case.shortened(2), workers=count)) for count in counts]
         workers[tool] = min(tried, key=lambda each: float(each["wall_s"]))["workers"]
-    result |= {"case": asdict(case), "prep_s": prep_s, "bf16": args.bf16, "threads": threads, "runs": runs,
-               "photos": sum(1 for path in (work / "photos/train").rglob("*") if path.is_symlink())}  # fmt: skip
+    result |= {
+        "case": asdict(case),
+        "prep_s": prep_s,
+        "bf16": args.bf16,
+        "threads": threads,
+        "runs": runs,
+        "photos": sum(1 for path in (work / "photos/train").rglob("*") if path.is_symlink()),
+    }
     rates = parse_factors(args.rates, "--rates") if args.rates else [None]
     for (number, rate), seed in itertools.product(enumerate(rates), seeds):
         for tool in tools:

@@ -71,16 +71,26 @@ class Epochs:
     def __init__(self, path: Path, *, scale: Sequence[float] | None, batch_size: int, seed: int, workers: int) -> None:
         """`scale`: of random crops; None: the centre, in the order of the file."""
         trained = scale is not None
-        self._decoder = (RandomResizedCropRGBImageDecoder((224, 224), scale=tuple(scale)) if scale is not None
-                         else CenterCropRGBImageDecoder((224, 224), ratio=CROP))  # fmt: skip
+        self._decoder = (
+            RandomResizedCropRGBImageDecoder((224, 224), scale=tuple(scale))
+            if scale is not None
+            else CenterCropRGBImageDecoder((224, 224), ratio=CROP)
+        )
         flip = [RandomHorizontalFlip()] if trained else []
         normalise = NormalizeImage(255 * np.array(MEAN), 255 * np.array(STD), np.float32)
         self._loader = Loader(
-            str(path), batch_size=batch_size, num_workers=workers, os_cache=True, seed=seed, drop_last=False,
+            str(path),
+            batch_size=batch_size,
+            num_workers=workers,
+            os_cache=True,
+            seed=seed,
+            drop_last=False,
             order=OrderOption.RANDOM if trained else OrderOption.SEQUENTIAL,
-            pipelines={"image": [self._decoder, *flip, normalise, ToTensor(), ToTorchImage()],
-                       "label": [IntDecoder(), ToTensor(), Squeeze()]},
-        )  # fmt: skip
+            pipelines={
+                "image": [self._decoder, *flip, normalise, ToTensor(), ToTorchImage()],
+                "label": [IntDecoder(), ToTensor(), Squeeze()],
+            },
+        )
         self.samples = len(self._loader.indices)
 
     def __len__(self) -> int:

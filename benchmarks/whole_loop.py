@@ -69,10 +69,12 @@ class _Photos(Dataset[tuple[torch.Tensor, int]]):
         if size not in self._transforms:
             shape: list[Any] = (
                 [transforms.Resize(round(size / CROP), InterpolationMode.BILINEAR), transforms.CenterCrop(size)]
-                if self._scale is None else
-                [transforms.RandomResizedCrop(size, self._scale, interpolation=InterpolationMode.BILINEAR),
-                 transforms.RandomHorizontalFlip()]
-            )  # fmt: skip
+                if self._scale is None
+                else [
+                    transforms.RandomResizedCrop(size, self._scale, interpolation=InterpolationMode.BILINEAR),
+                    transforms.RandomHorizontalFlip(),
+                ]
+            )
             self._transforms[size] = transforms.Compose(
                 [*shape, transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
             )
@@ -91,8 +93,11 @@ class _Sized(Sampler[list[tuple[int, int]]]):
         return -(-self._samples // self._batch_size)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        order = (range(self._samples) if self._generator is None
-                 else torch.randperm(self._samples, generator=self._generator).tolist())  # fmt: skip
+        order = (
+            range(self._samples)
+            if self._generator is None
+            else torch.randperm(self._samples, generator=self._generator).tolist()
+        )
         for first in range(0, self._samples, self._batch_size):
             yield [(sample, self.size) for sample in order[first : first + self._batch_size]]
 
@@ -106,8 +111,9 @@ class _Epochs:
         photos = _Photos(folder, scale=scale)
         self.samples = len(photos)
         self._order = _Sized(len(photos), batch_size, seed=None if scale is None else seed)
-        self._loader = DataLoader(photos, batch_sampler=self._order, num_workers=workers, persistent_workers=True,
-                                  prefetch_factor=_PREFETCH)  # fmt: skip
+        self._loader = DataLoader(
+            photos, batch_sampler=self._order, num_workers=workers, persistent_workers=True, prefetch_factor=_PREFETCH
+        )
 
     def __len__(self) -> int:
         return len(self._order)
@@ -138,8 +144,9 @@ def train(settings: dict[str, Any]) -> Iterator[dict[str, float]]:
     classes = len({label for _, label in class_files(Path(settings["photos"], "train"))})
     model: Any = timm.create_model(settings["model"], num_classes=classes, **settings["model_kwargs"])
     model = model.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(_groups(model, settings["weight_decay"]), lr=settings["lr"], momentum=0.9,
-                                nesterov=True)  # fmt: skip
+    optimizer = torch.optim.SGD(
+        _groups(model, settings["weight_decay"]), lr=settings["lr"], momentum=0.9, nesterov=True
+    )
     loss_of = nn.CrossEntropyLoss(label_smoothing=settings["label_smoothing"])
     sizes = [res for res, epochs in settings["stages"] for _ in range(epochs)]
     total, warm_up, step = len(sizes) * len(batches), settings["warmup_epochs"] * len(batches), 0
@@ -147,8 +154,9 @@ def train(settings: dict[str, Any]) -> Iterator[dict[str, float]]:
         model.train()
         losses = 0.0
         for images, labels in batches.epoch(res):
-            lr = settings["lr"] * (0.1 + 0.9 * step / warm_up if step < warm_up
-                                   else 0.5 * (1 + math.cos(math.pi * step / total)))  # fmt: skip
+            lr = settings["lr"] * (
+                0.1 + 0.9 * step / warm_up if step < warm_up else 0.5 * (1 + math.cos(math.pi * step / total))
+            )
             for group in optimizer.param_groups:
                 group["lr"] = lr
             with torch.autocast("cpu", torch.bfloat16, enabled=settings["bf16"]):
@@ -162,8 +170,13 @@ def train(settings: dict[str, Any]) -> Iterator[dict[str, float]]:
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=settings["bf16"]):
             for images, labels in held_out.epoch(res):
                 right += int((model(images.contiguous(memory_format=torch.channels_last)).argmax(1) == labels).sum())
-        yield {"epoch": epoch, "res": res, "loss": losses / len(batches), "top1": right / held_out.samples,
-               "unix_s": time.time()}  # fmt: skip
+        yield {
+            "epoch": epoch,
+            "res": res,
+            "loss": losses / len(batches),
+            "top1": right / held_out.samples,
+            "unix_s": time.time(),
+        }
 
 
 def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

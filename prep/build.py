@@ -71,8 +71,16 @@ from .extend import (
 from .settings import Settings
 from .unchanged import source_signature
 
-__all__ = ["BuildResult", "Work", "build", "delete_run_files", "describe_reasons", "finalize", "plan_set",
-           "scratch_folder"]  # fmt: skip
+__all__ = [
+    "BuildResult",
+    "Work",
+    "build",
+    "delete_run_files",
+    "describe_reasons",
+    "finalize",
+    "plan_set",
+    "scratch_folder",
+]
 
 _MORE_ROUNDS = 2  # for shards whose files have vanished by the time the manifest is written
 
@@ -117,9 +125,10 @@ class Work:
         """{(split, key): reason} of the images in finished shards."""
         shard_of = self.plan.layout.shard_of
         return {
-            (split, key): reason for (split, key), reason in self.records.rejects().items()
+            (split, key): reason
+            for (split, key), reason in self.records.rejects().items()
             if (split, shard_of(split, key)) not in self.missing
-        }  # fmt: skip
+        }
 
 
 def build(
@@ -179,9 +188,13 @@ def build(
             )
         manifest = finalize(store, plan, records, work.photos, work.check_lock, kept=work.kept, scratch=work.scratch)
         return BuildResult(
-            manifest=manifest, ignored=plan.ignored, stats=stats, kept_shards=kept_shards,
-            elapsed_s=time.perf_counter() - started_at, warnings=plan.warnings,
-        )  # fmt: skip
+            manifest=manifest,
+            ignored=plan.ignored,
+            stats=stats,
+            kept_shards=kept_shards,
+            elapsed_s=time.perf_counter() - started_at,
+            warnings=plan.warnings,
+        )
 
 
 def plan_set(
@@ -223,9 +236,13 @@ def plan_set(
         plan = _repair(sources, existing)
     if isinstance(plan, _Nothing):
         return BuildResult(
-            manifest=plan.manifest, ignored=sources.inputs.ignored, stats=None, kept_shards=0,
-            elapsed_s=time.perf_counter() - started_at, notes=plan.notes,
-        )  # fmt: skip
+            manifest=plan.manifest,
+            ignored=sources.inputs.ignored,
+            stats=None,
+            kept_shards=0,
+            elapsed_s=time.perf_counter() - started_at,
+            notes=plan.notes,
+        )
     return _work(stack, sources, plan, check_lock, scratch)
 
 
@@ -243,9 +260,7 @@ class _Sources:
 
     def signature(self) -> dict[str, str] | None:
         """The state of the sources when they were listed; None if that of one is unknown."""
-        return source_signature(
-            self.settings, {name: photos.signature for name, photos in self.inputs.sources.items()}
-        )
+        return source_signature(self.settings, {name: photos.signature for name, photos in self.inputs.sources.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,9 +345,7 @@ def _extend(sources: _Sources, existing: ExistingSet) -> _Plan | _Nothing:
     return _Nothing(manifest=existing.manifest, notes=("no new photos in the source", *changes))
 
 
-def _list(
-    settings: Settings, store: Store, database: Database, old: ExistingSet | None, scratch: Path
-) -> _Sources:
+def _list(settings: Settings, store: Store, database: Database, old: ExistingSet | None, scratch: Path) -> _Sources:
     """List the sources, and divide into splits what is to be made of them."""
     scan_cache, comparison = _scan_cache(store, scratch), None
     try:
@@ -381,9 +394,7 @@ def _check_same_plan(sources: _Sources, existing: ExistingSet) -> None:
         _refuse_other_plan(sources.store, existing, plan, sources.settings)
 
 
-def _work(
-    stack: ExitStack, sources: _Sources, wanted: _Plan, check_lock: Callable[[], None], scratch: Path
-) -> Work:
+def _work(stack: ExitStack, sources: _Sources, wanted: _Plan, check_lock: Callable[[], None], scratch: Path) -> Work:
     """Make the table of the photos of the missing shards, and write the plan."""
     settings, store, database = sources.settings, sources.store, sources.database
     if settings.engine != "jobs":
@@ -397,10 +408,16 @@ def _work(
         start_planned(database)
     plans, files = _write_photos(sources, wanted, layout, scratch)
     set_plan = SetPlan(
-        plans=plans, src=settings.src, layout=layout, max_bad=settings.max_bad, ignored=sources.inputs.ignored,
-        short_sides={}, damaged=wanted.damaged, signature=sources.signature(),
+        plans=plans,
+        src=settings.src,
+        layout=layout,
+        max_bad=settings.max_bad,
+        ignored=sources.inputs.ignored,
+        short_sides={},
+        damaged=wanted.damaged,
+        signature=sources.signature(),
         warnings=tuple(input_warnings(settings, sources.inputs, is_extension=sources.comparison is not None)),
-    )  # fmt: skip
+    )
     records = Records(store, set_plan.hash_of, scratch / "records")
     stack.callback(records.close)
     own_names = None
@@ -422,9 +439,15 @@ def _work(
     shard_plan.check_there()
     write_record(store, settings)
     work = Work(
-        plan=set_plan, shard_plan=shard_plan, photos=SetPhotos.open(database, files), records=records, missing=missing,
-        check_lock=check_lock, kept=wanted.kept, scratch=scratch,
-    )  # fmt: skip
+        plan=set_plan,
+        shard_plan=shard_plan,
+        photos=SetPhotos.open(database, files),
+        records=records,
+        missing=missing,
+        check_lock=check_lock,
+        kept=wanted.kept,
+        scratch=scratch,
+    )
     _check_rejects(store, set_plan, work.photos, work.kept_rejects() | shard_plan.not_there(missing))
     return work
 
@@ -432,8 +455,7 @@ def _work(
 def _write_photos(
     sources: _Sources, wanted: _Plan, layout: ShardLayout, scratch: Path
 ) -> tuple[tuple[dict[str, Any], ...], list[Path]]:
-    """Write the list of photos and the plan of each generation that lacks them; returns plans and lists, local files.
-    """
+    """Write the list of photos and the plan of each generation that lacks them; returns plans and local list files."""
     store, plans, files = sources.store, list(wanted.plans), []
     for generation, plan in enumerate(plans):
         path = local_photos(store, generation, plan, scratch) if "photos" in plan else None
@@ -452,9 +474,15 @@ def _write_photos(
 
 
 def finalize(
-    store: Store, plan: SetPlan, records: Records, photos: SetPhotos, check_lock: Callable[[], None], *,
-    kept: Mapping[str, Any] | None, scratch: Path,
-) -> dict[str, Any]:  # fmt: skip
+    store: Store,
+    plan: SetPlan,
+    records: Records,
+    photos: SetPhotos,
+    check_lock: Callable[[], None],
+    *,
+    kept: Mapping[str, Any] | None,
+    scratch: Path,
+) -> dict[str, Any]:
     """Derive everything else from the records of all shards, delete what does not belong, and return the manifest.
 
     `kept` and `scratch` are as for `finalize_set`. Raises `ResoluteError` if too many images were rejected.
@@ -557,9 +585,12 @@ def _check_rejects(
 
 
 def _convert(
-    settings: Settings, store: Store, work: Work, missing: Mapping[tuple[str, int], tuple[int, ...]],
+    settings: Settings,
+    store: Store,
+    work: Work,
+    missing: Mapping[tuple[str, int], tuple[int, ...]],
     progress: Callable[[RunStats], None],
-) -> RunStats:  # fmt: skip
+) -> RunStats:
     """Convert the missing shards; their records are then in `work.records`."""
     if settings.engine == "ray" and missing:
         from resolute.prep.run.planned import names_of_records, write_plan
@@ -569,7 +600,7 @@ def _convert(
         numbers = [number for number, shard in enumerate(work.plan.layout) if shard in missing]
         stats = convert_on_ray(
             settings.ray_address, settings.out, numbers, progress, max_megapixels=settings.max_megapixels
-        )  # fmt: skip
+        )
         work.records.load(names=names_of_records(work.plan, missing))
         return stats
     from resolute.prep.run.local import convert_shards
@@ -579,10 +610,17 @@ def _convert(
     for generation, shards in work.plan.by_generation(missing).items():
         specs = ShardSpecs(work.shard_plan, {shard: missing[shard] for shard in shards}, work.records)
         with open_pool(settings.worker_count) as pool:
-            stats.merge(convert_shards(
-                pool, work.plan.options(generation), specs, store, sizes=specs.sizes, done=work.records.add,
-                progress=progress,
-            ))  # fmt: skip
+            stats.merge(
+                convert_shards(
+                    pool,
+                    work.plan.options(generation),
+                    specs,
+                    store,
+                    sizes=specs.sizes,
+                    done=work.records.add,
+                    progress=progress,
+                )
+            )
     return stats
 
 

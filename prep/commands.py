@@ -98,8 +98,11 @@ def jobs_range(options: JobsRangeOptions) -> None:
     selected = parse_range(options.range)
     start_fork_server()
     with _progress_bar() as (on_start, progress):
-        _print(convert_jobs(options.out, selected, workers=options.workers or available_cpus(), on_start=on_start,
-                            progress=progress))  # fmt: skip
+        _print(
+            convert_jobs(
+                options.out, selected, workers=options.workers or available_cpus(), on_start=on_start, progress=progress
+            )
+        )
 
 
 def jobs_finish(options: JobsFinishOptions) -> None:

@@ -50,7 +50,7 @@ def dry_run(settings: Settings) -> str:
         samples = inputs.target.sample_dtype
         options = EncodeOptions(
             quality=settings.quality, label_digits=4, samples=samples, max_megapixels=settings.max_megapixels
-        )  # fmt: skip
+        )
         stats, sizes = RunStats(), [0] * len(settings.resolutions)
         sources: list[NDArray[Any]] = []
         with open_pool(settings.worker_count) as pool:
@@ -130,13 +130,21 @@ def _counts(inputs: Inputs) -> str:
 def _sample(settings: Settings, inputs: Inputs, split: str, sides: Mapping[int, int]) -> ShardSpec:
     """Random images of a split, as one shard."""
     plan = {
-        "settings": settings.plan_settings(), "target": inputs.target.to_json(), "classes": list(inputs.classes),
+        "settings": settings.plan_settings(),
+        "target": inputs.target.to_json(),
+        "classes": list(inputs.classes),
         "images": {name: len(own) for name, own in inputs.splits.items()},
-    }  # fmt: skip
+    }
     set_plan = SetPlan(
-        plans=(plan,), src=settings.src, layout=layout_of([plan]), short_sides=sides, max_bad=settings.max_bad,
-        ignored=inputs.ignored, warnings=(), damaged=frozenset(),
-    )  # fmt: skip
+        plans=(plan,),
+        src=settings.src,
+        layout=layout_of([plan]),
+        short_sides=sides,
+        max_bad=settings.max_bad,
+        ignored=inputs.ignored,
+        warnings=(),
+        damaged=frozenset(),
+    )
     database = inputs.sources["train"].database
     plan_photos(database, inputs.splits, set_plan.layout, generation=0, seed=settings.seed)
     shard_plan = ShardPlan(database=database, plan=set_plan, where=settings.out)

@@ -31,15 +31,20 @@ from resolute.prep.storage.output import Store
 
 from .settings import Settings
 
-__all__ = ["check_extendable", "compare_with_set", "describe_changes", "extension_inputs", "extension_plan",
-           "write_changes"]  # fmt: skip
+__all__ = [
+    "check_extendable",
+    "compare_with_set",
+    "describe_changes",
+    "extension_inputs",
+    "extension_plan",
+    "write_changes",
+]
 
 _AGAIN = "run the same command without EXTEND=1 (--extend)"
 
 
 def check_extendable(store: Store, settings: Settings, existing: ExistingSet | None) -> ExistingSet:
-    """The set to extend. Raises `ResoluteError` unless it is finished and sound, with the settings that are asked for.
-    """
+    """The set to extend. Raises `ResoluteError` unless it is finished and sound, with the requested settings."""
     if existing is None:
         raise ResoluteError(
             f"{store.where}: no set to extend, got nothing or a run that has finished no shard, expected a finished "
@@ -66,9 +71,7 @@ def check_extendable(store: Store, settings: Settings, existing: ExistingSet | N
     return existing
 
 
-def compare_with_set(
-    store: Store, existing: ExistingSet, sources: Mapping[str, Photos], scratch: Path
-) -> Comparison:
+def compare_with_set(store: Store, existing: ExistingSet, sources: Mapping[str, Photos], scratch: Path) -> Comparison:
     """Compare the photos of the set with the sources. Raises `ResoluteError` if the lists of its photos are lost."""
     _check_target(store, existing, sources["train"])
     files = []
@@ -87,16 +90,25 @@ def compare_with_set(
 
 
 def extension_inputs(
-    settings: Settings, existing: ExistingSet, sources: Mapping[str, Photos], ignored: Counter[str],
+    settings: Settings,
+    existing: ExistingSet,
+    sources: Mapping[str, Photos],
+    ignored: Counter[str],
     comparison: Comparison,
-) -> Inputs:  # fmt: skip
+) -> Inputs:
     """The photos to add, by split."""
     copies = copies_of(settings, sources)
     splits = extend_splits(
-        sources["train"], comparison, generation=len(existing.plans), val=sources.get("val"),
-        val_list=None if settings.val_list is None else Path(settings.val_list), val_frac=settings.held_out_frac,
-        seed=settings.seed, copies=copies, drop=settings.duplicates == "drop",
-    )  # fmt: skip
+        sources["train"],
+        comparison,
+        generation=len(existing.plans),
+        val=sources.get("val"),
+        val_list=None if settings.val_list is None else Path(settings.val_list),
+        val_frac=settings.held_out_frac,
+        seed=settings.seed,
+        copies=copies,
+        drop=settings.duplicates == "drop",
+    )
     for name, known in comparison.known.items() if settings.duplicates == "drop" else ():
         own = [split.positions for split in splits.values() if split.photos is sources[name]]
         known[:] = True  # why: copies that are left out are no photos to add

@@ -79,10 +79,13 @@ def plan_jobs(settings: Settings, describe: Callable[[str], None] = lambda line:
 
 
 def convert_jobs(
-    out: str, selected: tuple[int, int | None], *, workers: int,
+    out: str,
+    selected: tuple[int, int | None],
+    *,
+    workers: int,
     on_start: Callable[[int, int], None] = lambda images, kept_shards: None,
     progress: Callable[[RunStats], None] = lambda stats: None,
-) -> str:  # fmt: skip
+) -> str:
     """Convert a range of the planned shards, as `convert_range`; returns the counts in one line."""
     store = open_store(out)
     if not read_sealed(store, SET_PLAN) and _is_finished(store):
@@ -124,9 +127,12 @@ def finalize_jobs(out: str) -> BuildResult:
             delete_run_files(store)
             assert existing.manifest is not None
             return BuildResult(
-                manifest=existing.manifest, ignored=Counter(), stats=None, kept_shards=0,
+                manifest=existing.manifest,
+                ignored=Counter(),
+                stats=None,
+                kept_shards=0,
                 elapsed_s=time.perf_counter() - started_at,
-            )  # fmt: skip
+            )
         plan = plan or read_set_plan(store)
         if plan.layout.first and (existing is None or existing.manifest is None or not is_extension):
             raise ResoluteError(
@@ -150,9 +156,13 @@ def finalize_jobs(out: str) -> BuildResult:
         kept = existing.manifest if existing is not None and plan.layout.first else None
         manifest = finalize(store, plan, records, photos, check_lock, kept=kept, scratch=scratch)
         return BuildResult(
-            manifest=manifest, ignored=plan.ignored, stats=RunStats(), kept_shards=len(plan.layout),
-            elapsed_s=time.perf_counter() - started_at, warnings=plan.warnings,
-        )  # fmt: skip
+            manifest=manifest,
+            ignored=plan.ignored,
+            stats=RunStats(),
+            kept_shards=len(plan.layout),
+            elapsed_s=time.perf_counter() - started_at,
+            warnings=plan.warnings,
+        )
 
 
 def _missing_error(store: Store, out: str, missing: NDArray[np.int64]) -> ResoluteError:

@@ -13,8 +13,16 @@ from resolute.machine import available_cpus
 from resolute.pipeline.storage.base import is_url
 from resolute.settings import described, setting, settings
 
-__all__ = ["MARGIN", "RESOLUTIONS", "JobsFinishOptions", "JobsPlanOptions", "JobsRangeOptions", "Settings",
-           "ShardsOptions", "VerifyOptions"]  # fmt: skip
+__all__ = [
+    "MARGIN",
+    "RESOLUTIONS",
+    "JobsFinishOptions",
+    "JobsPlanOptions",
+    "JobsRangeOptions",
+    "Settings",
+    "ShardsOptions",
+    "VerifyOptions",
+]
 
 RESOLUTIONS = (128, 160, 224)  # px, of a new set
 # The usual evaluation resizes to 256 px and crops 224. Source: Krizhevsky, Sutskever, Hinton, NIPS 2012, section 2.
@@ -27,12 +35,13 @@ _OUT = "where `resolute jobs plan` has written the plan: a folder, or a URL such
 class JobsPlanOptions:
     """The settings that decide the contents of a set. Raises `ResoluteError` for values that cannot be combined."""
 
-    src: str = setting("", "folder of class folders; flat folder with --labels; list file of paths and labels; zip or "
+    src: str = setting(
+        "",
+        "folder of class folders; flat folder with --labels; list file of paths and labels; zip or "
         "tar of class folders; WebDataset tars or Parquet files (file, folder, pattern); or a URL of these",
-        min_length=1)  # fmt: skip
-    out: str = setting(
-        "shards", "where to write the shards: a folder, or a URL such as s3://bucket/set", min_length=1
+        min_length=1,
     )
+    out: str = setting("shards", "where to write the shards: a folder, or a URL such as s3://bucket/set", min_length=1)
     res: tuple[Annotated[int, Field(ge=8)], ...] = setting(
         (), "resolutions to train at, px, ascending (default: 128,160,224, or those of the set to extend)"
     )
@@ -40,43 +49,50 @@ class JobsPlanOptions:
         "auto", "format of SRC, if it is not detected"
     )
     labels: str | None = setting(
-        None, "table with one row per image (CSV, TSV, JSONL or Parquet), for a folder without class folders",
+        None,
+        "table with one row per image (CSV, TSV, JSONL or Parquet), for a folder without class folders",
         min_length=1,
     )
     columns: str | None = setting(
-        None, "image and target columns of a table, list or Parquet file, also several: id,first..last; 0,1 for a "
-        "table without a header", min_length=1
-    )  # fmt: skip
+        None,
+        "image and target columns of a table, list or Parquet file, also several: id,first..last; 0,1 for a "
+        "table without a header",
+        min_length=1,
+    )
     target: str | None = setting(
-        None, "what the target columns hold, if it is not recognised: class (one per image), labels (any number; with "
-        "labels:space, comma, semicolon or bar, as a cell separates them) or values (numbers)", min_length=1
-    )  # fmt: skip
-    classes: str | None = setting(
-        None, "class names, one per line; line n (from 0) names class n", min_length=1
+        None,
+        "what the target columns hold, if it is not recognised: class (one per image), labels (any number; with "
+        "labels:space, comma, semicolon or bar, as a cell separates them) or values (numbers)",
+        min_length=1,
     )
+    classes: str | None = setting(None, "class names, one per line; line n (from 0) names class n", min_length=1)
     val: str | None = setting(None, "separate validation source, of the same kind as SRC", min_length=1)
-    val_labels: str | None = setting(
-        None, "table for --val, if --labels does not cover its images too", min_length=1
-    )
+    val_labels: str | None = setting(None, "table for --val, if --labels does not cover its images too", min_length=1)
     val_list: str | None = setting(None, "images of SRC to hold out, one name per line", min_length=1)
     val_frac: float | None = setting(
-        None, "fraction of every class to hold out, if neither --val nor --val-list is given (default: 0.1); 0: none",
-        ge=0, lt=1,
-    )  # fmt: skip
+        None,
+        "fraction of every class to hold out, if neither --val nor --val-list is given (default: 0.1); 0: none",
+        ge=0,
+        lt=1,
+    )
     margin: float = setting(MARGIN, "stored short side / resolution", ge=1, le=8)
     quality: int = setting(90, "JPEG quality, as libjpeg counts it", ge=1, le=100)
     max_megapixels: int | None = setting(
-        None, "megapixels of the largest photo that is not rejected (default: 67.1, 8192 x 8192 px); a worker may take "
-        "13 MB of memory for each", ge=1, le=4000
-    )  # fmt: skip
+        None,
+        "megapixels of the largest photo that is not rejected (default: 67.1, 8192 x 8192 px); a worker may take "
+        "13 MB of memory for each",
+        ge=1,
+        le=4000,
+    )
     max_bad: float = setting(0.01, "fraction of the images that may be unusable", ge=0, le=1)
     unlabelled: Literal["refuse", "drop"] = setting(
         "refuse", "photos whose label is empty or -1: an error, or left out and counted"
     )
     duplicates: Literal["together", "drop", "keep"] | None = setting(
-        None, "photos with equal bytes: kept in one split (the default, and an error if --val or --val-list puts them "
-        "into two), one of them stored, preferably in val, or all kept where they are"
-    )  # fmt: skip
+        None,
+        "photos with equal bytes: kept in one split (the default, and an error if --val or --val-list puts them "
+        "into two), one of them stored, preferably in val, or all kept where they are",
+    )
     shard_samples: int = setting(4096, "samples per shard", ge=1, le=2**20)
     seed: int = setting(0, "of the order and of the held-out images", ge=0, le=2**63 - 1)
     rebuild: bool = setting(False, "start over and replace what prep wrote to OUT before")

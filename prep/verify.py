@@ -116,9 +116,10 @@ def _unexpected_files(store: Store, files: Mapping[str, Any]) -> list[str]:
         names = [f"{folder}/{name}".lstrip("/") for name in store.names(folder)]
         if folder in set_folders:
             unexpected += [
-                name for name in names
+                name
+                for name in names
                 if name not in files and name not in _OUTSIDE and not PARTIAL.fullmatch(name.rpartition("/")[2])
-            ]  # fmt: skip  # partial files are deleted by the next prep
+            ]  # partial files are deleted by the next prep
         else:
             unexpected.append(f"{folder}/")
     return sorted(unexpected)

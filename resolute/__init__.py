@@ -25,16 +25,33 @@ if TYPE_CHECKING:
     from .pipeline.plan.plan import Plan
     from .pipeline.plan.stage import Augment, Stage
 
-__all__ = ["Augment", "Batch", "DamagedSample", "Loader", "Plan", "ResoluteError", "ShardSet", "Stage", "StorageError",
-           "Target", "__version__"]  # fmt: skip
+__all__ = [
+    "Augment",
+    "Batch",
+    "DamagedSample",
+    "Loader",
+    "Plan",
+    "ResoluteError",
+    "ShardSet",
+    "Stage",
+    "StorageError",
+    "Target",
+    "__version__",
+]
 
 __version__ = "0.2.0"
 _MODULES = {
-    "Augment": "pipeline.plan.stage", "Batch": "pipeline.loader.loader", "DamagedSample": "errors",
-    "Loader": "pipeline.loader.loader", "Plan": "pipeline.plan.plan", "ResoluteError": "errors",
-    "ShardSet": "pipeline.dataset.shard_set", "Stage": "pipeline.plan.stage", "StorageError": "errors",
+    "Augment": "pipeline.plan.stage",
+    "Batch": "pipeline.loader.loader",
+    "DamagedSample": "errors",
+    "Loader": "pipeline.loader.loader",
+    "Plan": "pipeline.plan.plan",
+    "ResoluteError": "errors",
+    "ShardSet": "pipeline.dataset.shard_set",
+    "Stage": "pipeline.plan.stage",
+    "StorageError": "errors",
     "Target": "pipeline.dataset.target",
-}  # fmt: skip
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -47,82 +47,109 @@ COMMANDS: dict[str, Command] = {
     "shards": Command(
         help="Turn photos into pre-resized WebDataset shards: each photo is decoded once, resized to every resolution "
         "and written in one shuffled order.",
-        options="prep.settings:ShardsOptions", program="prep.commands:shards", more=_RESUMES,
+        options="prep.settings:ShardsOptions",
+        program="prep.commands:shards",
+        more=_RESUMES,
         then=("show", {"shards": "out"}),
     ),
     "verify": Command(
         help="Read and decode a whole shard set again, and report damage (status 1).",
-        options="prep.settings:VerifyOptions", program="prep.commands:verify", positional="shards",
+        options="prep.settings:VerifyOptions",
+        program="prep.commands:verify",
+        positional="shards",
     ),
     "show": Command(
         help="Draw the model's input per stage and split, with labels and mix weights.",
-        options="train.options:ShowOptions", program="train.show:main", positional="shards",
+        options="train.options:ShowOptions",
+        program="train.show:main",
+        positional="shards",
         then=("plan", {"shards": "shards", "recipe": "recipe"}),
     ),
     "lr": Command(
         help="Draw learning rate, resolution and regularisation over all steps.",
-        options="train.options:LrOptions", program="train.plot_lr:main",
+        options="train.options:LrOptions",
+        program="train.plot_lr:main",
         then=("train", {"shards": "shards", "recipe": "recipe"}),
     ),
     "lr-find": Command(
         help="Learning rate range test on the first stage; suggests optim.lr.",
-        options="train.options:LrFindOptions", program="train.lr_find:main",
+        options="train.options:LrFindOptions",
+        program="train.lr_find:main",
         then=("lr", {"shards": "shards", "recipe": "recipe"}),
     ),
     "plan": Command(
         help="Measure a few steps per stage and print the expected time of a run.",
-        options="train.options:PlanOptions", program="train.planner.plan:main",
+        options="train.options:PlanOptions",
+        program="train.planner.plan:main",
         then=("train", {"shards": "shards", "recipe": "recipe", "run": "run"}),
     ),
     "train": Command(
         help="Train a recipe on a shard set. The same command again resumes an unfinished run.",
-        options="train.options:TrainOptions", program="train.trainer:main",
+        options="train.options:TrainOptions",
+        program="train.trainer:main",
     ),
     "eval": Command(
         help="Exact metrics of a run, at one or more resolutions.",
-        options="train.options:EvalOptions", program="train.inference.evaluate:main", positional="run",
+        options="train.options:EvalOptions",
+        program="train.inference.evaluate:main",
+        positional="run",
         then=("export", {"run": "run"}),
     ),
     "predict": Command(
         help="Classes, labels or values of images, from a run or its folds.",
-        options="train.options:PredictOptions", program="train.inference.predict:main", positional="run",
+        options="train.options:PredictOptions",
+        program="train.inference.predict:main",
+        positional="run",
     ),
     "export": Command(
         help="Write the best weights for timm or ONNX Runtime, with a program that predicts (predict.py).",
-        options="train.options:ExportOptions", program="train.inference.export:main", positional="run",
+        options="train.options:ExportOptions",
+        program="train.inference.export:main",
+        positional="run",
     ),
     "report": Command(
         help="Draw RUN/report.html from its log again; a run writes it each epoch.",
-        options="train.options:ReportOptions", program="train.report.page:report", positional="run",
+        options="train.options:ReportOptions",
+        program="train.report.page:report",
+        positional="run",
     ),
     "compare": Command(
         help="Draw several runs on one page, and what differs in them.",
-        options="train.options:CompareOptions", program="train.report.page:compare", positional="runs",
+        options="train.options:CompareOptions",
+        program="train.report.page:compare",
+        positional="runs",
     ),
     "keys": Command(
         help="Print every recipe key with its type, range, default and meaning (a Markdown table).",
-        options="train.options:KeysOptions", program="train.recipe.keys:main",
+        options="train.options:KeysOptions",
+        program="train.recipe.keys:main",
     ),
     "bench": Command(
         help="Measure loader, model and the cost of a stage change in 90 s, beside a DataLoader.",
-        options="benchmarks.options:BenchOptions", program="benchmarks.brief:main",
+        options="benchmarks.options:BenchOptions",
+        program="benchmarks.brief:main",
     ),
     "bench-all": Command(
         help="The same at length, in rounds with their spread, and the stalls of training.",
-        options="benchmarks.options:BenchAllOptions", program="benchmarks.at_length:main",
+        options="benchmarks.options:BenchAllOptions",
+        program="benchmarks.at_length:main",
     ),
     "gpu-check": Command(
         help="Check everything about a GPU that matters to a run, in ten minutes (status 1 if a part failed).",
-        options="benchmarks.options:GpuCheckOptions", program="benchmarks.gpu_check.check:main",
+        options="benchmarks.options:GpuCheckOptions",
+        program="benchmarks.gpu_check.check:main",
     ),
     "jobs plan": Command(
         help="First of three commands that make a set by separate jobs: list the photos and write a plan to OUT.",
-        options="prep.settings:JobsPlanOptions", program="prep.commands:jobs_plan",
-        more="Repeated plans keep finished shards.", then=("jobs range", {"out": "out", "range": ":"}),
+        options="prep.settings:JobsPlanOptions",
+        program="prep.commands:jobs_plan",
+        more="Repeated plans keep finished shards.",
+        then=("jobs range", {"out": "out", "range": ":"}),
     ),
     "jobs range": Command(
         help="Convert a range of the planned shards, except those that are finished.",
-        options="prep.settings:JobsRangeOptions", program="prep.commands:jobs_range",
+        options="prep.settings:JobsRangeOptions",
+        program="prep.commands:jobs_range",
         then=("jobs finish", {"out": "out"}),
         more="Shards are numbered from 0: those of train, then those of val. Any number of these jobs may run at the "
         "same time, in any order, on any machines that see OUT and the photos under the same names; each may be killed "
@@ -130,10 +157,11 @@ COMMANDS: dict[str, Command] = {
     ),
     "jobs finish": Command(
         help="Complete the set when all shards are converted: index, lists, report, and the manifest last.",
-        options="prep.settings:JobsFinishOptions", program="prep.commands:jobs_finish",
+        options="prep.settings:JobsFinishOptions",
+        program="prep.commands:jobs_finish",
         then=("show", {"shards": "out"}),
     ),
-}  # fmt: skip
+}
 _JOBS = "Make a set by separate jobs on any number of machines: plan, then ranges of shards, then finish."
 
 
@@ -225,10 +253,13 @@ def _app(*, complete: bool = False) -> App:
     from cyclopts import App
 
     app = App(
-        name="resolute", help="Progressive-resizing training of image classifiers, with stage changes that cost less "
-        "than a step.", help_epilogue="Each command has --help.", version=__version__,
-        help_format="plaintext", result_action="return_value",
-    )  # fmt: skip
+        name="resolute",
+        help="Progressive-resizing training of image classifiers, with stage changes that cost less than a step.",
+        help_epilogue="Each command has --help.",
+        version=__version__,
+        help_format="plaintext",
+        result_action="return_value",
+    )
     app.command(jobs := App(name="jobs", help=_JOBS))
     for name, command in COMMANDS.items():
         made = App(name=name.split()[-1], help=command.help)
@@ -247,8 +278,14 @@ def _parse(name: str, options: type, words: Sequence[str]) -> dict[str, str] | N
     from .settings import option_name
 
     command = COMMANDS[name]
-    app = App(name=f"resolute {name}", help=command.help, help_epilogue=command.more or None, version_flags=(),
-              help_format="plaintext", result_action="return_value")  # fmt: skip
+    app = App(
+        name=f"resolute {name}",
+        help=command.help,
+        help_epilogue=command.more or None,
+        version_flags=(),
+        help_format="plaintext",
+        result_action="return_value",
+    )
     app["--help"].group = "Parameters"
     app.default(_function(command, options))
     values: dict[str, str] | None = _run(app, words)
@@ -288,12 +325,17 @@ def _function(command: Command, options: type) -> Callable[..., dict[str, str]]:
         shown = "" if setting.default in (None, "", (), False) else f" (default: {_text(setting.default)})"
         is_first = setting.name == command.positional
         kind: Any = bool if is_flag else tuple[str, ...] if is_first and setting.is_list else str | None
-        annotation = Annotated[kind, Parameter(
-            name=None if is_first else option_name(setting.name),
-            help=setting.help + (" (required)" if is_required else shown),
-            show_default=False, metavar=None if is_flag else _metavar(setting.name, setting.annotation), negative="",
-            allow_repeating=True,
-        )]  # fmt: skip
+        annotation = Annotated[
+            kind,
+            Parameter(
+                name=None if is_first else option_name(setting.name),
+                help=setting.help + (" (required)" if is_required else shown),
+                show_default=False,
+                metavar=None if is_flag else _metavar(setting.name, setting.annotation),
+                negative="",
+                allow_repeating=True,
+            ),
+        ]
         place = inspect.Parameter.POSITIONAL_OR_KEYWORD if is_first else inspect.Parameter.KEYWORD_ONLY
         default = () if kind == tuple[str, ...] else False if is_flag else None
         parameter = inspect.Parameter(setting.name, place, default=default, annotation=annotation)

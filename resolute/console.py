@@ -27,13 +27,36 @@ from typing import Any, NoReturn, TextIO
 
 from .errors import ResoluteError, from_os_error, strip_credentials
 
-__all__ = ["Parser", "command", "command_line", "counted", "guard_process", "is_of_storage", "number", "run_main",
-           "say", "set_program"]  # fmt: skip
+__all__ = [
+    "Parser",
+    "command",
+    "command_line",
+    "counted",
+    "guard_process",
+    "is_of_storage",
+    "number",
+    "run_main",
+    "say",
+    "set_program",
+]
 
-_STORAGE = frozenset({
-    errno.EACCES, errno.EDQUOT, errno.EIO, errno.EINTR, errno.ENODEV, errno.ENOENT, errno.ENOSPC, errno.ENOTCONN,
-    errno.ENXIO, errno.EPERM, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT,
-})  # fmt: skip
+_STORAGE = frozenset(
+    {
+        errno.EACCES,
+        errno.EDQUOT,
+        errno.EIO,
+        errno.EINTR,
+        errno.ENODEV,
+        errno.ENOENT,
+        errno.ENOSPC,
+        errno.ENOTCONN,
+        errno.ENXIO,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+    }
+)
 
 
 _program = "resolute"

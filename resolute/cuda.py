@@ -47,7 +47,7 @@ __all__ = [
     "used_bytes",
     "utilization",
     "with_index",
-]  # fmt: skip
+]
 
 T = TypeVar("T")
 driver: Any = torch.cuda
@@ -184,8 +184,7 @@ def record_event(device: torch.device, *, timing: bool = True, stream: Any = Non
 
 
 def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Start copying a GPU's tensor to pinned memory. The host does not wait: record an event to know when it is there.
-    """
+    """Start copying a GPU's tensor to pinned memory. The host does not wait: record an event to know when it ends."""
     host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
     return host.copy_(tensor, non_blocking=True)
 

@@ -37,9 +37,7 @@ def driver_and_gpus(module: Path = Path("/sys/module/nvidia/version")) -> tuple[
     return version if version.partition(".")[0].isdecimal() else None, gpus
 
 
-def choose_stack(
-    driver: str | None, gpus: Sequence[Capability] = (), *, cuda: str = "", installed: str = ""
-) -> str:
+def choose_stack(driver: str | None, gpus: Sequence[Capability] = (), *, cuda: str = "", installed: str = "") -> str:
     """`cuda13` or `cuda12`: what is `installed`, else the stack of `cuda` ("12", "13"), else the newest that suits.
 
     It suits if `driver` can run it and it has kernels for each of `gpus` that any stack has kernels for; without a
@@ -68,8 +66,11 @@ def choose_stack(
             f"NVIDIA GPU: too old, got compute capability {got}, expected {lowest[0]}.{lowest[1]} or higher (V100, "
             f"T4 or newer); use another machine, {on_cpu}"
         )
-    return next(stack for stack, (version, capability) in _STACKS.items()
-                if (major is None or major >= version) and all(gpu >= capability for gpu in usable))  # fmt: skip
+    return next(
+        stack
+        for stack, (version, capability) in _STACKS.items()
+        if (major is None or major >= version) and all(gpu >= capability for gpu in usable)
+    )
 
 
 def main(stamp: Path) -> int:

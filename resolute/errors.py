@@ -16,9 +16,21 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["DamagedSample", "FileEndsEarly", "Interrupted", "Missing", "ResoluteError", "StorageError", "as_typed",
-           "check", "check_installed", "differences", "from_os_error", "is_unavailable",
-           "strip_credentials"]  # fmt: skip
+__all__ = [
+    "DamagedSample",
+    "FileEndsEarly",
+    "Interrupted",
+    "Missing",
+    "ResoluteError",
+    "StorageError",
+    "as_typed",
+    "check",
+    "check_installed",
+    "differences",
+    "from_os_error",
+    "is_unavailable",
+    "strip_credentials",
+]
 
 _DAMAGED_ERRNO = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
 _USER_INFO = re.compile(r"(?<=://)[^/@\s'\"]*@")
@@ -99,8 +111,10 @@ def strip_credentials(text: str) -> str:
 def check_installed(package: str, *, setting: str, extra: str) -> None:
     """Raise `ResoluteError` if the optional `package`, which the project's `extra` installs, is missing."""
     if importlib.util.find_spec(package) is None:
-        raise ResoluteError(f"{setting}: the package {package} is not installed, expected it; "
-                            f"run `pip install 'resolute-vision[{extra}]'`")  # fmt: skip
+        raise ResoluteError(
+            f"{setting}: the package {package} is not installed, expected it; "
+            f"run `pip install 'resolute-vision[{extra}]'`"
+        )
 
 
 def check(good: bool, key: str, got: object, expected: str) -> None:

@@ -20,8 +20,18 @@ from resolute.errors import ResoluteError
 
 from .lock import same_file, try_lock
 
-__all__ = ["PARTIAL", "atomic_file", "atomic_link", "atomic_write", "check_output", "delete_partial",
-           "output_file", "sync_folder", "used_folder", "write_errors"]  # fmt: skip
+__all__ = [
+    "PARTIAL",
+    "atomic_file",
+    "atomic_link",
+    "atomic_write",
+    "check_output",
+    "delete_partial",
+    "output_file",
+    "sync_folder",
+    "used_folder",
+    "write_errors",
+]
 
 PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{12}\.partial")
 
@@ -117,11 +127,15 @@ def write_errors(path: Path | str, *, keeps_old: bool = False) -> Iterator[None]
     except OSError as error:
         unchanged = ", the old one is kept" if keeps_old and Path(path).is_file() else ""
         advice = {
-            errno.ENOSPC: "make room and run again", errno.EDQUOT: "make room and run again",
-            errno.ENOENT: "create its folder, or choose another path", errno.EACCES: "choose a writable path",
-            errno.EPERM: "choose a writable path", errno.EROFS: "choose a writable path",
-            errno.EISDIR: "choose a file name", errno.ENOTDIR: "choose a path in an existing folder",
-        }.get(error.errno or 0, "run again when the disk can be written")  # fmt: skip
+            errno.ENOSPC: "make room and run again",
+            errno.EDQUOT: "make room and run again",
+            errno.ENOENT: "create its folder, or choose another path",
+            errno.EACCES: "choose a writable path",
+            errno.EPERM: "choose a writable path",
+            errno.EROFS: "choose a writable path",
+            errno.EISDIR: "choose a file name",
+            errno.ENOTDIR: "choose a path in an existing folder",
+        }.get(error.errno or 0, "run again when the disk can be written")
         raise ResoluteError(f"{path}: not written ({error.strerror or error}){unchanged}; {advice}") from None
 
 

@@ -34,8 +34,19 @@ from pydantic.json_schema import SkipJsonSchema
 
 from .errors import ResoluteError
 
-__all__ = ["Setting", "build", "checked", "closest", "definitions", "describe", "described", "option_name", "setting",
-           "settings", "type_text"]  # fmt: skip
+__all__ = [
+    "Setting",
+    "build",
+    "checked",
+    "closest",
+    "definitions",
+    "describe",
+    "described",
+    "option_name",
+    "setting",
+    "settings",
+    "type_text",
+]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -95,8 +106,9 @@ def build(cls: type[T], values: Mapping[str, Any]) -> T:
     Raises `ResoluteError` as the constructor does.
     """
     listed = {setting.name for setting in definitions(cls) if setting.is_list}
-    taken = {name: value.split(",") if name in listed and isinstance(value, str) else value
-             for name, value in values.items()}  # fmt: skip
+    taken = {
+        name: value.split(",") if name in listed and isinstance(value, str) else value for name, value in values.items()
+    }
     try:
         return typing.cast(T, pydantic.TypeAdapter(cls).validate_python(taken, strict=False))
     except ValidationError as error:
@@ -111,16 +123,24 @@ def checked(where: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        parameters = {name: parameter for name, parameter in inspect.signature(function).parameters.items()
-                      if name not in ("self", "cls")}  # fmt: skip
+        parameters = {
+            name: parameter
+            for name, parameter in inspect.signature(function).parameters.items()
+            if name not in ("self", "cls")
+        }
 
         @functools.cache  # on the first call, when all types are defined
         def group() -> Any:
-            hints = {name: hint for name, hint in typing.get_type_hints(function, include_extras=True).items()
-                     if name in parameters and parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
-                     and _is_plain(hint)}  # fmt: skip
-            defaults = {name: parameters[name].default for name in hints
-                        if parameters[name].default is not inspect.Parameter.empty}  # fmt: skip
+            hints = {
+                name: hint
+                for name, hint in typing.get_type_hints(function, include_extras=True).items()
+                if name in parameters and parameters[name].kind is inspect.Parameter.KEYWORD_ONLY and _is_plain(hint)
+            }
+            defaults = {
+                name: parameters[name].default
+                for name in hints
+                if parameters[name].default is not inspect.Parameter.empty
+            }
             return settings(where)(type(where, (), {"__annotations__": hints, **defaults}))
 
         @functools.wraps(function)
@@ -204,8 +224,9 @@ def definitions(cls: Any) -> Iterator[Setting]:
     """The settings of a class, in the order of their definition."""
     for name, field in cls.__pydantic_fields__.items():
         default = dataclasses.MISSING if field.is_required() else field.get_default(call_default_factory=True)
-        yield Setting(name=name, kind=type_text(field), default=default, help=field.description or "",
-                      annotation=field.annotation)  # fmt: skip
+        yield Setting(
+            name=name, kind=type_text(field), default=default, help=field.description or "", annotation=field.annotation
+        )
 
 
 def type_text(field: FieldInfo) -> str:

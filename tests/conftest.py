@@ -79,8 +79,20 @@ def shard_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished shard set: 3 classes, 75 training and 15 validation samples, 3 training shards, 32/48/64 px."""
     folder = tmp_path_factory.mktemp("set")
     photos = make_photos(folder / "photos")
-    words = ["--src", photos, "--out", folder / "shards", "--res", ",".join(map(str, RESOLUTIONS)),
-             "--val-frac", "0.17", "--shard-samples", "32", "--workers", "2"]  # fmt: skip
+    words = [
+        "--src",
+        photos,
+        "--out",
+        folder / "shards",
+        "--res",
+        ",".join(map(str, RESOLUTIONS)),
+        "--val-frac",
+        "0.17",
+        "--shard-samples",
+        "32",
+        "--workers",
+        "2",
+    ]
     assert prep([str(word) for word in words]) == 0
     return folder / "shards"
 
@@ -95,8 +107,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site of `docs/`. Any warning of the build is an error."""
     out = tmp_path_factory.mktemp("site") / "out"
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)], cwd=ROOT,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return out

@@ -43,9 +43,21 @@ COMMANDS = {
     "lr": ("lr", "--recipe", "{recipe}", "--shards", "{shards}", "--out", "{out}.html"),
     "lr-find": ("lr-find", "--recipe", "{recipe}", "--shards", "{shards}", "--out", "{out}.html", *CPU),
     "show": ("show", "{shards}", "--recipe", "{recipe}", "--out", "{out}.html"),
-    "bench": ("bench-all", "--shards", "{shards}", "--only", "loader", "--seconds", "0.2", "--rounds", "1", *CPU,
-              "--out", "{out}.json"),
-}  # fmt: skip
+    "bench": (
+        "bench-all",
+        "--shards",
+        "{shards}",
+        "--only",
+        "loader",
+        "--seconds",
+        "0.2",
+        "--rounds",
+        "1",
+        *CPU,
+        "--out",
+        "{out}.json",
+    ),
+}
 
 
 def swapped(command: tuple[str, ...], good: str, bad: str) -> tuple[str, ...]:
@@ -55,48 +67,101 @@ def swapped(command: tuple[str, ...], good: str, bad: str) -> tuple[str, ...]:
 
 # what is bad -> what it replaces -> (command, bad path)
 PATHS = {
-    "shards": ("{shards}", [
-        ("train", "missing"), ("eval", "empty-folder"), ("plan", "text-file"), ("verify", "photos"),
-        ("eval", "forbidden"),
-    ]),
-    "recipe": ("{recipe}", [
-        ("plan", "missing"), ("lr", "empty-folder"), ("show", "binary-file"), ("train", "unknown-key"),
-        ("lr-find", "no-such-model"), ("show", "forbidden-file"),
-    ]),
-    "run": ("{run}", [
-        ("eval", "missing"), ("predict", "empty-folder"), ("export", "text-file"), ("report", "run-truncated"),
-        ("eval", "run-truncated"), ("predict", "run-foreign"), ("report", "run-forbidden"),
-    ]),
-    "output": ("{out}", [
-        ("eval", "folder"), ("predict", "read-only/x"), ("lr", "text-file/x"), ("lr-find", "folder"),
-        ("show", "read-only/x"), ("bench", "text-file/x"), ("prep", "read-only/x"), ("train", "text-file/x"),
-        ("plan", "text-file"), ("export", "read-only/x"),
-    ]),
-    "source": ("{photos}", [
-        ("prep", "missing"), ("predict", "empty-folder"), ("predict", "text-file"), ("prep", "binary-file"),
-        ("prep", "forbidden"),
-    ]),
-}  # fmt: skip
+    "shards": (
+        "{shards}",
+        [
+            ("train", "missing"),
+            ("eval", "empty-folder"),
+            ("plan", "text-file"),
+            ("verify", "photos"),
+            ("eval", "forbidden"),
+        ],
+    ),
+    "recipe": (
+        "{recipe}",
+        [
+            ("plan", "missing"),
+            ("lr", "empty-folder"),
+            ("show", "binary-file"),
+            ("train", "unknown-key"),
+            ("lr-find", "no-such-model"),
+            ("show", "forbidden-file"),
+        ],
+    ),
+    "run": (
+        "{run}",
+        [
+            ("eval", "missing"),
+            ("predict", "empty-folder"),
+            ("export", "text-file"),
+            ("report", "run-truncated"),
+            ("eval", "run-truncated"),
+            ("predict", "run-foreign"),
+            ("report", "run-forbidden"),
+        ],
+    ),
+    "output": (
+        "{out}",
+        [
+            ("eval", "folder"),
+            ("predict", "read-only/x"),
+            ("lr", "text-file/x"),
+            ("lr-find", "folder"),
+            ("show", "read-only/x"),
+            ("bench", "text-file/x"),
+            ("prep", "read-only/x"),
+            ("train", "text-file/x"),
+            ("plan", "text-file"),
+            ("export", "read-only/x"),
+        ],
+    ),
+    "source": (
+        "{photos}",
+        [
+            ("prep", "missing"),
+            ("predict", "empty-folder"),
+            ("predict", "text-file"),
+            ("prep", "binary-file"),
+            ("prep", "forbidden"),
+        ],
+    ),
+}
 # further settings of prep: tests/prep/test_bad_input.py
 OPTIONS = [
-    ("prep", "--labels", "{missing}"), ("prep", "--classes", "{empty-file}"), ("prep", "--val", "{empty-folder}"),
-    ("prep", "--val-list", "{binary-file}"), ("predict", "--sample", "{empty-file}"), ("prep", "--workers", "1e9"),
-    ("train", "--device", "gpu9"), ("train", "--run", ".."), ("train", "--from", "nothing.pt"),
-    ("train", "--gpu-memory-gib", "nan"), ("plan", "--budget", "soon"), ("plan", "--json", "{read-only/x.json}"),
-    ("eval", "--res", "100000000"), ("eval", "--split", "test"), ("eval", "--fold", "1"),
-    ("predict", "--out", "{photo}"), ("lr-find", "--max-lr", "1e-9"), ("verify", "--nonsense", "1"),
-    ("bench", "--batch-size", "1000000"), ("bench", "--model", "no_such_net"),
-]  # fmt: skip
-BAD = {what: [swapped(COMMANDS[name], good, f"{{{bad}}}") for name, bad in pairs]
-       for what, (good, pairs) in PATHS.items()}  # fmt: skip
+    ("prep", "--labels", "{missing}"),
+    ("prep", "--classes", "{empty-file}"),
+    ("prep", "--val", "{empty-folder}"),
+    ("prep", "--val-list", "{binary-file}"),
+    ("predict", "--sample", "{empty-file}"),
+    ("prep", "--workers", "1e9"),
+    ("train", "--device", "gpu9"),
+    ("train", "--run", ".."),
+    ("train", "--from", "nothing.pt"),
+    ("train", "--gpu-memory-gib", "nan"),
+    ("plan", "--budget", "soon"),
+    ("plan", "--json", "{read-only/x.json}"),
+    ("eval", "--res", "100000000"),
+    ("eval", "--split", "test"),
+    ("eval", "--fold", "1"),
+    ("predict", "--out", "{photo}"),
+    ("lr-find", "--max-lr", "1e-9"),
+    ("verify", "--nonsense", "1"),
+    ("bench", "--batch-size", "1000000"),
+    ("bench", "--model", "no_such_net"),
+]
+BAD = {
+    what: [swapped(COMMANDS[name], good, f"{{{bad}}}") for name, bad in pairs] for what, (good, pairs) in PATHS.items()
+}
 BAD["option"] = [(*COMMANDS[name], option, value) for name, option, value in OPTIONS]
 IN_THE_RUN = (*swapped(COMMANDS["train"], "{out}", "{runs}"), "--run", "good")
 IN_THE_SET = swapped(COMMANDS["prep"], "{out}", "{shards}")
 BAD["a finished run or set of something else"] = [
-    swapped(IN_THE_RUN, "{recipe}", "{recipe-other}"), swapped(IN_THE_RUN, "{shards}", "{shards-other}"),
+    swapped(IN_THE_RUN, "{recipe}", "{recipe-other}"),
+    swapped(IN_THE_RUN, "{shards}", "{shards-other}"),
     swapped(COMMANDS["eval"], "{shards}", "{shards-other}"),
-    swapped(IN_THE_SET, "{photos}", "{photos-other}"), (*IN_THE_SET, "--quality", "50"),
-]  # fmt: skip
+    swapped(IN_THE_SET, "{photos}", "{photos-other}"),
+    (*IN_THE_SET, "--quality", "50"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +176,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert prep(["--src", root / photos, "--out", root / out, "--res", "32,48", "--workers", "2"]) == 0
     (root / "photo").write_bytes((root / "photos/class0/000.jpg").read_bytes())
     (root / "recipe").write_text(RECIPE)
-    words = ["train", "--shards", root / "shards", "--recipe", root / "recipe", "--runs", root / "runs", "--run",
-             "good", *CPU]  # fmt: skip
+    words = [
+        "train",
+        "--shards",
+        root / "shards",
+        "--recipe",
+        root / "recipe",
+        "--runs",
+        root / "runs",
+        "--run",
+        "good",
+        *CPU,
+    ]
     assert resolute([str(word) for word in words]) == 0
     (root / "run").symlink_to(root / "runs" / "good")
     _make_bad_files(root)
@@ -191,7 +266,7 @@ def test_bad_input_is_reported_in_one_line_and_leaves_nothing(
 
 
 def test_paths_with_special_characters_work_in_every_command(place: Path, tmp_path: Path) -> None:
-    root = tmp_path / "-two  spaces [a]{b}*? back\\slash new\nline ünï-Ⅷ o'brien \"x\" $(touch x)"
+    root = tmp_path / '-two  spaces [a]{b}*? back\\slash new\nline ünï-Ⅷ o\'brien "x" $(touch x)'
     root.mkdir()
     shutil.copytree(place / "photos", root / "photos")
     (root / "recipe").write_text(RECIPE)

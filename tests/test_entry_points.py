@@ -16,11 +16,15 @@ from tests.conftest import make_photos
 from tests.support.trees import tree
 
 
-@pytest.mark.parametrize("words", [
-    ("resolute", "shards", "--src", "photos", "--out", "shards"),
-    ("resolute", "train", "--shards", "shards", "--recipe", str(ROOT / "train/recipes/demo.toml")),
-    ("resolute.pipeline.examples.demo_photos", "--out", "photos"),
-], ids=lambda words: words[1])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("resolute", "shards", "--src", "photos", "--out", "shards"),
+        ("resolute", "train", "--shards", "shards", "--recipe", str(ROOT / "train/recipes/demo.toml")),
+        ("resolute.pipeline.examples.demo_photos", "--out", "photos"),
+    ],
+    ids=lambda words: words[1],
+)
 def test_ctrl_c_during_imports_prints_no_traceback(tmp_path: Path, words: Sequence[str]) -> None:
     # a NumPy that never finishes its import; torch needs none, so it has to wait as well
     for name in ("numpy", "torch"):
@@ -29,9 +33,13 @@ def test_ctrl_c_during_imports_prints_no_traceback(tmp_path: Path, words: Sequen
             "import sys, time; print('importing', file=sys.__stdout__, flush=True); time.sleep(60)"
         )
     with subprocess.Popen(
-        [sys.executable, "-m", *words], cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+        [sys.executable, "-m", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline() == "importing\n"
@@ -45,15 +53,24 @@ def test_ctrl_c_during_imports_prints_no_traceback(tmp_path: Path, words: Sequen
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `resolute COMMAND` in a shell, with redirections."""
     return subprocess.run(
-        ["bash", "-o", "pipefail", "-c", f"{sys.executable} -m resolute {command}"], cwd=ROOT,
-        env={**os.environ, **environment}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        ["bash", "-o", "pipefail", "-c", f"{sys.executable} -m resolute {command}"],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
-@pytest.mark.parametrize(("command", "status"), [
-    ("keys | head -n 1", 0), ("eval --help > /dev/full", 2), ("shards --help >&-", 0),
-    ("shards --src gone --out gone 2>&-", 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        ("keys | head -n 1", 0),
+        ("eval --help > /dev/full", 2),
+        ("shards --help >&-", 0),
+        ("shards --src gone --out gone 2>&-", 2),
+    ],
+)
 def test_a_closed_full_or_unread_output_prints_no_traceback(command: str, status: int) -> None:
     done = shell(command)
     assert done.returncode == status

@@ -13,20 +13,50 @@ from tests import ROOT
 
 PARTS = ("pipeline", "prep", "train", "benchmarks")
 FILES = sorted(
-    Path(folder, name) for folder, _, names in os.walk(ROOT / "resolute", followlinks=True) for name in names
+    Path(folder, name)
+    for folder, _, names in os.walk(ROOT / "resolute", followlinks=True)
+    for name in names
     if name.endswith(".py")
-)  # fmt: skip
+)
 NAMES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in FILES}
 # parts of a package, each importing only those before it or beside it, in its own tuple
 PIPELINE = [("storage",), ("dataset",), ("plan",), ("graph",), ("loader",), ("examples",)]
-PREP = [(part,) for part in ("storage", "sources", "settings", "listing", "convert", "shard_set", "run", "unchanged",
-                             "extend", "build", "jobs", "estimate", "verify", "report", "commands")]  # fmt: skip
+PREP = [
+    (part,)
+    for part in (
+        "storage",
+        "sources",
+        "settings",
+        "listing",
+        "convert",
+        "shard_set",
+        "run",
+        "unchanged",
+        "extend",
+        "build",
+        "jobs",
+        "estimate",
+        "verify",
+        "report",
+        "commands",
+    )
+]
 # recipe, then model, optimizer and loss, then the step, then the run with its log; all other parts after these
-TRAIN = [("recipe", "options"), ("devices", "checkpoint", "score"), ("model", "optim", "loss"),
-         ("validation", "step_graphs"), ("loop",), ("planner", "warmup", "early_stopping", "logs")]  # fmt: skip
+TRAIN = [
+    ("recipe", "options"),
+    ("devices", "checkpoint", "score"),
+    ("model", "optim", "loss"),
+    ("validation", "step_graphs"),
+    ("loop",),
+    ("planner", "warmup", "early_stopping", "logs"),
+]
 # modules of the pipeline that prep may import
-SHARED = ("resolute.pipeline.jit", "resolute.pipeline.storage", "resolute.pipeline.dataset",
-          "resolute.pipeline.plan.permutation")  # fmt: skip
+SHARED = (
+    "resolute.pipeline.jit",
+    "resolute.pipeline.storage",
+    "resolute.pipeline.dataset",
+    "resolute.pipeline.plan.permutation",
+)
 
 
 def is_within(module: str, *packages: str) -> bool:
@@ -64,18 +94,30 @@ def nodes(tree: ast.AST, *, when_loaded: bool) -> Iterator[ast.AST]:
 
 def broken(allowed: Callable[[str, str], bool]) -> list[str]:
     """The imports that break a rule: `allowed(importing module, imported module)` is false."""
-    return [f"{NAMES[path]} imports {name}" for path in FILES for name in sorted(imports(path))
-            if not allowed(NAMES[path], name)]  # fmt: skip
+    return [
+        f"{NAMES[path]} imports {name}"
+        for path in FILES
+        for name in sorted(imports(path))
+        if not allowed(NAMES[path], name)
+    ]
 
 
 def level(module: str, package: str, order: Sequence[Sequence[str]]) -> int | None:
     """The place of a module's part in the order of a package's parts; None for other modules."""
-    return next((number for number, parts in enumerate(order) for part in parts
-                 if is_within(module, f"resolute.{package}.{part}")), None)  # fmt: skip
+    return next(
+        (
+            number
+            for number, parts in enumerate(order)
+            for part in parts
+            if is_within(module, f"resolute.{package}.{part}")
+        ),
+        None,
+    )
 
 
 def upwards(package: str, order: Sequence[Sequence[str]]) -> list[str]:
     """The imports of a part of a package by a part before it."""
+
     def allowed(importing: str, imported: str) -> bool:
         high, low = level(importing, package, order), level(imported, package, order)
         return high is None or low is None or low <= high
@@ -86,8 +128,9 @@ def upwards(package: str, order: Sequence[Sequence[str]]) -> list[str]:
 def test_the_parts_of_pipeline_and_prep_import_downwards_only() -> None:
     assert upwards("pipeline", PIPELINE) == []
     assert upwards("prep", PREP) == []
-    assert [name for name in NAMES.values() if name.startswith("resolute.prep.")
-            and level(name, "prep", PREP) is None] == []  # fmt: skip
+    assert [
+        name for name in NAMES.values() if name.startswith("resolute.prep.") and level(name, "prep", PREP) is None
+    ] == []
 
 
 def test_the_parts_of_training_import_downwards_only() -> None:
@@ -126,8 +169,15 @@ def test_a_part_imports_only_the_parts_that_it_may() -> None:
 
 
 def test_dali_and_triton_are_imported_by_the_graph_only() -> None:
-    assert broken(lambda importing, imported: imported.split(".")[0] not in ("nvidia", "triton")
-                  or is_within(importing, "resolute.benchmarks", "resolute.pipeline.graph")) == []  # fmt: skip
+    assert (
+        broken(
+            lambda importing, imported: (
+                imported.split(".")[0] not in ("nvidia", "triton")
+                or is_within(importing, "resolute.benchmarks", "resolute.pipeline.graph")
+            )
+        )
+        == []
+    )
 
 
 def test_no_file_imports_a_part_by_its_bare_name() -> None:

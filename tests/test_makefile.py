@@ -15,12 +15,45 @@ def make(tmp_path: Path) -> Make:
     return Make(tmp_path)
 
 
-ODD = ["o'brien", 'say "hi"', "two  words", "$(touch x)", "$(shell touch x)", "`touch x`", "a\ntouch x\n", "cost$5",
-       "a#b", "\\", "*", "; touch x", "-x", "a=b", "wds/{000..146}.tar", "größe"]  # fmt: skip
-COMMANDS = ("shards", "verify", "show", "lr", "lr-find", "plan", "train", "predict", "eval", "export", "report",
-            "bench", "bench-all", "gpu-check", "keys")  # fmt: skip
-DEMO = [["-m", "resolute.pipeline.examples.demo_photos", "--out", "demo/photos"],
-        ["-m", "resolute", "shards", "--src", "demo/photos", "--out", "demo/shards"]]  # fmt: skip
+ODD = [
+    "o'brien",
+    'say "hi"',
+    "two  words",
+    "$(touch x)",
+    "$(shell touch x)",
+    "`touch x`",
+    "a\ntouch x\n",
+    "cost$5",
+    "a#b",
+    "\\",
+    "*",
+    "; touch x",
+    "-x",
+    "a=b",
+    "wds/{000..146}.tar",
+    "größe",
+]
+COMMANDS = (
+    "shards",
+    "verify",
+    "show",
+    "lr",
+    "lr-find",
+    "plan",
+    "train",
+    "predict",
+    "eval",
+    "export",
+    "report",
+    "bench",
+    "bench-all",
+    "gpu-check",
+    "keys",
+)
+DEMO = [
+    ["-m", "resolute.pipeline.examples.demo_photos", "--out", "demo/photos"],
+    ["-m", "resolute", "shards", "--src", "demo/photos", "--out", "demo/shards"],
+]
 
 
 def test_values_are_passed_unchanged_and_never_evaluated_by_a_shell(make: Make) -> None:
@@ -58,10 +91,17 @@ def test_special_characters_in_venv_are_refused(make: Make, value: str) -> None:
     assert not (make.folder / "x").exists()
 
 
-@pytest.mark.parametrize("words", [
-    ("shards", "SRC="),  # `make shards SRC="$FOLDER"` with an empty FOLDER
-    ("shards", "OUT=x"), ("shards", "VAL_LIST=x"), ("train", "SHARDS=mine"), ("eval", "RUN=x"), ("predict", "RUN=x"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("shards", "SRC="),  # `make shards SRC="$FOLDER"` with an empty FOLDER
+        ("shards", "OUT=x"),
+        ("shards", "VAL_LIST=x"),
+        ("train", "SHARDS=mine"),
+        ("eval", "RUN=x"),
+        ("predict", "RUN=x"),
+    ],
+)
 def test_whoever_names_other_data_never_gets_the_demo(make: Make, words: tuple[str, str]) -> None:
     (call,) = make.calls(*words)
     name, _, value = words[1].partition("=")

@@ -72,12 +72,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> None:
     results = "resolute/benchmarks/results/"  # belong to a checkout
-    expected = {str(Path(folder, name).relative_to(ROOT))
-                for folder, _, names in os.walk(ROOT / "resolute", followlinks=True) for name in names
-                if "__pycache__" not in folder}  # fmt: skip
+    expected = {
+        str(Path(folder, name).relative_to(ROOT))
+        for folder, _, names in os.walk(ROOT / "resolute", followlinks=True)
+        for name in names
+        if "__pycache__" not in folder
+    }
     expected = {name for name in expected if not name.startswith(results)}
-    assert {"resolute/py.typed", "resolute/train/recipes/demo.toml", "resolute/report/base.html",
-            "resolute/benchmarks/gpu_check/page.html"} <= expected  # fmt: skip
+    assert {
+        "resolute/py.typed",
+        "resolute/train/recipes/demo.toml",
+        "resolute/report/base.html",
+        "resolute/benchmarks/gpu_check/page.html",
+    } <= expected
     names = zipfile.ZipFile(wheel).namelist()
     assert {name for name in names if ".dist-info/" not in name} == expected
 
@@ -138,23 +145,39 @@ def test_the_locked_versions_lie_in_the_ranges_of_the_project(stack: str) -> Non
     lines = [line for line in (ROOT / "locks" / f"{stack}.txt").read_text().splitlines() if not line.startswith("#")]
     assert [line for line in lines if not re.fullmatch(r"[a-z0-9-]+==[a-z0-9.]+", line)] == []
     pins = dict(line.split("==") for line in lines)
-    wrong = [str(needed) for needed in requirements(stack, "dev")
-             if not needed.specifier.contains(pins.get(canonicalize_name(needed.name), "0"))]  # fmt: skip
+    wrong = [
+        str(needed)
+        for needed in requirements(stack, "dev")
+        if not needed.specifier.contains(pins.get(canonicalize_name(needed.name), "0"))
+    ]
     assert wrong == []
-    decoders = {"cuda13": {"nvidia-nvimgcodec-cu13", "nvidia-nvjpeg"},
-                "cuda12": {"nvidia-nvimgcodec-cu12", "nvidia-nvjpeg-cu12"}}  # fmt: skip
+    decoders = {
+        "cuda13": {"nvidia-nvimgcodec-cu13", "nvidia-nvjpeg"},
+        "cuda12": {"nvidia-nvimgcodec-cu12", "nvidia-nvjpeg-cu12"},
+    }
     assert {"torch", "torchvision", f"nvidia-dali-{stack}0", *decoders[stack]} <= set(pins)
 
 
-@pytest.mark.parametrize(("code", "message"), [
-    ("sys.platform = 'darwin'; import resolute",
-     "ImportError: resolute: runs on Linux only, as NVIDIA DALI does, got darwin; on Windows, use WSL 2\n"),
-    ("sys.modules['timm'] = None; from resolute.cli import main; sys.exit(main(['train']))",
-     "the package timm is not installed, expected it; run `pip install 'resolute-vision[train]'`"),
-    pytest.param("sys.modules['nvidia.dali'] = None; from resolute.cli import main; "
-                 "sys.exit(main(['train', '--shards', '.', '--recipe', 'train/recipes/demo.toml']))",
-                 "nvidia.dali: not installed, expected", marks=pytest.mark.slow),
-], ids=["another system", "no timm", "no DALI"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (
+            "sys.platform = 'darwin'; import resolute",
+            "ImportError: resolute: runs on Linux only, as NVIDIA DALI does, got darwin; on Windows, use WSL 2\n",
+        ),
+        (
+            "sys.modules['timm'] = None; from resolute.cli import main; sys.exit(main(['train']))",
+            "the package timm is not installed, expected it; run `pip install 'resolute-vision[train]'`",
+        ),
+        pytest.param(
+            "sys.modules['nvidia.dali'] = None; from resolute.cli import main; "
+            "sys.exit(main(['train', '--shards', '.', '--recipe', 'train/recipes/demo.toml']))",
+            "nvidia.dali: not installed, expected",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["another system", "no timm", "no DALI"],
+)
 def test_what_is_missing_is_named_in_one_line(code: str, message: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; {code}"], cwd=ROOT, capture_output=True, text=True, check=False

@@ -1,7 +1,7 @@
 """Checkpoints of a run: written atomically, sealed with a SHA-256, and checked before use.
 
-    RUN/step-00000123.pt   the newest few, named by optimizer steps done; each ends in the SHA-256 of its content
-    RUN/last.pt, best.pt   links to the newest one and to the one with the best validation
+RUN/step-00000123.pt   the newest few, named by optimizer steps done; each ends in the SHA-256 of its content
+RUN/last.pt, best.pt   links to the newest one and to the one with the best validation
 """
 
 from __future__ import annotations
@@ -21,14 +21,24 @@ import torch
 from resolute.errors import ResoluteError, StorageError, differences
 from resolute.files import atomic_file, atomic_link, write_errors
 
-__all__ = ["FORMAT", "LAST", "DamagedCheckpoint", "keep_newest", "link", "load", "newest", "peek", "resume", "save",
-           "step_file"]  # fmt: skip
+__all__ = [
+    "FORMAT",
+    "LAST",
+    "DamagedCheckpoint",
+    "keep_newest",
+    "link",
+    "load",
+    "newest",
+    "peek",
+    "resume",
+    "save",
+    "step_file",
+]
 
 FORMAT = "resolute-checkpoint-2"
 LAST = "last.pt"
 _SEAL_BYTES = 64  # SHA-256 in hex digits
-_WRONG_CONTENT = (RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError,
-                  zipfile.BadZipFile)  # fmt: skip
+_WRONG_CONTENT = (RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile)
 
 
 class DamagedCheckpoint(ResoluteError):
@@ -101,8 +111,9 @@ def _check_same(path: Path, state: dict[str, Any], expect: dict[str, Any]) -> No
         )
     if "data" in expect:
         old, new = state["data"], expect["data"]
-        if names := [name for name in [*old, *(name for name in new if name not in old)]
-                     if old.get(name) != new.get(name)]:  # fmt: skip
+        if names := [
+            name for name in [*old, *(name for name in new if name not in old)] if old.get(name) != new.get(name)
+        ]:
             same = ", ".join(name for name in new if name not in names)
             raise ResoluteError(
                 f"{path}: made with other data: got a set that differs in {', '.join(names)}"
@@ -111,8 +122,7 @@ def _check_same(path: Path, state: dict[str, Any], expect: dict[str, Any]) -> No
 
 
 def newest(folder: Path, name: str) -> Path:
-    """The file to resume from: `name`, or the newest step file if the first save was cut before `last.pt` was linked.
-    """
+    """The file to resume from: `name`, or the newest step file if the first save ended before `last.pt` was linked."""
     path, names = folder / name, _names(folder)
     if name != LAST or name in names:
         return path
@@ -165,9 +175,11 @@ def peek(path: Path, key: str) -> Any:
 
 def _unavailable(path: Path, error: OSError) -> StorageError:
     advice = {
-        errno.EACCES: "make it readable, or use another RUN", errno.EPERM: "make it readable, or use another RUN",
-        errno.EISDIR: "use another RUN", errno.ENOTDIR: "use another RUN",
-    }.get(error.errno or 0, "run again when the storage responds; the file may be intact")  # fmt: skip
+        errno.EACCES: "make it readable, or use another RUN",
+        errno.EPERM: "make it readable, or use another RUN",
+        errno.EISDIR: "use another RUN",
+        errno.ENOTDIR: "use another RUN",
+    }.get(error.errno or 0, "run again when the storage responds; the file may be intact")
     return StorageError(f"{path}: cannot be read, got '{error.strerror or error}', expected a readable file; {advice}")
 
 

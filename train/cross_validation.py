@@ -1,5 +1,4 @@
-"""Cross-validation: trains one run per fold in RUN/fold-K, one after another, and summarises them in RUN/folds.json.
-"""
+"""Cross-validation: trains one run per fold in RUN/fold-K, one after another, and summarises them in RUN/folds.json."""
 
 from __future__ import annotations
 
@@ -63,8 +62,9 @@ def cross_validate(options: Options, chosen: list[int], folds: int, ranks: Ranks
         first = outcomes[str(chosen[0])]
         metric = next(metrics[0] for metrics in METRICS.values() if f"best_{metrics[0].key}" in first)
         best_key, last_key = f"best_{metric.key}", f"last_{metric.key}"
-        summary = {name: _mean_and_deviation([fold[name] for fold in outcomes.values()])
-                   for name in (best_key, last_key)}  # fmt: skip
+        summary = {
+            name: _mean_and_deviation([fold[name] for fold in outcomes.values()]) for name in (best_key, last_key)
+        }
         path = options.folder / "folds.json"
         with output_file(path) as file:
             file.write((json.dumps({"folds": outcomes, **summary}, indent=1) + "\n").encode())
@@ -88,8 +88,13 @@ def outcome(log: Path) -> dict[str, Any]:
     run.read()
     last = next(epoch for epoch in reversed(run.epochs) if best_score(epoch) is not None)
     best, key = run.best_epoch or last, main_metric(last).key
-    return {f"best_{key}": best_score(best), "best_epoch": best["epoch"], f"last_{key}": best_score(last),
-            "last_epoch": last["epoch"], "elapsed_s": last["elapsed_s"]}  # fmt: skip
+    return {
+        f"best_{key}": best_score(best),
+        "best_epoch": best["epoch"],
+        f"last_{key}": best_score(last),
+        "last_epoch": last["epoch"],
+        "elapsed_s": last["elapsed_s"],
+    }
 
 
 def _mean_and_deviation(values: list[float]) -> dict[str, float]:

@@ -56,8 +56,9 @@ class Progress:
         if changed or score > self._level + self._stop.min_delta:
             self._level, self._level_epoch = score, epoch
         elif self._stop.patience and not last and epoch - self._level_epoch >= self._stop.patience:
-            self.ended = (f"{metric.title} no better than {metric.text(self._level)} for {epoch - self._level_epoch} "
-                          "epochs")  # fmt: skip
+            self.ended = (
+                f"{metric.title} no better than {metric.text(self._level)} for {epoch - self._level_epoch} epochs"
+            )
         return is_best
 
     def state_dict(self) -> dict[str, Any]:
@@ -80,10 +81,17 @@ class NotFinite(ResoluteError):
         """The error for weights that are not finite after optimizer step `step`."""
         phase = next(s for s in reversed(plan.phases) if s.split == "train" and s.first_step <= max(0, step))
         index = phase.first + step - phase.first_step
-        return cls("weights are not finite", {
-            "index": index, "step": step, "epoch": phase.epoch, "stage": phase.stage, "res": plan.res_at(index)[0],
-            "lr": lr,
-        })  # fmt: skip
+        return cls(
+            "weights are not finite",
+            {
+                "index": index,
+                "step": step,
+                "epoch": phase.epoch,
+                "stage": phase.stage,
+                "res": plan.res_at(index)[0],
+                "lr": lr,
+            },
+        )
 
     def describe(self, plan: Plan, folder: Path, *, write: bool) -> ResoluteError:
         """The error message with what reproduces the step; the keys of its batch are in RUN/not_finite.json.

@@ -31,18 +31,25 @@ from resolute.train.recipe.schema import Precision, Recipe
 from .step_graphs import StepGraphs, check_cuda_graphs
 from .validation import BatchScores, score_batch
 
-__all__ = ["Learner", "autocast", "autocast_dtype", "eval_logits", "image_dtype", "in_layout",
-           "micro_batches"]  # fmt: skip
+__all__ = ["Learner", "autocast", "autocast_dtype", "eval_logits", "image_dtype", "in_layout", "micro_batches"]
 
 
 class Learner:
     """Network, EMA, optimizer, schedule and gradient scaler of a run; `state_dict` is what a checkpoint stores."""
 
     def __init__(
-        self, recipe: Recipe, *, classes: int, total_steps: int, device: torch.device, head: Head = CLASSES,
-        ranks: Ranks | None = None, epoch_steps: Sequence[int] = (), epoch_samples: Sequence[int] = (),
+        self,
+        recipe: Recipe,
+        *,
+        classes: int,
+        total_steps: int,
+        device: torch.device,
+        head: Head = CLASSES,
+        ranks: Ranks | None = None,
+        epoch_steps: Sequence[int] = (),
+        epoch_samples: Sequence[int] = (),
         class_weights: NDArray[np.float32] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`classes`: number of outputs of the network; `head`: what they mean. `epoch_steps`, `epoch_samples`:
         optimizer steps and training samples of each epoch, for schedules that depend on stages, epochs or samples.
         `class_weights` (C,): see that function. Raises `ResoluteError` for settings that the device or model does not
@@ -57,17 +64,27 @@ class Learner:
         self.recipe, self.device, self.ranks = recipe, device, ranks or Ranks()
         layout, built = recipe.precision.channels_last, strongest(recipe)
         self.network = build_model(
-            built.model, classes=classes, channels_last=layout, device=device, ranks=self.ranks.world_size,
+            built.model,
+            classes=classes,
+            channels_last=layout,
+            device=device,
+            ranks=self.ranks.world_size,
             resolutions=recipe.resolutions,
-        )  # fmt: skip
+        )
         mean_steps = [total_steps / recipe.total_epochs] * recipe.total_epochs
-        self.ema = WeightAverage(
-            recipe.ema, self.network, epoch_steps=[*(epoch_steps or mean_steps)]
-        ) if recipe.ema.on else None  # fmt: skip
+        self.ema = (
+            WeightAverage(recipe.ema, self.network, epoch_steps=[*(epoch_steps or mean_steps)])
+            if recipe.ema.on
+            else None
+        )
         self.teacher = build_teacher(
-            recipe.distill, recipe.data, classes=classes, channels_last=layout, device=device,
+            recipe.distill,
+            recipe.data,
+            classes=classes,
+            channels_last=layout,
+            device=device,
             resolutions={res for stage in recipe.stages for res in stage.resolutions},
-        )  # fmt: skip
+        )
         self.head = head
         weights = None if class_weights is None else torch.from_numpy(class_weights).to(device)
         self.loss = build_loss(recipe.loss, head, weights=weights, device=device)
@@ -77,9 +94,13 @@ class Learner:
         self.freezer = Freezer(recipe.freeze, recipe.stages, self.network, self.optimizer)
         self.regularizer = Regularizer(recipe, self.network, self.optimizer)
         self.rates = Rates(
-            recipe.schedule, recipe.optim, recipe.stages, total_steps=total_steps, epoch_steps=epoch_steps,
+            recipe.schedule,
+            recipe.optim,
+            recipe.stages,
+            total_steps=total_steps,
+            epoch_steps=epoch_steps,
             epoch_samples=epoch_samples,
-        )  # fmt: skip
+        )
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
         self._entered: tuple[int, int, bool] | None = None  # stage, resolution and mode that the network has
         self._stepped: tuple[int, int] | None = None  # stage and resolution that the optimizer has
@@ -192,8 +213,10 @@ class Learner:
     def eval_outputs(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
         """The outputs of the networks "raw" and, with EMA, "ema" for a validation batch's images."""
         networks = {"raw": self.network} | ({"ema": self.ema.module} if self.ema is not None else {})
-        return {name: eval_logits(network, images, self.recipe.precision, flip=self.recipe.eval.flip)
-                for name, network in networks.items()}  # fmt: skip
+        return {
+            name: eval_logits(network, images, self.recipe.precision, flip=self.recipe.eval.flip)
+            for name, network in networks.items()
+        }
 
     def _micro_batches(self, batch: Batch) -> list[tuple[torch.Tensor, ...]]:
         # why: only classes have labels of the partners

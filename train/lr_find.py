@@ -50,8 +50,10 @@ _DIVERGED = 4.0  # Source: fastai ParamScheduler.after_batch: smooth_loss > 4 * 
 _STOP_SMOOTHING = 0.9  # weight of earlier losses when looking for divergence
 _WIDTH = 1 / 25  # standard deviation of the smoothing / number of steps of the sweep: 0.16 decades by default
 # Measured: benchmarks/results/lr-find-sweeps.json
-_TRUST = ("A start for tuning, not the optimum: in four of five range tests it was 0.6 to 1.8 times the peak in use, "
-          "in the fifth 6 times; try a third of it and three times as much")  # fmt: skip
+_TRUST = (
+    "A start for tuning, not the optimum: in four of five range tests it was 0.6 to 1.8 times the peak in use, "
+    "in the fifth 6 times; try a third of it and three times as much"
+)
 # why they differ: the step of Adam and its kin does not grow with the gradient
 _RANGES = {"momentum": (1e-3, 1e1), "betas": (1e-5, 1e-1)}
 
@@ -156,12 +158,20 @@ def draw(test: RangeTest, path: Path, *, suggested: float | None, title: str, su
     marks = [] if suggested is None else [(suggested, f"optim.lr = {suggested:g}")]
     drawn = chart(
         "Loss",
-        [Series(name="loss of a step", colour="soft", x=test.lrs.tolist(), y=test.losses.tolist()),
-         Series(name="smoothed", colour="a", x=test.lrs.tolist(), y=curve.tolist())],
-        unit="", marks=marks, top=1.5 * float(curve[0]), zero=False, log="x", x_name="LR", wide=True,
+        [
+            Series(name="loss of a step", colour="soft", x=test.lrs.tolist(), y=test.losses.tolist()),
+            Series(name="smoothed", colour="a", x=test.lrs.tolist(), y=curve.tolist()),
+        ],
+        unit="",
+        marks=marks,
+        top=1.5 * float(curve[0]),
+        zero=False,
+        log="x",
+        x_name="LR",
+        wide=True,
         start=float(test.lrs[0]),
         note=f"Suggested: half the last rate at which the smoothed loss is half-way down or lower. {_TRUST}.",
-    )  # fmt: skip
+    )
     with output_file(path) as file:
         file.write(figures_page(title=title, subtitle=subtitle, charts=[drawn]))
 
@@ -174,25 +184,41 @@ def main(args: LrFindOptions) -> None:
     check(10 * low <= high, "--min-lr, --max-lr", f"{low:g} to {high:g}", "at least a factor of 10 between them")
     with tempfile.TemporaryDirectory() as folder:  # stays empty: no run is read or written
         options = Options(
-            folder=Path(folder), shards=args.shards, recipe=args.recipe, device=args.device, threads=args.threads,
-        )  # fmt: skip
+            folder=Path(folder),
+            shards=args.shards,
+            recipe=args.recipe,
+            device=args.device,
+            threads=args.threads,
+        )
         recipe, shards, plan, learner = set_up(options, Ranks())
     fewest = plan.first_phase("train", 0).samples // max(shape.batch_size for shape in plan.stages[0].shapes)
     epochs = max(recipe.stages[0].epochs, -(-args.steps // max(1, fewest)))
     # why no schedule and no EMA: the sweep uses neither, and their milestones or `last_epochs` may not suit this recipe
     first = dataclasses.replace(
-        recipe, stages=(dataclasses.replace(recipe.stages[0], epochs=epochs),), schedule=Schedule(),
-        ema=Ema(), eval=dataclasses.replace(recipe.eval, every_epochs=epochs),
-    )  # fmt: skip
+        recipe,
+        stages=(dataclasses.replace(recipe.stages[0], epochs=epochs),),
+        schedule=Schedule(),
+        ema=Ema(),
+        eval=dataclasses.replace(recipe.eval, every_epochs=epochs),
+    )
     plan = first.plan(shards, auto_order=plan.order)
     check_micro_batches(plan, learner)
     stage = plan.first_phase("train", 0)
-    text = (f"{args.steps} steps of stage 0 ({stage.res} px, batch {stage.batch_size}), LR {low:g} to {high:g}, "
-            f"{recipe.optim.name}, seed {recipe.seed}")  # fmt: skip
+    text = (
+        f"{args.steps} steps of stage 0 ({stage.res} px, batch {stage.batch_size}), LR {low:g} to {high:g}, "
+        f"{recipe.optim.name}, seed {recipe.seed}"
+    )
     print(f"{recipe.name}: {text}", flush=True)
     try:
-        with Loader(plan, device=learner.device, num_threads=args.threads, mean=recipe.data.mean, std=recipe.data.std,
-                    on_bad_sample=recipe.data.on_bad_sample, dtype=learner.image_dtype) as loader:  # fmt: skip
+        with Loader(
+            plan,
+            device=learner.device,
+            num_threads=args.threads,
+            mean=recipe.data.mean,
+            std=recipe.data.std,
+            on_bad_sample=recipe.data.on_bad_sample,
+            dtype=learner.image_dtype,
+        ) as loader:
             test = range_test(plan, loader, learner, low=low, high=high, steps=args.steps)
     except RuntimeError as error:
         if not out_of_memory(error):

@@ -12,11 +12,24 @@ from resolute.machine import cpus_per_process
 from resolute.settings import described, setting, settings
 from resolute.train.recipe import RECIPES
 
-__all__ = ["CompareOptions", "EvalOptions", "ExportOptions", "KeysOptions", "LaunchOptions", "LrFindOptions",
-           "LrOptions", "PlanOptions", "PredictOptions", "ReportOptions", "ShowOptions", "TrainOptions"]  # fmt: skip
+__all__ = [
+    "CompareOptions",
+    "EvalOptions",
+    "ExportOptions",
+    "KeysOptions",
+    "LaunchOptions",
+    "LrFindOptions",
+    "LrOptions",
+    "PlanOptions",
+    "PredictOptions",
+    "ReportOptions",
+    "ShowOptions",
+    "TrainOptions",
+]
 
 _SHARDS = "shard set: folder written by `resolute shards` or URL (s3://, gs://, http://)"
 _RUN = "name or folder of a run (its best checkpoint is used), or one of its .pt files"
+
 
 def _recipe_file(path: Path) -> Path:
     """The file of an included recipe that is given by its name, "imagenet_rn50"; any other path as it is."""
@@ -42,9 +55,10 @@ class LaunchOptions:
 
     gpus: int | None = setting(None, "number of processes on this machine, one per GPU (default: one process)", ge=1)
     nodes: str = setting(
-        "1", "number of machines, or FEWEST:MOST, which all run the same command with --head",
-        pattern=r"^[1-9]\d*(:[1-9]\d*)?$"
-    )  # fmt: skip
+        "1",
+        "number of machines, or FEWEST:MOST, which all run the same command with --head",
+        pattern=r"^[1-9]\d*(:[1-9]\d*)?$",
+    )
     head: str | None = setting(None, "with --gpus: first machine of several, as NAME:PORT")
     restarts: int | None = setting(
         None, "with --gpus: times that all processes are started again after one died (default: 3; 0 with --from)", ge=0
@@ -56,8 +70,9 @@ class LaunchOptions:
         if unused:
             raise ResoluteError(f"{unused[0]}: has no effect, got no --gpus, expected their number; add --gpus 8")
         if self.nodes != "1" and self.head is None:
-            raise ResoluteError(f"--nodes: got {self.nodes} without --head, expected the first machine's address; add "
-                                "--head NAME:29400")  # fmt: skip
+            raise ResoluteError(
+                f"--nodes: got {self.nodes} without --head, expected the first machine's address; add --head NAME:29400"
+            )
 
 
 @settings("")
@@ -70,23 +85,18 @@ class _RunOptions(LaunchOptions, _Device):
         "cpu", "where JPEGs are decoded for a GPU; auto: there if a trial process can and steps are faster"
     )
     folds: str | None = setting(
-        None, "cross-validation: train K runs, each in RUN/fold-NUMBER with another K-th of the training split held "
-        "out for validation; 0,2/K: only these two"
-    )  # fmt: skip
-    gpu_memory_gib: float = setting(
-        0.0, "limit of GPU memory for tensors, as on a smaller GPU; 0: none", ge=0, le=1e6
+        None,
+        "cross-validation: train K runs, each in RUN/fold-NUMBER with another K-th of the training split held "
+        "out for validation; 0,2/K: only these two",
     )
+    gpu_memory_gib: float = setting(0.0, "limit of GPU memory for tensors, as on a smaller GPU; 0: none", ge=0, le=1e6)
     save_every_s: float = setting(300.0, "seconds between checkpoints", ge=0, le=1e9)
-    save_every_steps: int = setting(
-        0, "optimizer steps between checkpoints; 0: by time only", ge=0, le=10**12
-    )
+    save_every_steps: int = setting(0, "optimizer steps between checkpoints; 0: by time only", ge=0, le=10**12)
 
 
 @settings("")
 class PlanOptions(_RunOptions):
-    budget: str | None = setting(
-        None, "time limit (90s, 11m, 1.5h); suggests changes if the run exceeds it"
-    )
+    budget: str | None = setting(None, "time limit (90s, 11m, 1.5h); suggests changes if the run exceeds it")
     suggest: Path | None = setting(
         None, "new TOML file: write the recipe with the stages and epochs that use the budget best"
     )
@@ -119,9 +129,7 @@ class TrainOptions(_RunOptions):
 @settings("")
 class _Inference(_Device):
     split: str = setting("val", "split of a shard set")
-    fold: int | None = setting(
-        None, "for a run with folds and its own set: fold to use (default: the run's)", ge=0
-    )
+    fold: int | None = setting(None, "for a run with folds and its own set: fold to use (default: the run's)", ge=0)
     flip: bool = setting(False, "test-time flip, even if the recipe does not use it")
 
 
@@ -144,9 +152,10 @@ class PredictOptions(_Inference):
     out: Path = setting(Path("pred.csv"), "CSV file to write")
     format: Literal["wide"] | None = setting(None, "wide: a column per class, with its probability")
     sample: Path | None = setting(
-        None, "a competition's sample_submission.csv: write a submission with its header, ids and order; an id is a "
-        "photo's path or name, with or without suffix"
-    )  # fmt: skip
+        None,
+        "a competition's sample_submission.csv: write a submission with its header, ids and order; an id is a "
+        "photo's path or name, with or without suffix",
+    )
     topk: int | None = setting(None, "classes per row, most likely first (default: 5)", ge=1, le=10**9)
     threshold: float | None = setting(
         None, "several labels per sample: probability from which on one is predicted (default: 0.5)", ge=0, le=1

@@ -37,13 +37,18 @@ class Curve:
                 "stages.batch_size: got auto, expected a number, on which the steps depend; set one in the recipe"
             )
         steps = epoch_steps(recipe.stages, samples)
-        self._epochs = [(stage, runs) for stage, _, runs in
-                        each_epoch(recipe.stages, samples=samples, seed=recipe.seed)]  # fmt: skip
+        self._epochs = [
+            (stage, runs) for stage, _, runs in each_epoch(recipe.stages, samples=samples, seed=recipe.seed)
+        ]
         self.recipe, self.total_steps = recipe, sum(steps)
         self.rates = Rates(
-            recipe.schedule, recipe.optim, recipe.stages, total_steps=self.total_steps, epoch_steps=steps,
+            recipe.schedule,
+            recipe.optim,
+            recipe.stages,
+            total_steps=self.total_steps,
+            epoch_steps=steps,
             epoch_samples=epoch_samples(recipe.stages, samples),
-        )  # fmt: skip
+        )
         epochs = accumulate((stage.epochs for stage in recipe.stages), initial=0)
         self._borders = borders = [0, *accumulate(steps)]
         self.firsts = [borders[epoch] for epoch in epochs]  # first step of each stage, and the total
@@ -63,8 +68,9 @@ class Curve:
 
 def changes(recipe: Recipe) -> list[str]:
     """The keys of `regularization` whose values change over the run."""
-    values = [recipe.regularization_at(number, res)
-              for number, stage in enumerate(recipe.stages) for res in stage.resolutions]  # fmt: skip
+    values = [
+        recipe.regularization_at(number, res) for number, stage in enumerate(recipe.stages) for res in stage.resolutions
+    ]
     return [name for name in values[0] if len({each[name] for each in values}) > 1]
 
 
@@ -87,8 +93,10 @@ def stage_lines(curve: Curve) -> list[str]:
 def regularization_text(recipe: Recipe, stage: int, first_res: int, last_res: int) -> str:
     """The values that change over the run, at two resolutions (px) of the stage: "; drop_rate 0.1 to 0.2"."""
     first, last = (recipe.regularization_at(stage, res) for res in (first_res, last_res))
-    return "".join(f"; {name} {first[name]:.4g}" + (f" to {last[name]:.4g}" if last[name] != first[name] else "")
-                   for name in changes(recipe))  # fmt: skip
+    return "".join(
+        f"; {name} {first[name]:.4g}" + (f" to {last[name]:.4g}" if last[name] != first[name] else "")
+        for name in changes(recipe)
+    )
 
 
 def charts(curve: Curve) -> list[Chart]:
@@ -98,22 +106,33 @@ def charts(curve: Curve) -> list[Chart]:
     for number, stage in enumerate(recipe.stages):
         first, end = curve.firsts[number : number + 2]
         marks.append((float(first), f"{stage.res_text}, batch {stage.batch_text}"))
-        points += [(number, float(step), *curve.at(number, step))
-                   for step in sorted({*range(first, end, every), end - 1})]  # fmt: skip
+        points += [
+            (number, float(step), *curve.at(number, step)) for step in sorted({*range(first, end, every), end - 1})
+        ]
     stages, steps, lrs, momenta = zip(*points, strict=True)
     sizes = [curve.res(int(step)) for step in steps]
-    return [*filter(None, schedule_charts(
-        steps, lrs=lrs, momenta=momenta, sizes=list(map(float, sizes)), marks=marks,
-        strengths=[recipe.regularization_at(stage, res) for stage, res in zip(stages, sizes, strict=True)],
-        momentum="beta 1" if recipe.optim.uses_betas else "momentum",
-    ))]  # fmt: skip
+    return [
+        *filter(
+            None,
+            schedule_charts(
+                steps,
+                lrs=lrs,
+                momenta=momenta,
+                sizes=list(map(float, sizes)),
+                marks=marks,
+                strengths=[recipe.regularization_at(stage, res) for stage, res in zip(stages, sizes, strict=True)],
+                momentum="beta 1" if recipe.optim.uses_betas else "momentum",
+            ),
+        )
+    ]
 
 
 def draw(curve: Curve, path: Path) -> None:
     """Write the page to `path`. Raises `ResoluteError` if it cannot be written."""
     with output_file(path) as file:
-        file.write(figures_page(title=f"Schedule of {curve.recipe.name}", subtitle=_summary(curve),
-                                charts=charts(curve)))  # fmt: skip
+        file.write(
+            figures_page(title=f"Schedule of {curve.recipe.name}", subtitle=_summary(curve), charts=charts(curve))
+        )
 
 
 def _summary(curve: Curve) -> str:

@@ -27,8 +27,9 @@ def existing_run(target: str, *, runs: Path = RUNS) -> Path:
         for path in places:
             if _is_run(path) or path.is_file():
                 return path
-    raise ResoluteError(f"{target}: no run or checkpoint, got nothing at {' or '.join(map(str, places))}; "
-                        f"{_choices(runs)}")  # fmt: skip
+    raise ResoluteError(
+        f"{target}: no run or checkpoint, got nothing at {' or '.join(map(str, places))}; {_choices(runs)}"
+    )
 
 
 def default_run(recipe: Path, shards: str | Path) -> str:
@@ -91,8 +92,11 @@ def _is_run(path: Path) -> bool:
 
 def _choices(runs: Path) -> str:
     try:
-        names = sorted(str(path.relative_to(runs)) for path in [*runs.glob("*"), *runs.glob("*/*")]
-                       if not path.name.startswith(("fold-", ".")) and _is_run(path))  # fmt: skip
+        names = sorted(
+            str(path.relative_to(runs))
+            for path in [*runs.glob("*"), *runs.glob("*/*")]
+            if not path.name.startswith(("fold-", ".")) and _is_run(path)
+        )
     except OSError:
         names = []
     if not names:

@@ -35,8 +35,10 @@ class Metric:
 
 # by kind of target; the first decides
 METRICS: Mapping[str, tuple[Metric, ...]] = {
-    "class": (Metric(key="top1", title="top-1", percent=True, counted=True),
-              Metric(key="top5", title="top-5", percent=True, counted=True)),
+    "class": (
+        Metric(key="top1", title="top-1", percent=True, counted=True),
+        Metric(key="top5", title="top-5", percent=True, counted=True),
+    ),
     "labels": (
         Metric(key="mAP", title="mAP", percent=True),
         Metric(key="f1_micro", title="micro F1", percent=True),
@@ -76,9 +78,7 @@ def best_epoch(epochs: Iterable[dict[str, Any]], *, last_res: int | None) -> dic
     validated = [(epoch, score) for epoch in epochs if (score := best_score(epoch)) is not None]
     best: tuple[dict[str, Any], float] | None = None
     for epoch, score in validated:
-        if best is None or is_better(
-            score, epoch.get("eval_res"), best[1], best[0].get("eval_res"), last_res=last_res
-        ):
+        if best is None or is_better(score, epoch.get("eval_res"), best[1], best[0].get("eval_res"), last_res=last_res):
             best = epoch, score
     return None if best is None else best[0]
 

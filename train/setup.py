@@ -92,25 +92,33 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
     if options.fold is not None:
         fold, folds = options.fold
         if recipe.data.folds not in (None, folds):
-            raise ResoluteError(f"--folds: got {folds} folds, expected data.folds of the recipe, {recipe.data.folds}; "
-                                "omit one of them")  # fmt: skip
+            raise ResoluteError(
+                f"--folds: got {folds} folds, expected data.folds of the recipe, {recipe.data.folds}; omit one of them"
+            )
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, fold=fold, folds=folds))
     device = pick_device(options.device, ranks, threads=options.threads)
     cap_memory(device, options.gpu_memory_gib)
     if recipe.precision.amp == "bf16" and bf16_is_emulated(device):
         print(
             f"warning: precision.amp: got bf16 on a {device.type.upper().replace('CUDA', 'GPU')} without bf16 "
-            'instructions, where it is many times slower than float32, expected "auto"; change the recipe', flush=True,
-        )  # fmt: skip
+            'instructions, where it is many times slower than float32, expected "auto"; change the recipe',
+            flush=True,
+        )
     # why from the checkpoint: a run reads the same stored resolutions to its end, even if others were added to the set
     read = stored_resolutions(ranks.broadcast(_saved(options, "data")) or {})
     shards = ShardSet.open(
-        options.shards, resolutions=read if max(read, default=0) >= max(recipe.resolutions) else recipe.resolutions,
-        fold=recipe.data.fold, folds=recipe.data.folds, generation=ranks.broadcast(_saved(options, "generation")),
-    )  # fmt: skip
+        options.shards,
+        resolutions=read if max(read, default=0) >= max(recipe.resolutions) else recipe.resolutions,
+        fold=recipe.data.fold,
+        folds=recipe.data.folds,
+        generation=ranks.broadcast(_saved(options, "generation")),
+    )
     if shards.generation + 1 < shards.generations and ranks.is_main:
-        print(f"{shards.root}: photos were added since this run began; it continues without them, on generation "
-              f"{shards.generation}", flush=True)  # fmt: skip
+        print(
+            f"{shards.root}: photos were added since this run began; it continues without them, on generation "
+            f"{shards.generation}",
+            flush=True,
+        )
     # why from the checkpoint: a run keeps its order even if its shards have moved to other storage
     auto_order = ranks.broadcast(checkpoint.peek(options.newest, "order")) if recipe.data.order == "auto" else None
     if device.type == "cpu":
@@ -123,11 +131,16 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
     def build(recipe: Recipe, ranks: Ranks) -> tuple[Plan, Learner]:
         plan = recipe.plan(shards, auto_order=auto_order)
         learner = Learner(
-            recipe, classes=len(head.target), head=head, total_steps=plan.total_steps, device=device, ranks=ranks,
+            recipe,
+            classes=len(head.target),
+            head=head,
+            total_steps=plan.total_steps,
+            device=device,
+            ranks=ranks,
             epoch_steps=[phase.batches for phase in plan.phases if phase.split == "train"],
             epoch_samples=[phase.samples for phase in plan.phases if phase.split == "train"],
             class_weights=class_weights(recipe.loss, plan),
-        )  # fmt: skip
+        )
         return plan, learner
 
     def probe(recipe: Recipe) -> tuple[Plan, Probe]:
@@ -135,16 +148,21 @@ def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Lear
         # why not compiled: each probe is a new shape
         norm = "batch" if recipe.model.norm == "sync" else recipe.model.norm
         simple = dataclasses.replace(
-            recipe, model=dataclasses.replace(recipe.model, norm=norm),
+            recipe,
+            model=dataclasses.replace(recipe.model, norm=norm),
             precision=dataclasses.replace(recipe.precision, compile=False),
-        )  # fmt: skip
+        )
         plan, learner = build(simple, Ranks())
         return plan, real_steps(plan, learner, world_size=ranks.world_size)
 
     recipe = with_batch_sizes(
-        recipe, device=device, saved_recipe=lambda: ranks.broadcast(_saved(options, "recipe")),
-        probe=probe, world_size=ranks.world_size, min_over_ranks=lambda size: -ranks.max(-size),
-    )  # fmt: skip
+        recipe,
+        device=device,
+        saved_recipe=lambda: ranks.broadcast(_saved(options, "recipe")),
+        probe=probe,
+        world_size=ranks.world_size,
+        min_over_ranks=lambda size: -ranks.max(-size),
+    )
     plan, learner = build(recipe, ranks)
     return recipe, shards, plan, learner
 

@@ -108,11 +108,24 @@ def draw(rows: list[Row], path: Path, *, title: str, charts: Sequence[Chart] = (
     sheets = []
     for row in rows:
         side = row.pixels.shape[1]
-        sheets.append((row.title, [
-            {"data": _webp(pixels), "title": line.replace("\n", ", "), "lines": line.split("\n"), "width": side,
-             "height": side, "original": _outlined(original, crop.tolist(), side)}
-            for pixels, line, original, crop in zip(row.pixels, row.lines, row.originals, row.crops, strict=True)
-        ]))  # fmt: skip
+        sheets.append(
+            (
+                row.title,
+                [
+                    {
+                        "data": _webp(pixels),
+                        "title": line.replace("\n", ", "),
+                        "lines": line.split("\n"),
+                        "width": side,
+                        "height": side,
+                        "original": _outlined(original, crop.tolist(), side),
+                    }
+                    for pixels, line, original, crop in zip(
+                        row.pixels, row.lines, row.originals, row.crops, strict=True
+                    )
+                ],
+            )
+        )
     with output_file(path) as file:
         subtitle = "first images of each stage and split, each beside its original with the crop outlined"
         file.write(figures_page(title=title, subtitle=subtitle, charts=charts, sheets=sheets))
@@ -148,9 +161,7 @@ def main(args: ShowOptions) -> None:
     """Run the command."""
     recipe = Recipe.load(args.recipe)
     out = page_file(args.out, f"{recipe.name}-show.html")
-    shards = ShardSet.open(
-        args.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, folds=recipe.data.folds
-    )
+    shards = ShardSet.open(args.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, folds=recipe.data.folds)
     rows = model_inputs(shards, recipe, count=args.count)
     schedule = charts(Curve(recipe, len(shards.splits["train"]))) if changes(recipe) else ()
     draw(rows, out, title=f"Model input of {recipe.name}", charts=schedule)

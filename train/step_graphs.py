@@ -27,6 +27,7 @@ _TENSORS = ("images", "targets", "partner_labels", "lam")
 
 def check_cuda_graphs(recipe: Recipe, *, device: torch.device, world_size: int) -> None:
     """Raise `ResoluteError`, naming the key, for what `precision.cuda_graphs` cannot capture."""
+
     def refuse(got: str, expected: str) -> ResoluteError:
         return ResoluteError(f"precision.cuda_graphs: got true {got}, expected {expected}; remove the key")
 
@@ -77,8 +78,9 @@ class StepGraphs:
         self._network.zero_grad(set_to_none=True)  # why: backward then allocates the gradients in the graph's pool
         graph, loss = cuda.captured_graph(lambda: self._forward_backward(batch), pool=self._pool)
         self._pool = self._pool or graph.pool()
-        gradients = [(parameter, parameter.grad) for parameter in self._network.parameters()
-                     if parameter.grad is not None]  # fmt: skip
+        gradients = [
+            (parameter, parameter.grad) for parameter in self._network.parameters() if parameter.grad is not None
+        ]
         self._captured[key] = _Captured(graph=graph, batch=batch, loss=loss, gradients=gradients)
         self._network.zero_grad(set_to_none=True)
 

@@ -76,9 +76,7 @@ def run(options: Options, ranks: Ranks | None = None) -> int:
         return opened.fit()
 
 
-def run_batches(
-    batches: Iterable[Batch], learner: Learner, meter: Meter, after: Callable[[BatchSpec], bool]
-) -> bool:
+def run_batches(batches: Iterable[Batch], learner: Learner, meter: Meter, after: Callable[[BatchSpec], bool]) -> bool:
     """Run all batches. `after`, called after each, may save and print, and returns False to stop.
 
     Returns whether all batches ran.
@@ -160,9 +158,14 @@ class _Session:
     """This process's part of a run: resumes, trains, saves and prints."""
 
     def __init__(
-        self, options: Options, check_lock: Callable[[], None], recipe: Recipe, shards: ShardSet, plan: Plan,
+        self,
+        options: Options,
+        check_lock: Callable[[], None],
+        recipe: Recipe,
+        shards: ShardSet,
+        plan: Plan,
         learner: Learner,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`check_lock`: raises if the run's folder is no longer the one that was locked; called before each save."""
         self.options, self.recipe, self.plan, self.learner = options, recipe, plan, learner
         self._check_lock = check_lock
@@ -187,8 +190,13 @@ class _Session:
         self.position, self.progress = 0, Progress(recipe.stop, recipe.stages)
         self.decode: Decode | None = None  # on a GPU: where images are decoded; decided once per run
         # stored in checkpoints for inference, in addition to the recipe
-        self.about = {"name": recipe.name, "head": learner.head.to_json(), "margin": shards.margin,
-                      "generation": shards.generation, "set": {"source": options.set_path}}  # fmt: skip
+        self.about = {
+            "name": recipe.name,
+            "head": learner.head.to_json(),
+            "margin": shards.margin,
+            "generation": shards.generation,
+            "set": {"source": options.set_path},
+        }
         if state:
             learner.load_state_dict(state)
             self.meter.load_state_dict(state["meter"])
@@ -279,9 +287,14 @@ class _Session:
         paces = measure_stages(self.plan, loader, self.learner)
         loader.load_state_dict({"next_batch": self.position})
         return forecast(
-            self.plan, paces, eval_every=self.recipe.eval.every_epochs, start_s=start_s, save_s=save_s,
-            save_every_s=self.options.save_every_s, folds=folds,
-        )  # fmt: skip
+            self.plan,
+            paces,
+            eval_every=self.recipe.eval.every_epochs,
+            start_s=start_s,
+            save_s=save_s,
+            save_every_s=self.options.save_every_s,
+            folds=folds,
+        )
 
     def _calibrate(self, result: Forecast) -> None:
         print(table(result))
@@ -290,11 +303,18 @@ class _Session:
 
     def _loader(self, decode: Decode | None, *, start: int = 0) -> Loader:
         return Loader(
-            self.plan, device=self.learner.device, decode=decode, num_threads=self.options.threads, start=start,
-            rank=self.ranks.rank, world_size=self.ranks.world_size,
-            mean=self.recipe.data.mean, std=self.recipe.data.std, on_bad_sample=self.recipe.data.on_bad_sample,
+            self.plan,
+            device=self.learner.device,
+            decode=decode,
+            num_threads=self.options.threads,
+            start=start,
+            rank=self.ranks.rank,
+            world_size=self.ranks.world_size,
+            mean=self.recipe.data.mean,
+            std=self.recipe.data.std,
+            on_bad_sample=self.recipe.data.on_bad_sample,
             dtype=self.learner.image_dtype,
-        )  # fmt: skip
+        )
 
     def _decode(self) -> Decode | None:
         """The device that decodes: `--decode`; for auto, the checkpoint's, else the faster one if a trial succeeds."""
@@ -308,20 +328,29 @@ class _Session:
         if self.decode is not None:
             return self.decode
         spec = self.plan.batch(busiest(self.plan).first, rank=self.ranks.rank, world_size=self.ranks.world_size)
-        reason = trial_fault(partial(
-            difference, self.plan.shards, res=spec.res, batch_size=len(spec), device=str(device),
-            threads=self.options.threads,
-        ))  # fmt: skip
+        reason = trial_fault(
+            partial(
+                difference,
+                self.plan.shards,
+                res=spec.res,
+                batch_size=len(spec),
+                device=str(device),
+                threads=self.options.threads,
+            )
+        )
         if faults := self.ranks.gather({} if reason is None else {self.ranks.rank: reason}):
-            print(f"decoding: a trial on the GPU failed ({faults[min(faults)]}); this run decodes on the CPU",
-                  flush=True)  # fmt: skip
+            print(
+                f"decoding: a trial on the GPU failed ({faults[min(faults)]}); this run decodes on the CPU", flush=True
+            )
             return "cpu"
         self._warm_up()  # why: kernel autotuning in the first steps would distort the times
         with restored(self.learner):
             fastest, times = choose_decode(
-                self.plan, lambda decode, start: self._loader(decode, start=start), self.learner.train_step,
+                self.plan,
+                lambda decode, start: self._loader(decode, start=start),
+                self.learner.train_step,
                 Stopwatch.of(self.learner),
-            )  # fmt: skip
+            )
         decode = self.ranks.broadcast(fastest)
         measured = ", ".join(f"{1e3 * seconds:.1f} ms on the {place.upper()}" for place, seconds in times.items())
         print(f"decoding: step time is {measured}; this run decodes on the {decode.upper()}", flush=True)
@@ -367,9 +396,7 @@ class _Session:
         phase = next(each for each in self.plan.phases if (each.split, each.epoch) == ("train", spec.epoch))
         largest = max(phase.shapes, key=lambda shape: shape.res)
         counts = self.plan.class_counts(spec.epoch).tolist() if self.ranks.is_main else []
-        record = self.meter.end_epoch(
-            spec, res=largest.res, batch_size=largest.batch_size, class_counts=counts
-        )
+        record = self.meter.end_epoch(spec, res=largest.res, batch_size=largest.batch_size, class_counts=counts)
         tqdm.write(epoch_line(record))
         done, progress = spec.index + 1 == self.plan.total_batches, self.progress
         is_best = progress.update(record, last=done)
@@ -377,19 +404,28 @@ class _Session:
             write_validation(self.options.folder, record, self.meter.details)
         if done or progress.ended:
             best = progress.best_score if progress.best_epoch >= 0 else None
-            self.log.write({"kind": "end", "elapsed_s": self.meter.elapsed_s, f"best_{main_metric(record).key}": best,
-                            "stopped_early": progress.ended})  # fmt: skip
+            self.log.write(
+                {
+                    "kind": "end",
+                    "elapsed_s": self.meter.elapsed_s,
+                    f"best_{main_metric(record).key}": best,
+                    "stopped_early": progress.ended,
+                }
+            )
         self._save(best=is_best)
         if self.ranks.is_main and (done or progress.ended):
             data = self.recipe.data
-            confused_photos(self.options.folder, self.plan.shards, mean=data.mean, std=data.std,
-                            crop_pct=self.recipe.eval.crop_pct)  # fmt: skip
+            confused_photos(
+                self.options.folder, self.plan.shards, mean=data.mean, std=data.std, crop_pct=self.recipe.eval.crop_pct
+            )
         self.reports.update()
         self.loggers.update()
         if progress.ended:
             metric = main_metric(record)
-            tqdm.write(f"stopped early: {progress.ended}; best.pt is of epoch {progress.best_epoch} ({metric.title} "
-                       f"{metric.text(progress.best_score)}, {progress.best_weights} weights), last.pt of this one")
+            tqdm.write(
+                f"stopped early: {progress.ended}; best.pt is of epoch {progress.best_epoch} ({metric.title} "
+                f"{metric.text(progress.best_score)}, {progress.best_weights} weights), last.pt of this one"
+            )
 
     def _save(self, *, best: bool = False) -> None:
         self._log_skipped()
@@ -400,10 +436,17 @@ class _Session:
             lr = max(group["lr"] for group in self.learner.optimizer.param_groups)
             raise NotFinite.after(self.plan, step - 1, lr=lr)
         state = {
-            **self.identity, **self.about, **self.learner.state_dict(), "meter": meter, "position": self.position,
-            "step": step, "progress": self.progress.state_dict(), "order": self.plan.order,
-            "decode": self.decode, "res": self.recipe.stages[phase.stage].validation_res,
-        }  # fmt: skip
+            **self.identity,
+            **self.about,
+            **self.learner.state_dict(),
+            "meter": meter,
+            "position": self.position,
+            "step": step,
+            "progress": self.progress.state_dict(),
+            "order": self.plan.order,
+            "decode": self.decode,
+            "res": self.recipe.stages[phase.stage].validation_res,
+        }
         file = checkpoint.step_file(folder, step)
         if self.ranks.is_main:
             self._check_lock()
@@ -472,17 +515,29 @@ class _Session:
         self.bar.update()
 
     def _write_start(self, shards: ShardSet) -> None:
-        self.log.write({
-            "kind": "start", "recipe": self.recipe.name, "recipe_hash": self.recipe.hash, "shards_hash": shards.hash,
-            "generation": shards.generation, "target": shards.target.kind,
-            "classes": len(shards.classes), "class_names": list(shards.classes),
-            "class_samples": self.plan.class_samples.tolist() if self.ranks.is_main else [],
-            "train_samples": len(shards.splits["train"]),
-            "val_samples": len(shards.splits["val"]), "stages": self.identity["recipe"]["stages"],
-            "recipe_values": self.identity["recipe"],
-            "recipe_text": self.options.recipe.read_text(encoding="utf-8-sig"),
-            "machine": describe(self.learner.device, threads=self.options.threads),
-            "order": self.plan.order, "total_steps": self.plan.total_steps, "ranks": self.ranks.world_size,
-            "device": device_name(self.learner.device),
-            "python": platform.python_version(), "torch": torch.__version__, "timm": timm.__version__,
-        })  # fmt: skip
+        self.log.write(
+            {
+                "kind": "start",
+                "recipe": self.recipe.name,
+                "recipe_hash": self.recipe.hash,
+                "shards_hash": shards.hash,
+                "generation": shards.generation,
+                "target": shards.target.kind,
+                "classes": len(shards.classes),
+                "class_names": list(shards.classes),
+                "class_samples": self.plan.class_samples.tolist() if self.ranks.is_main else [],
+                "train_samples": len(shards.splits["train"]),
+                "val_samples": len(shards.splits["val"]),
+                "stages": self.identity["recipe"]["stages"],
+                "recipe_values": self.identity["recipe"],
+                "recipe_text": self.options.recipe.read_text(encoding="utf-8-sig"),
+                "machine": describe(self.learner.device, threads=self.options.threads),
+                "order": self.plan.order,
+                "total_steps": self.plan.total_steps,
+                "ranks": self.ranks.world_size,
+                "device": device_name(self.learner.device),
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "timm": timm.__version__,
+            }
+        )

@@ -184,17 +184,21 @@ def _class_details(head: Head, predicted: torch.Tensor, labels: torch.Tensor) ->
         examples = ((labels == label) & (predicted == taken_for)).nonzero()[:_EXAMPLES, 0].tolist()
         confused.append({"label": names[label], "predicted": names[taken_for], "count": count, "samples": examples})
     return {}, {
-        "classes": [{"name": name, "samples": samples, "accuracy": hit / samples if samples else None}
-                    for name, samples, hit in zip(names, counts.tolist(), hits.tolist(), strict=True)],
+        "classes": [
+            {"name": name, "samples": samples, "accuracy": hit / samples if samples else None}
+            for name, samples, hit in zip(names, counts.tolist(), hits.tolist(), strict=True)
+        ],
         "confusion": {"classes_per_cell": group, "counts": matrix.tolist()},
         "confused": confused,
-    }  # fmt: skip
+    }
 
 
 def _label_details(head: Head, logits: torch.Tensor, positives: torch.Tensor) -> Details:
     """Per class its positives, average precision, F1 at 0.5, and best F1 with its threshold (a probability)."""
-    parts = [average_precision(logits[:, at : at + _COLUMNS], positives[:, at : at + _COLUMNS])
-             for at in range(0, logits.shape[1], _COLUMNS)]  # fmt: skip
+    parts = [
+        average_precision(logits[:, at : at + _COLUMNS], positives[:, at : at + _COLUMNS])
+        for at in range(0, logits.shape[1], _COLUMNS)
+    ]
     ap, best, threshold = (torch.cat(columns).cpu() for columns in zip(*parts, strict=True))
     predicted = logits >= 0  # a probability of at least 0.5
     true = (predicted & positives.bool()).sum(0).cpu()
@@ -202,16 +206,26 @@ def _label_details(head: Head, logits: torch.Tensor, positives: torch.Tensor) ->
     f1 = 2 * true / (taken + total)
     known = total > 0
     metrics = {
-        "mAP": float(ap[known].mean()), "f1_micro": float(2 * true.sum() / (taken + total).sum()),
+        "mAP": float(ap[known].mean()),
+        "f1_micro": float(2 * true.sum() / (taken + total).sum()),
         "f1_macro": float(f1[known].double().mean()),
-    }  # fmt: skip
-    columns = zip(head.target.names, total.tolist(), ap.tolist(), f1.tolist(), best.tolist(),
-                  threshold.sigmoid().tolist(), strict=True)  # fmt: skip
+    }
+    columns = zip(
+        head.target.names,
+        total.tolist(),
+        ap.tolist(),
+        f1.tolist(),
+        best.tolist(),
+        threshold.sigmoid().tolist(),
+        strict=True,
+    )
     keys = ("ap", "f1", "best_f1", "threshold")
-    return metrics, {"classes": [
-        {"name": name, "samples": count, **dict(zip(keys, values if count else [None] * 4, strict=True))}
-        for name, count, *values in columns
-    ]}  # fmt: skip
+    return metrics, {
+        "classes": [
+            {"name": name, "samples": count, **dict(zip(keys, values if count else [None] * 4, strict=True))}
+            for name, count, *values in columns
+        ]
+    }
 
 
 def _value_details(head: Head, predicted: torch.Tensor, true: torch.Tensor) -> Details:
@@ -233,13 +247,22 @@ def _value_details(head: Head, predicted: torch.Tensor, true: torch.Tensor) -> D
     for d, name in enumerate(head.target.names):
         error = errors[:, d][errors[:, d].isfinite()]
         counts, edges = torch.histogram(error, _BINS) if len(error) else (torch.zeros(0), torch.zeros(0))
-        columns.append({
-            "name": name, "unit": (head.target.units or ("",) * len(head.target))[d],
-            "mae": _finite(float(mae[d])), "rmse": _finite(float(rmse[d])), "r2": _finite(float(r2[d])),
-            "points": [[*pair] for pair in zip(true[::every, d].tolist(), map(_finite, predicted[::every, d].tolist()),
-                                               strict=True)],
-            "errors": {"counts": counts.to(torch.int64).tolist(), "edges": edges.tolist()},
-        })  # fmt: skip
+        columns.append(
+            {
+                "name": name,
+                "unit": (head.target.units or ("",) * len(head.target))[d],
+                "mae": _finite(float(mae[d])),
+                "rmse": _finite(float(rmse[d])),
+                "r2": _finite(float(r2[d])),
+                "points": [
+                    [*pair]
+                    for pair in zip(
+                        true[::every, d].tolist(), map(_finite, predicted[::every, d].tolist()), strict=True
+                    )
+                ],
+                "errors": {"counts": counts.to(torch.int64).tolist(), "edges": edges.tolist()},
+            }
+        )
     return {"r2": float(mean_r2), "rmse": float(rmse.mean()), "mae": float(mae.mean())}, {"columns": columns}
 
 

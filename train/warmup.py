@@ -24,8 +24,15 @@ from resolute.train.recipe.schema import Recipe
 
 from .loop import Learner, in_layout, micro_batches
 
-__all__ = ["capture_graphs", "check_micro_batches", "enough_for_a_cpu", "memory_to_spare", "shapes", "untouched",
-           "warm_up"]  # fmt: skip
+__all__ = [
+    "capture_graphs",
+    "check_micro_batches",
+    "enough_for_a_cpu",
+    "memory_to_spare",
+    "shapes",
+    "untouched",
+    "warm_up",
+]
 
 _SPARE_FRAC = 0.25
 
@@ -104,18 +111,25 @@ def _too_small(recipe: Recipe, phase: Phase, shape: tuple[int, int, int], *, wor
     batch_size = recipe.stages[phase.stage].batch_size_at(res)
     of_ranks = f" on {world_size} ranks" if world_size > 1 else ""
     if local_size > 1:
-        return (f"optim.grad_accum_steps: {recipe.optim.grad_accum_steps} micro-batches of the {global_size} "
-                f"samples per step{of_ranks} (stage {phase.stage}) leave one of a single sample")  # fmt: skip
+        return (
+            f"optim.grad_accum_steps: {recipe.optim.grad_accum_steps} micro-batches of the {global_size} "
+            f"samples per step{of_ranks} (stage {phase.stage}) leave one of a single sample"
+        )
     if batch_size < 2 * world_size:
         return f"stages[{phase.stage}].batch_size: {batch_size}{of_ranks} is a single sample per step"
-    return (f"stages[{phase.stage}].batch_size: {batch_size}{of_ranks} leaves a last batch of a single sample "
-            f"of the epoch's {phase.samples}")  # fmt: skip
+    return (
+        f"stages[{phase.stage}].batch_size: {batch_size}{of_ranks} leaves a last batch of a single sample "
+        f"of the epoch's {phase.samples}"
+    )
 
 
 def warm_up(
-    learner: Learner, todo: list[tuple[str, int, int]], before_each: Callable[[], None] = lambda: None, *,
+    learner: Learner,
+    todo: list[tuple[str, int, int]],
+    before_each: Callable[[], None] = lambda: None,
+    *,
     stage: int = 0,
-) -> None:  # fmt: skip
+) -> None:
     """Run what a training step and a validation compute once per shape; the teacher runs on the training shapes too.
 
     `todo`: as from `shapes`. `before_each` is called before each shape and may raise to stop. `stage`: whose

@@ -45,8 +45,9 @@ def run_part(part: Part, folder: Path, *, limit_s: float, words: Sequence[str] =
     with log.open("wb") as output:
         # why passive: on a CPU, OpenMP threads that spin while waiting take cores from the loader's threads
         environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
-        process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                                   env=environment)  # fmt: skip
+        process = subprocess.Popen(
+            words, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, env=environment
+        )
         problem = ""
         try:
             status = process.wait(limit_s)
@@ -70,8 +71,9 @@ def run_part(part: Part, folder: Path, *, limit_s: float, words: Sequence[str] =
 
 def overall(results: Sequence[Result]) -> tuple[str, str]:
     """("passed" or "failed", one line): failed if any part is."""
-    counts = {verdict: sum(result.verdict == verdict for result in results)
-              for verdict in ("passed", "failed", "skipped")}  # fmt: skip
+    counts = {
+        verdict: sum(result.verdict == verdict for result in results) for verdict in ("passed", "failed", "skipped")
+    }
     line = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     return "failed" if counts["failed"] else "passed", line
 
@@ -86,8 +88,10 @@ def headline(settings: Settings, values: dict[str, dict[str, Any]]) -> str:
             parts.append(f"{alone['images_per_s'] / model:.1f} at {res} px ({alone['cores']:.1f} cores)")
     if not parts:
         return ""
-    return (f"Images that the loader delivers for each image that {settings.model} trains on: {', '.join(parts)}; "
-            f"batches of {settings.train_batch_size}, {settings.threads} loader threads.")  # fmt: skip
+    return (
+        f"Images that the loader delivers for each image that {settings.model} trains on: {', '.join(parts)}; "
+        f"batches of {settings.train_batch_size}, {settings.threads} loader threads."
+    )
 
 
 def main(args: GpuCheckOptions) -> int:
@@ -102,9 +106,12 @@ def main(args: GpuCheckOptions) -> int:
 
         memory_gib = cuda.total_bytes(device) / 2**30
     settings = Settings.for_device(
-        device.type, folder=folder.resolve(), shards=args.shards or str(folder.resolve() / "shards"),
-        threads=args.threads, memory_gib=memory_gib,
-    )  # fmt: skip
+        device.type,
+        folder=folder.resolve(),
+        shards=args.shards or str(folder.resolve() / "shards"),
+        threads=args.threads,
+        memory_gib=memory_gib,
+    )
     minutes = args.minutes or (10 if settings.on_gpu else 60)
     record = header(device=device)
     if args.shards is None:
@@ -139,21 +146,30 @@ def _write(
     folder = Path(settings.folder)
     verdict, counts = overall([result for _, result, _ in results])
     sentence = headline(settings, {part.name: result.values for part, result, _ in results})
-    parts = [{"part": part.name, "title": part.title, "took_s": round(part_s, 1), **dataclasses.asdict(result)}
-             for part, result, part_s in results]  # fmt: skip
+    parts = [
+        {"part": part.name, "title": part.title, "took_s": round(part_s, 1), **dataclasses.asdict(result)}
+        for part, result, part_s in results
+    ]
     machine = record["machine"]
     page = render(
-        Path(__file__).with_name("page.html"), title=f"GPU check: {verdict}", line=counts, headline=sentence,
+        Path(__file__).with_name("page.html"),
+        title=f"GPU check: {verdict}",
+        line=counts,
+        headline=sentence,
         subtitle=f"{machine['gpu'] or machine['cpu']}, {took_s:.0f} s, commit {record['commit'] or 'unknown'}",
         parts=[{**part, "bad": part["verdict"] == "failed"} for part in parts],
-    )  # fmt: skip
+    )
     with write_errors(folder):
         (folder / "report.html").write_bytes(page)
     without_folders = {"folder": folder.name, "shards": Path(settings.shards).name}
     document = {
-        **record, "settings": dataclasses.asdict(settings) | without_folders, "verdict": verdict, "headline": sentence,
-        "took_s": round(took_s, 1), "parts": parts,
-    }  # fmt: skip
+        **record,
+        "settings": dataclasses.asdict(settings) | without_folders,
+        "verdict": verdict,
+        "headline": sentence,
+        "took_s": round(took_s, 1),
+        "parts": parts,
+    }
     with output_file(folder / "gpu-check.json") as file:
         file.write((json.dumps(document, indent=1) + "\n").encode())
     return verdict, " ".join(filter(None, [f"{counts}, {took_s:.0f} s.", sentence]))

@@ -68,19 +68,32 @@ def kernels(settings: Settings, report: Report) -> Result:
     noise, good, worst = erase_noise(mean, std), True, 0
     report.table("augmentation", "largest difference#", "values that differ, %#")
     recipes: dict[str, dict[str, Any]] = {
-        "randaugment": {"policy": "randaugment", "num_ops": 3}, "trivialaugment": {"policy": "trivialaugment"},
-        "autoaugment": {"policy": "autoaugment"}, "3-augment": {"policy": "3-augment"},
+        "randaugment": {"policy": "randaugment", "num_ops": 3},
+        "trivialaugment": {"policy": "trivialaugment"},
+        "autoaugment": {"policy": "autoaugment"},
+        "3-augment": {"policy": "3-augment"},
         "jitter, grey, blur": {"jitter": (0.4, 0.4, 0.4, 0.1), "grey_prob": 0.3, "blur_prob": 0.3},
-        "erasing, mixup, cutmix": {"random_erasing_prob": 0.7, "random_erasing_fill": "noise", "mixup_alpha": 0.5,
-                                   "cutmix_alpha": 1.0},
-    }  # fmt: skip
+        "erasing, mixup, cutmix": {
+            "random_erasing_prob": 0.7,
+            "random_erasing_fill": "noise",
+            "mixup_alpha": 0.5,
+            "cutmix_alpha": 1.0,
+        },
+    }
     for name, keys in recipes.items():
         augment = Augment(**keys)
         images = rng.integers(0, 256, (count, res, res, 3), dtype=np.uint8)
         images[::4] //= 16  # faint ones, on which contrast and equalisation act strongly
         ops, spec = used_ops([augment]), _spec(augment, count, res)
-        finish = GpuFinish(ops, mean=mean, std=std, noise=noise, dtype=torch.float32, as_bytes=True,
-                           device=torch.device(settings.device))  # fmt: skip
+        finish = GpuFinish(
+            ops,
+            mean=mean,
+            std=std,
+            noise=noise,
+            dtype=torch.float32,
+            as_bytes=True,
+            device=torch.device(settings.device),
+        )
         got = finish(torch.from_numpy(images).to(settings.device), *finish.pack(spec)).cpu().numpy()
         finish.close()
         difference = np.abs(got.astype(int) - _on_cpu(images, spec, ops, noise=noise, mean=mean))
@@ -102,11 +115,24 @@ def _spec(augment: Any, count: int, res: int) -> Any:
     boxes = np.where((modes == CUTMIX)[:, None], np.array([3, 5, 8, 9], np.int32), 0)
     ids = np.arange(count)
     return BatchSpec(
-        index=0, split="train", epoch=0, stage=0, res=res, stored_res=res, step=0, last=False, global_size=count,
-        ids=ids, crops=np.zeros((count, 4), np.int32), flips=np.zeros(count, bool), modes=modes, lam=lam,
-        boxes=boxes.astype(np.int32), partners=ids[::-1].copy().astype(np.int32),
+        index=0,
+        split="train",
+        epoch=0,
+        stage=0,
+        res=res,
+        stored_res=res,
+        step=0,
+        last=False,
+        global_size=count,
+        ids=ids,
+        crops=np.zeros((count, 4), np.int32),
+        flips=np.zeros(count, bool),
+        modes=modes,
+        lam=lam,
+        boxes=boxes.astype(np.int32),
+        partners=ids[::-1].copy().astype(np.int32),
         augment_params=augment_params(augment, seed=0, epoch=0, ids=ids, res=res),
-    )  # fmt: skip
+    )
 
 
 def _on_cpu(images: Any, spec: Any, ops: Any, *, noise: Any, mean: tuple[float, ...]) -> Any:
@@ -183,17 +209,19 @@ def buffers(settings: Settings, report: Report) -> Result:
     wrong = sum(a != b for a, b in zip(*sums, strict=True))
     report.values["batches"] = len(sums[0])
     return Result.judged(
-        not wrong, f"{len(sums[0]) - wrong} of {len(sums[0])} batches as before, with the GPU "
-        f"{_SLEEP_CYCLES / 1e6:.0f} million cycles behind at every {_LATE_EVERY}th and each dropped at once"
-    )  # fmt: skip
+        not wrong,
+        f"{len(sums[0]) - wrong} of {len(sums[0])} batches as before, with the GPU "
+        f"{_SLEEP_CYCLES / 1e6:.0f} million cycles behind at every {_LATE_EVERY}th and each dropped at once",
+    )
 
 
 def sync(settings: Settings, report: Report) -> Result:
     """Loader and training steps under torch's check for synchronisations of the host with the device."""
     import torch
 
-    with shared.training(settings, steps=_STEPS + 10, res=settings.resolutions[0],
-                         augment=shared.AUGMENTS["policy"]) as (batches, learner):  # fmt: skip
+    with shared.training(
+        settings, steps=_STEPS + 10, res=settings.resolutions[0], augment=shared.AUGMENTS["policy"]
+    ) as (batches, learner):
         for batch in itertools.islice(batches, 5):
             learner.train_step(batch)
         if settings.on_gpu:
@@ -203,8 +231,11 @@ def sync(settings: Settings, report: Report) -> Result:
                 learner.train_step(batch)
         except RuntimeError as error:
             if learner.scaler.is_enabled() and "synchroniz" in str(error):
-                return Result(verdict="passed", summary="fp16's gradient scaler waits for the GPU in each step, as "
-                              "torch has no fused kernel of this optimizer; nothing else was checked")  # fmt: skip
+                return Result(
+                    verdict="passed",
+                    summary="fp16's gradient scaler waits for the GPU in each step, as "
+                    "torch has no fused kernel of this optimizer; nothing else was checked",
+                )
             raise
         finally:
             if settings.on_gpu:
@@ -223,8 +254,10 @@ def graphs(settings: Settings, report: Report) -> Result:
     losses, steps_s = {}, {}
     report.table("", "step ms#", "last loss#")
     for name, captured in (("eager", False), ("captured", True)):
-        with shared.training(at_small, steps=3 * _STEPS, res=settings.resolutions[0],
-                             cuda_graphs=captured) as (batches, learner):  # fmt: skip
+        with shared.training(at_small, steps=3 * _STEPS, res=settings.resolutions[0], cuda_graphs=captured) as (
+            batches,
+            learner,
+        ):
             each = [learner.train_step(batch)[0] for batch in itertools.islice(batches, _STEPS)]
             losses[name] = [float(loss) for loss in each]
             began = time.perf_counter()
@@ -236,10 +269,11 @@ def graphs(settings: Settings, report: Report) -> Result:
     report.values |= {"losses": losses, "steps_s": steps_s}
     difference = max(abs(a - b) for a, b in zip(*losses.values(), strict=True))
     return Result.judged(
-        difference <= _LOSS_LIMIT, f"{settings.model}, batch {small} at {settings.resolutions[0]} px: "
+        difference <= _LOSS_LIMIT,
+        f"{settings.model}, batch {small} at {settings.resolutions[0]} px: "
         f"{steps_s['eager'] / steps_s['captured']:.2f}x as fast as eager; losses of {_STEPS} steps differ by at most "
-        f"{difference:.2g} (allowed: {_LOSS_LIMIT})"
-    )  # fmt: skip
+        f"{difference:.2g} (allowed: {_LOSS_LIMIT})",
+    )
 
 
 def resume(settings: Settings, report: Report) -> Result:
@@ -251,8 +285,9 @@ def resume(settings: Settings, report: Report) -> Result:
         return Result.judged(False, f"status {whole.returncode}: {shared.last_line(whole.stderr)}")
     steps = len(shared.step_records(runs / "whole"))
     log = runs / "killed/run.jsonl"
-    process = subprocess.Popen(shared.train_command(settings, recipe, runs, "killed"), stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL)  # fmt: skip
+    process = subprocess.Popen(
+        shared.train_command(settings, recipe, runs, "killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         # why by lines: the log is written at each checkpoint, so some of its steps are saved and later ones are not
         while process.poll() is None and not (log.exists() and log.read_bytes().count(b'"kind": "step"') >= steps // 2):
@@ -273,10 +308,11 @@ def resume(settings: Settings, report: Report) -> Result:
     return Result.judged(
         complete and (settings.on_gpu or not difference),
         f"{steps} steps, each once; losses differ by {difference:.2g} at most from those of an undisturbed run "
-        f"(allowed: {'any' if settings.on_gpu else 0})" if complete
+        f"(allowed: {'any' if settings.on_gpu else 0})"
+        if complete
         else f"status {resumed.returncode}: {shared.last_line(resumed.stderr)}; {len(losses[1])} of {steps} steps "
         "in the log",
-    )  # fmt: skip
+    )
 
 
 def memory(settings: Settings, report: Report) -> Result:
@@ -296,12 +332,19 @@ def memory(settings: Settings, report: Report) -> Result:
     report.table("", "MiB#")
     report.row("DALI's memory", f"{used / 2**20:.0f}")
     report.row("set aside for it", f"{reserve / 2**20:.0f}")
-    big = shared.tiny_recipe(settings, "big", batch_size=2048, model=settings.model, res=settings.resolutions[-1],
-                             epochs=1)  # fmt: skip
+    big = shared.tiny_recipe(
+        settings, "big", batch_size=2048, model=settings.model, res=settings.resolutions[-1], epochs=1
+    )
     refused = shared.train(settings, big, runs, "big", "--gpu-memory-gib", "2")
     message = shared.last_line(refused.stderr)
-    auto = shared.train(settings, shared.tiny_recipe(settings, "auto", batch_size="auto", epochs=1), runs, "auto",
-                        "--gpu-memory-gib", "1")  # fmt: skip
+    auto = shared.train(
+        settings,
+        shared.tiny_recipe(settings, "auto", batch_size="auto", epochs=1),
+        runs,
+        "auto",
+        "--gpu-memory-gib",
+        "1",
+    )
     chosen = shared.last_line(auto.stderr)
     if auto.returncode == 0:
         steps = shared.step_records(runs / "auto")
@@ -322,8 +365,13 @@ def _memory_of_dali(settings: Settings) -> tuple[int, int]:
     from resolute.train.planner.batch_size import loader_bytes
 
     shards, gpu = shared.open_set(settings), torch.device("cuda", torch.cuda.current_device())
-    stage = shared.stage_of(shards, settings.resolutions[-1], batches=12, batch_size=settings.train_batch_size,
-                            augment=shared.AUGMENTS["policy"])  # fmt: skip
+    stage = shared.stage_of(
+        shards,
+        settings.resolutions[-1],
+        batches=12,
+        batch_size=settings.train_batch_size,
+        augment=shared.AUGMENTS["policy"],
+    )
     from resolute.benchmarks.loaders.ours import training_plan
 
     plan = training_plan(shards, [stage])
@@ -349,14 +397,29 @@ def sanitizer(settings: Settings, report: Report) -> Result:
     report.table("tool", "status#", "")
     for name in ("memcheck", "racecheck"):
         folder = _subfolder(settings, name)
-        command = [tool, "--tool", name, "--error-exitcode", "9", "--kernel-name", "kns=apply_slot", "--kernel-name",
-                   "kns=finish", sys.executable, "-m", "resolute.benchmarks.gpu_check.parts", "kernels",
-                   str(folder)]  # fmt: skip
+        command = [
+            tool,
+            "--tool",
+            name,
+            "--error-exitcode",
+            "9",
+            "--kernel-name",
+            "kns=apply_slot",
+            "--kernel-name",
+            "kns=finish",
+            sys.executable,
+            "-m",
+            "resolute.benchmarks.gpu_check.parts",
+            "kernels",
+            str(folder),
+        ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_SANITIZED_S, check=False)
             print(done.stdout, done.stderr)
-            summary = next((line.strip("= ") for line in reversed(done.stdout.splitlines()) if "SUMMARY" in line),
-                           shared.last_line(done.stderr))  # fmt: skip
+            summary = next(
+                (line.strip("= ") for line in reversed(done.stdout.splitlines()) if "SUMMARY" in line),
+                shared.last_line(done.stderr),
+            )
             status = str(done.returncode)
             checked = Report.load(folder / "kernels.json")
             good &= done.returncode == 0 and checked is not None and checked.verdict == "passed"

@@ -19,8 +19,15 @@ from .result import Report, Result, Settings
 __all__ = ["device"]
 
 _QUERIED = "name,driver_version,pcie.link.gen.current,pcie.link.width.current,mig.mode.current,power.limit"
-_PACKAGES = ("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu13", "nvidia-nvimgcodec-cu12",
-             "nvidia-nvjpeg", "nvidia-nvjpeg-cu12", "triton")  # fmt: skip
+_PACKAGES = (
+    "nvidia-dali-cuda130",
+    "nvidia-dali-cuda120",
+    "nvidia-nvimgcodec-cu13",
+    "nvidia-nvimgcodec-cu12",
+    "nvidia-nvjpeg",
+    "nvidia-nvjpeg-cu12",
+    "triton",
+)
 _COPIED_MIB = 256
 
 
@@ -57,9 +64,12 @@ def _gpu_facts(facts: dict[str, Any]) -> str:
 
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         facts["nvidia-smi"] = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={_QUERIED}", "--format=csv,noheader"], capture_output=True, text=True,
-            timeout=15, check=True,
-        ).stdout.strip()  # fmt: skip
+            ["nvidia-smi", f"--query-gpu={_QUERIED}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=15,
+            check=True,
+        ).stdout.strip()
     facts |= {"CUDA of torch": torch.version.cuda, "cuDNN": torch.backends.cudnn.version()}
     for i in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(i)

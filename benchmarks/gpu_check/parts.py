@@ -45,12 +45,24 @@ PARTS = (
 )
 
 _FUNCTIONS: dict[str, Callable[[Settings, Report], Result]] = {
-    "device": facts.device, "kernels": correctness.kernels, "pixels": correctness.pixels,
-    "buffers": correctness.buffers, "loader": speed.loader, "training": speed.training, "switch": speed.switch,
-    "sync": correctness.sync, "graphs": correctness.graphs, "resume": correctness.resume,
-    "memory": correctness.memory, "decoders": speed.decoders, "compiled": speed.compiled,
-    "sanitizer": correctness.sanitizer, "trace": speed.trace, "ranks": speed.ranks, "tests": correctness.tests,
-}  # fmt: skip
+    "device": facts.device,
+    "kernels": correctness.kernels,
+    "pixels": correctness.pixels,
+    "buffers": correctness.buffers,
+    "loader": speed.loader,
+    "training": speed.training,
+    "switch": speed.switch,
+    "sync": correctness.sync,
+    "graphs": correctness.graphs,
+    "resume": correctness.resume,
+    "memory": correctness.memory,
+    "decoders": speed.decoders,
+    "compiled": speed.compiled,
+    "sanitizer": correctness.sanitizer,
+    "trace": speed.trace,
+    "ranks": speed.ranks,
+    "tests": correctness.tests,
+}
 _LIGHT = ("tests", "resume", "memory", "decoders", "ranks", "sanitizer")  # parts that only start other processes
 
 

@@ -42,16 +42,32 @@ class Settings:
 
     @classmethod
     def for_device(cls, device: str, *, folder: Path, shards: str, threads: int, memory_gib: float = 0) -> Settings:
-        """`memory_gib`: of the GPU. On a large one, computing a batch takes longer than launching its step.
-        """
+        """`memory_gib`: of the GPU. On a large one, computing a batch takes longer than launching its step."""
         common: dict[str, Any] = {"device": device, "folder": str(folder), "shards": shards, "threads": threads}
         if device == "cpu":
-            return cls(**common, resolutions=(32, 48), photos=100, batch_size=16, train_batch_size=8,
-                       model="test_resnet", seconds=0.2, rounds=2, stage_epochs=2)  # fmt: skip
+            return cls(
+                **common,
+                resolutions=(32, 48),
+                photos=100,
+                batch_size=16,
+                train_batch_size=8,
+                model="test_resnet",
+                seconds=0.2,
+                rounds=2,
+                stage_epochs=2,
+            )
         train_batch_size = 1024 if memory_gib > 70 else 256 if memory_gib > 36 else 64
-        return cls(**common, resolutions=(128, 160, 224), photos=3000, batch_size=1024,
-                   train_batch_size=train_batch_size, model="resnet50", seconds=1.5, rounds=3,
-                   stage_epochs=3)  # fmt: skip
+        return cls(
+            **common,
+            resolutions=(128, 160, 224),
+            photos=3000,
+            batch_size=1024,
+            train_batch_size=train_batch_size,
+            model="resnet50",
+            seconds=1.5,
+            rounds=3,
+            stage_epochs=3,
+        )
 
     @property
     def on_gpu(self) -> bool:
@@ -109,4 +125,3 @@ class Report:
     def load(path: Path) -> Result | None:
         """The result in a part's file, None if there is none."""
         return Result(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
-

@@ -21,15 +21,30 @@ if TYPE_CHECKING:
     from resolute.pipeline.plan.stage import Stage
     from resolute.train.loop import Learner
 
-__all__ = ["AUGMENTS", "cpu_seconds", "last_line", "loader_options", "open_set", "plan_of", "recipe_of", "stage_of",
-           "step_records", "synchronise", "tiny_recipe", "train", "train_command", "training"]  # fmt: skip
+__all__ = [
+    "AUGMENTS",
+    "cpu_seconds",
+    "last_line",
+    "loader_options",
+    "open_set",
+    "plan_of",
+    "recipe_of",
+    "stage_of",
+    "step_records",
+    "synchronise",
+    "tiny_recipe",
+    "train",
+    "train_command",
+    "training",
+]
 
 _EPOCH_STEPS = 12
 _MIXING = {"mixup_alpha": 0.2, "cutmix_alpha": 1.0}
 AUGMENTS: dict[str, dict[str, Any]] = {  # keys of [augment]
-    "plain": {}, "mixing": _MIXING,
+    "plain": {},
+    "mixing": _MIXING,
     "policy": {**_MIXING, "policy": "randaugment", "random_erasing_prob": 0.25, "mixup_mode": "elem"},
-}  # fmt: skip
+}
 
 
 def open_set(settings: Settings) -> ShardSet:
@@ -54,17 +69,23 @@ def plan_of(settings: Settings, shards: ShardSet, *, batches: int, augment: dict
     """A stage of training batches at each resolution."""
     from resolute.benchmarks.loaders.ours import training_plan
 
-    return training_plan(shards, [
-        stage_of(shards, res, batches=batches, batch_size=settings.train_batch_size, augment=augment)
-        for res in settings.resolutions
-    ])  # fmt: skip
+    return training_plan(
+        shards,
+        [
+            stage_of(shards, res, batches=batches, batch_size=settings.train_batch_size, augment=augment)
+            for res in settings.resolutions
+        ],
+    )
 
 
 def loader_options(settings: Settings) -> dict[str, Any]:
     import torch
 
-    return {"device": settings.device, "num_threads": settings.threads,
-            "dtype": torch.float16 if settings.on_gpu else torch.float32}  # fmt: skip
+    return {
+        "device": settings.device,
+        "num_threads": settings.threads,
+        "dtype": torch.float16 if settings.on_gpu else torch.float32,
+    }
 
 
 def recipe_of(
@@ -74,10 +95,16 @@ def recipe_of(
 
     tables = [{"res": s.res, "epochs": s.epochs, "batch_size": s.batch_size, "fraction": s.fraction} for s in stages]
     return Recipe.parse(
-        {"model": {"name": settings.model}, "optim": {"lr": 1e-3}, "augment": augment or {}, "stages": tables,
-         "precision": precision, "eval": {"every_epochs": 1000}},
+        {
+            "model": {"name": settings.model},
+            "optim": {"lr": 1e-3},
+            "augment": augment or {},
+            "stages": tables,
+            "precision": precision,
+            "eval": {"every_epochs": 1000},
+        },
         name="gpu-check",
-    )  # fmt: skip
+    )
 
 
 @contextlib.contextmanager
@@ -96,8 +123,9 @@ def training(
     recipe = recipe_of(settings, [stage], augment=augment, **precision)
     plan = recipe.plan(shards)
     torch.backends.cudnn.benchmark = settings.on_gpu
-    learner = Learner(recipe, classes=len(shards.classes), total_steps=plan.total_steps,
-                      device=torch.device(settings.device))  # fmt: skip
+    learner = Learner(
+        recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=torch.device(settings.device)
+    )
     warm_up(learner, [shape for shape in shapes(plan) if shape[0] == "train"])
     capture_graphs(learner, plan)
     with Loader(plan, **loader_options(settings)) as batches:
@@ -114,25 +142,42 @@ def tiny_recipe(
     if batch_size is None:
         batch_size = max(8, len(open_set(settings).splits["train"]) // _EPOCH_STEPS)
     sizes = [changed["res"]] if "res" in changed else settings.resolutions[:2]
-    stages = "".join(f"[[stages]]\nres = {res}\nepochs = {epochs}\nbatch_size = {json.dumps(batch_size)}\n"
-                     for res in sizes)  # fmt: skip
+    stages = "".join(
+        f"[[stages]]\nres = {res}\nepochs = {epochs}\nbatch_size = {json.dumps(batch_size)}\n" for res in sizes
+    )
     path = Path(settings.folder, f"{name}.toml")
     path.write_text(
         f'[model]\nname = "{changed.get("model", "test_resnet")}"\n[precision]\namp = "off"\n[eval]\nbatch_size = 32\n'
-        f"{stages}", encoding="utf-8",
-    )  # fmt: skip
+        f"{stages}",
+        encoding="utf-8",
+    )
     return path
 
 
 def train_command(settings: Settings, recipe: Path, runs: Path, run: str) -> list[str]:
-    return [sys.executable, "-m", "resolute", "train", "--shards", settings.shards, "--recipe", str(recipe),
-            "--run", run, "--runs", str(runs), "--device", settings.device, "--threads", str(settings.threads),
-            "--save-every-steps", "5"]  # fmt: skip
+    return [
+        sys.executable,
+        "-m",
+        "resolute",
+        "train",
+        "--shards",
+        settings.shards,
+        "--recipe",
+        str(recipe),
+        "--run",
+        run,
+        "--runs",
+        str(runs),
+        "--device",
+        settings.device,
+        "--threads",
+        str(settings.threads),
+        "--save-every-steps",
+        "5",
+    ]
 
 
-def train(
-    settings: Settings, recipe: Path, runs: Path, run: str, *more: str
-) -> subprocess.CompletedProcess[str]:
+def train(settings: Settings, recipe: Path, runs: Path, run: str, *more: str) -> subprocess.CompletedProcess[str]:
     """Train in a process of its own; what it prints goes to the part's log too."""
     command = [*train_command(settings, recipe, runs, run), *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -169,7 +214,6 @@ def cpu_seconds() -> dict[str, float]:
         with contextlib.suppress(OSError):  # the thread has ended
             name, _, fields = (folder / "stat").read_text().rpartition(")")
             number, words = int(folder.name), fields.split()
-            group = ("main" if number == main else "read" if number in readers else
-                     "DALI" if "DALI" in name else "other")  # fmt: skip
+            group = "main" if number == main else "read" if number in readers else "DALI" if "DALI" in name else "other"
             used[group] += (int(words[11]) + int(words[12])) / ticks
     return used

@@ -17,8 +17,19 @@ from typing import Any
 from . import shared
 from .result import Report, Result, Settings
 
-__all__ = ["busy_and_gaps", "compiled", "decoder", "decoders", "loader", "overlap", "ranks", "switch", "switch_costs",
-           "trace", "training"]  # fmt: skip
+__all__ = [
+    "busy_and_gaps",
+    "compiled",
+    "decoder",
+    "decoders",
+    "loader",
+    "overlap",
+    "ranks",
+    "switch",
+    "switch_costs",
+    "trace",
+    "training",
+]
 
 # images/s of the loader at each resolution on one H100 or H200, and live training relative to synthetic batches
 _TARGETS = {128: 24_000, 160: 15_000, 224: 8_000}
@@ -38,15 +49,15 @@ def loader(settings: Settings, report: Report) -> Result:
     import torch
 
     shards, best = shared.open_set(settings), {}
-    report.table("", "recipe", "images/s#", "cores#", "main ms/batch#", "read ms/batch#", "DALI ms/batch#",
-                 "other ms/batch#")  # fmt: skip
+    report.table(
+        "", "recipe", "images/s#", "cores#", "main ms/batch#", "read ms/batch#", "DALI ms/batch#", "other ms/batch#"
+    )
     for res, name in itertools.product(settings.resolutions, ("plain", "policy")):
         rate, cpu_s, batches, elapsed_s = _loader_rate(settings, shards, res, shared.AUGMENTS[name])
         groups = [f"{1e3 * used_s / batches:.1f}" for used_s in cpu_s.values()]
         cores = sum(cpu_s.values()) / elapsed_s
         report.row(f"{res} px", name, f"{rate:,.0f}", f"{cores:.1f}", *groups)
-        report.values[f"{res} {name}"] = {"images_per_s": rate, "cores": cores, "batches": batches,
-                                          "cpu_s": cpu_s}  # fmt: skip
+        report.values[f"{res} {name}"] = {"images_per_s": rate, "cores": cores, "batches": batches, "cpu_s": cpu_s}
         if name == "plain":
             best[res] = rate
     summary = ", ".join(f"{rate:,.0f} images/s at {res} px" for res, rate in best.items())
@@ -102,22 +113,34 @@ def _training(settings: Settings, report: Report, resolutions: Sequence[int], *,
     for res in resolutions:
         size = min(settings.train_batch_size, len(shards.splits["train"]))
         measured = stalls.measure(
-            dataclasses.replace(shards, resolutions=(res,)), device=torch.device(settings.device),
-            threads=settings.threads, batch_size=size, seconds=settings.seconds, rounds=settings.rounds,
-            model=settings.model, compiled=compiled,
-        )  # fmt: skip
+            dataclasses.replace(shards, resolutions=(res,)),
+            device=torch.device(settings.device),
+            threads=settings.threads,
+            batch_size=size,
+            seconds=settings.seconds,
+            rounds=settings.rounds,
+            model=settings.model,
+            compiled=compiled,
+        )
         (entry,), amp = measured["res"], measured["amp"]
         report.values[str(res)] = entry
         rates = entry["images_per_s"]
         each = [live / free for live, free in zip(rates["live"]["raw"], rates["synthetic"]["raw"], strict=True)]
         ratios[res] = each
-        report.row(f"{res} px", *(f"{rates[kind]['median']:,.0f}" for kind in ("live", "cached", "synthetic")),
-                   f"{statistics.median(each):.3f}", f"{min(each):.3f}", f"{max(each):.3f}",
-                   f"{100 * entry['stall_frac']['median']:.2f} %")  # fmt: skip
+        report.row(
+            f"{res} px",
+            *(f"{rates[kind]['median']:,.0f}" for kind in ("live", "cached", "synthetic")),
+            f"{statistics.median(each):.3f}",
+            f"{min(each):.3f}",
+            f"{max(each):.3f}",
+            f"{100 * entry['stall_frac']['median']:.2f} %",
+        )
     # within the spread: a round reached it
     good = not settings.on_gpu or all(max(each) >= _LIVE_FRAC for each in ratios.values())
-    listed = ", ".join(f"{statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f}) at {res} px"
-                       for res, each in ratios.items())  # fmt: skip
+    listed = ", ".join(
+        f"{statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f}) at {res} px"
+        for res, each in ratios.items()
+    )
     limit = f" (at least {_LIVE_FRAC} in one of {settings.rounds} rounds)" if settings.on_gpu else ""
     return Result.judged(
         good, f"{settings.model}, amp {amp}, batch {settings.train_batch_size}: live / synthetic {listed}{limit}"
@@ -138,8 +161,12 @@ def switch(settings: Settings, report: Report) -> Result:
     device, shards = torch.device(settings.device), shared.open_set(settings)
     per_epoch = len(shards.splits["train"]) // min(settings.train_batch_size, len(shards.splits["train"]))
     epochs = max(settings.stage_epochs, -(-3 * _FIRST // per_epoch))
-    stages = [dataclasses.replace(shared.stage_of(shards, res, batches=1, batch_size=settings.train_batch_size),
-                                  epochs=epochs, fraction=1.0) for res in settings.resolutions]  # fmt: skip
+    stages = [
+        dataclasses.replace(
+            shared.stage_of(shards, res, batches=1, batch_size=settings.train_batch_size), epochs=epochs, fraction=1.0
+        )
+        for res in settings.resolutions
+    ]
     recipe = shared.recipe_of(settings, stages)
     plan = recipe.plan(shards)
     torch.backends.cudnn.benchmark = settings.on_gpu
@@ -173,15 +200,17 @@ def switch(settings: Settings, report: Report) -> Result:
     for cost in costs:
         report.row(
             f"{settings.resolutions[cost['stage'] - 1]} -> {settings.resolutions[cost['stage']]} px",
-            f"{1e3 * cost['cost_s']:.1f}", f"{1e3 * cost['steady_s']:.1f}", f"{1e3 * cost['noise_s']:.1f}",
+            f"{1e3 * cost['cost_s']:.1f}",
+            f"{1e3 * cost['steady_s']:.1f}",
+            f"{1e3 * cost['noise_s']:.1f}",
             f"{cost['slowest_ratio']:.2f}",
-        )  # fmt: skip
+        )
     worst = max(cost["cost_s"] / cost["steady_s"] for cost in costs)
     return Result.judged(
         worst <= 1 or not settings.on_gpu,
         f"at most {worst:.2f} steady steps over the first {_FIRST} (allowed: {'1' if settings.on_gpu else 'any'}); "
         f"the warm-up before took {warm_up_s:.1f} s",
-    )  # fmt: skip
+    )
 
 
 def switch_costs(stages: Sequence[int], steps_s: Sequence[float]) -> list[dict[str, Any]]:
@@ -197,8 +226,15 @@ def switch_costs(stages: Sequence[int], steps_s: Sequence[float]) -> list[dict[s
         first, later = own[:_FIRST], own[min(_FIRST, len(own) // 2) :]
         steady, count = statistics.median(later), min(len(first), len(later))
         sums = [sum(later[i : i + count]) - count * steady for i in range(len(later) - count + 1)]
-        costs.append({"stage": stage, "cost_s": sum(first) - len(first) * steady, "steady_s": steady,
-                      "noise_s": max(map(abs, sums)), "slowest_ratio": max(first) / steady})  # fmt: skip
+        costs.append(
+            {
+                "stage": stage,
+                "cost_s": sum(first) - len(first) * steady,
+                "steady_s": steady,
+                "noise_s": max(map(abs, sums)),
+                "slowest_ratio": max(first) / steady,
+            }
+        )
     return costs
 
 
@@ -207,8 +243,9 @@ def trace(settings: Settings, report: Report) -> Result:
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * settings.on_gpu
-    with shared.training(settings, steps=_TRACED + 10, res=settings.resolutions[-1],
-                         augment=shared.AUGMENTS["policy"]) as (batches, learner):  # fmt: skip
+    with shared.training(
+        settings, steps=_TRACED + 10, res=settings.resolutions[-1], augment=shared.AUGMENTS["policy"]
+    ) as (batches, learner):
         for batch in itertools.islice(batches, 5):
             learner.train_step(batch)
         shared.synchronise(settings)
@@ -219,8 +256,11 @@ def trace(settings: Settings, report: Report) -> Result:
     path = Path(settings.folder, "trace.json.gz")
     profiler.export_chrome_trace(str(path))
     kind = "CUDA" if settings.on_gpu else "CPU"
-    spans = [(event.time_range.start, event.time_range.end) for event in profiler.events()
-             if event.device_type.name == kind and (settings.on_gpu or event.cpu_parent is None)]  # fmt: skip
+    spans = [
+        (event.time_range.start, event.time_range.end)
+        for event in profiler.events()
+        if event.device_type.name == kind and (settings.on_gpu or event.cpu_parent is None)
+    ]
     busy, gaps = busy_and_gaps(spans)
     gaps.sort(reverse=True)
     longest = [f"{gap / 1e3:.2f} ms" for gap in gaps[:5]]
@@ -230,9 +270,10 @@ def trace(settings: Settings, report: Report) -> Result:
         report.row(gap)
     what = "GPU" if settings.on_gpu else "torch"
     return Result.judged(
-        bool(spans), f"{what} busy {100 * busy:.1f} % of the time, {len(gaps)} pauses above {_GAP_US / 1e3:g} ms in "
-        f"{_TRACED} steps, longest {longest[0] if longest else 'none'}; {path.name}"
-    )  # fmt: skip
+        bool(spans),
+        f"{what} busy {100 * busy:.1f} % of the time, {len(gaps)} pauses above {_GAP_US / 1e3:g} ms in "
+        f"{_TRACED} steps, longest {longest[0] if longest else 'none'}; {path.name}",
+    )
 
 
 def busy_and_gaps(spans_us: Iterable[tuple[float, float]]) -> tuple[float, list[float]]:
@@ -265,8 +306,15 @@ def decoders(settings: Settings, report: Report) -> Result:
     report.table("decoder", "JPEG engine#", "images/s#", "cores#", "mean error#", "outcome")
     for kind, load in ways:
         folder = Path(settings.folder)
-        words = [sys.executable, "-m", "resolute.benchmarks.gpu_check.parts", "decoder", str(folder), kind,
-                 "" if load is None else str(load)]  # fmt: skip
+        words = [
+            sys.executable,
+            "-m",
+            "resolute.benchmarks.gpu_check.parts",
+            "decoder",
+            str(folder),
+            kind,
+            "" if load is None else str(load),
+        ]
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=_DECODER_S, check=False)
         except subprocess.TimeoutExpired:
@@ -274,16 +322,25 @@ def decoders(settings: Settings, report: Report) -> Result:
             continue
         print(done.stdout, done.stderr)
         if done.returncode:
-            how = (signal.Signals(-done.returncode).name if done.returncode < 0
-                   else f"status {done.returncode}: {shared.last_line(done.stderr)[:200]}")  # fmt: skip
+            how = (
+                signal.Signals(-done.returncode).name
+                if done.returncode < 0
+                else f"status {done.returncode}: {shared.last_line(done.stderr)[:200]}"
+            )
             report.row(kind, "" if load is None else load, "", "", "", how)
             continue
         got = json.loads(done.stdout.strip().splitlines()[-1])
         equal = got["error"] < 1.5
         works |= equal and (kind, load) == needed
         report.values[f"{kind} {load}"] = got
-        report.row(kind, "" if load is None else load, f"{got['images_per_s']:,.0f}", f"{got['cores']:.1f}",
-                   f"{got['error']:.3f}", "as on the CPU" if equal else "differs from the CPU")  # fmt: skip
+        report.row(
+            kind,
+            "" if load is None else load,
+            f"{got['images_per_s']:,.0f}",
+            f"{got['cores']:.1f}",
+            f"{got['error']:.3f}",
+            "as on the CPU" if equal else "differs from the CPU",
+        )
     outcomes = [row[-1] for row in report.tables[-1][1]]
     good = sum(outcome == "as on the CPU" for outcome in outcomes)
     return Result.judged(works, f"{good} of {len(outcomes)} decode as the CPU does")
@@ -306,12 +363,20 @@ def decoder(settings: Settings, kind: str, load: float | None) -> dict[str, floa
     read = reader.submit(spec.split, spec.stored_res, spec.ids).result()
     jpegs = [np.array(image[:size]) for image, size in zip(read.images, read.nbytes, strict=True)]
     reader.close()
-    inputs = {"jpeg": jpegs, "start": np.ascontiguousarray(spec.crops[:, 1::-1]),
-              "shape": np.ascontiguousarray(spec.crops[:, :1:-1])}  # fmt: skip
+    inputs = {
+        "jpeg": jpegs,
+        "start": np.ascontiguousarray(spec.crops[:, 1::-1]),
+        "shape": np.ascontiguousarray(spec.crops[:, :1:-1]),
+    }
 
     def built(kind: str, device_id: int | None) -> Any:
-        pipe = Pipeline(batch_size=len(jpegs), num_threads=settings.threads, device_id=device_id, exec_dynamic=True,
-                        prefetch_queue_depth=_IN_FLIGHT)  # fmt: skip
+        pipe = Pipeline(
+            batch_size=len(jpegs),
+            num_threads=settings.threads,
+            device_id=device_id,
+            exec_dynamic=True,
+            prefetch_queue_depth=_IN_FLIGHT,
+        )
         with pipe:
             jpeg = fn.external_source(name="jpeg", dtype=types.UINT8, ndim=1)
             start, shape = (fn.external_source(name=name, dtype=types.INT32, ndim=1) for name in ("start", "shape"))
@@ -352,8 +417,11 @@ def decoder(settings: Settings, kind: str, load: float | None) -> dict[str, floa
         number += 1
     shared.synchronise(settings)
     elapsed_s = time.perf_counter() - began
-    return {"images_per_s": number * len(jpegs) / elapsed_s, "cores": (time.process_time() - cpu_s) / elapsed_s,
-            "error": float(np.mean(errors))}  # fmt: skip
+    return {
+        "images_per_s": number * len(jpegs) / elapsed_s,
+        "cores": (time.process_time() - cpu_s) / elapsed_s,
+        "error": float(np.mean(errors)),
+    }
 
 
 # ---- ranks -----------------------------------------------------------------------------------------------------------
@@ -369,8 +437,19 @@ def ranks(settings: Settings, report: Report) -> Result:
     report.table("", "steps#", "last loss#", "averaging that overlaps, %#")
     for name in ("eager", "compiled") if settings.on_gpu else ("eager",):
         # why --: torchrun has a --run-path
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "--",
-                   "resolute.benchmarks.gpu_check.parts", "rank", settings.folder, name]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            "-m",
+            "--",
+            "resolute.benchmarks.gpu_check.parts",
+            "rank",
+            settings.folder,
+            name,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         print(done.stdout, done.stderr)
         lines = [line for line in done.stdout.splitlines() if line.startswith('{"losses"')]
@@ -404,8 +483,9 @@ def rank(settings: Settings, kind: str) -> dict[str, Any] | None:
         stage = shared.stage_of(shards, settings.resolutions[0], batches=2 * _RANK_STEPS, batch_size=size)
         recipe = shared.recipe_of(settings, [stage], compile=kind == "compiled")
         plan, losses = recipe.plan(shards), []
-        learner = Learner(recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device,
-                          ranks=joined)  # fmt: skip
+        learner = Learner(
+            recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device, ranks=joined
+        )
         todo = shapes(plan, rank=joined.rank, world_size=joined.world_size)
         warm_up(learner, [shape for shape in todo if shape[0] == "train"])
         options = {**shared.loader_options(settings), "device": device}
@@ -418,8 +498,11 @@ def rank(settings: Settings, kind: str) -> dict[str, Any] | None:
                     losses.append(learner.train_step(batch)[0])
                 if settings.on_gpu:
                     torch.cuda.synchronize()  # sync: ends the profile
-        kernels = [(event.name, event.time_range.start, event.time_range.end) for event in profiler.events()
-                   if event.device_type.name == "CUDA"]  # fmt: skip
+        kernels = [
+            (event.name, event.time_range.start, event.time_range.end)
+            for event in profiler.events()
+            if event.device_type.name == "CUDA"
+        ]
         return {"losses": [float(loss) for loss in losses], "overlap": overlap(kernels)} if joined.is_main else None
 
 

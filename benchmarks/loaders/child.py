@@ -104,7 +104,7 @@ def clock_resolutions(module: Any, job: Job) -> list[list[float]]:
 
 
 def crops(module: Any, job: Job) -> dict[str, str]:
-    """"RES FRAC" -> file name, in the scratch folder, of `images` and their `crops` (see `centre_crops`)."""
+    """ "RES FRAC" -> file name, in the scratch folder, of `images` and their `crops` (see `centre_crops`)."""
     files = {}
     for res, frac in itertools.product(job.resolutions, job.crop_fracs):
         tars = Tars(job.shards, res, "val")
@@ -116,8 +116,11 @@ def crops(module: Any, job: Job) -> dict[str, str]:
 
 
 TASKS: dict[str, Any] = {
-    "rate": rate, "clock": clock_resolutions, "crops": crops, "prepare": lambda module, job: module.prepare(job)
-}  # fmt: skip
+    "rate": rate,
+    "clock": clock_resolutions,
+    "crops": crops,
+    "prepare": lambda module, job: module.prepare(job),
+}
 
 
 def adapter(job: Job) -> Any:

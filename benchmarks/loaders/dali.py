@@ -21,17 +21,24 @@ __all__ = ["centre_crops", "stream"]
 def _finish(images: Any, res: int, mirror: Any) -> Any:
     images = fn.resize(images, size=(res, res), interp_type=types.INTERP_LINEAR, antialias=True)
     return fn.crop_mirror_normalize(
-        images, dtype=types.FLOAT, output_layout="CHW", mirror=mirror,
-        mean=[255 * value for value in MEAN], std=[255 * value for value in STD],
-    )  # fmt: skip
+        images,
+        dtype=types.FLOAT,
+        output_layout="CHW",
+        mirror=mirror,
+        mean=[255 * value for value in MEAN],
+        std=[255 * value for value in STD],
+    )
 
 
 @pipeline_def
 def _graph(job: Job, tars: Tars, res: int) -> Any:
     reader: Any = fn.readers.webdataset(
-        paths=[str(path) for path in tars.paths], index_paths=[str(path) for path in tars.indexes],
-        ext=["jpg", "cls"], missing_component_behavior="error", random_shuffle=True,
-    )  # fmt: skip
+        paths=[str(path) for path in tars.paths],
+        index_paths=[str(path) for path in tars.indexes],
+        ext=["jpg", "cls"],
+        missing_component_behavior="error",
+        random_shuffle=True,
+    )
     jpegs, labels = reader
     images = fn.decoders.image_random_crop(
         jpegs, device="cpu", random_area=job.scale, random_aspect_ratio=job.ratio, num_attempts=10
@@ -42,9 +49,14 @@ def _graph(job: Job, tars: Tars, res: int) -> Any:
 def stream(job: Job) -> Generator[torch.Tensor, None, None]:
     for seed, res in enumerate(job.resolutions):
         graph = _graph(
-            job, Tars(job.shards, res), res, batch_size=job.batch_size, num_threads=job.workers, device_id=None,
+            job,
+            Tars(job.shards, res),
+            res,
+            batch_size=job.batch_size,
+            num_threads=job.workers,
+            device_id=None,
             seed=seed,
-        )  # fmt: skip
+        )
         batches = DALIGenericIterator([graph], ["images", "labels"], size=-1)
         for _ in range(job.batches):
             yield next(batches)[0]["images"]

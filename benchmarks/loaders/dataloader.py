@@ -87,25 +87,32 @@ def tensor(jpeg: bytes) -> torch.Tensor:
 
 
 def pillow_transform(job: Job, res: int) -> Callable[[Image.Image], torch.Tensor]:
-    return transforms.Compose([
-        transforms.RandomResizedCrop(
-            res, scale=job.scale, ratio=job.ratio,
-            interpolation=transforms.InterpolationMode.BILINEAR, antialias=True,
-        ),
-        transforms.RandomHorizontalFlip(job.flip_prob),
-        transforms.ToTensor(),
-        transforms.Normalize(MEAN, STD),
-    ])  # fmt: skip
+    return transforms.Compose(
+        [
+            transforms.RandomResizedCrop(
+                res,
+                scale=job.scale,
+                ratio=job.ratio,
+                interpolation=transforms.InterpolationMode.BILINEAR,
+                antialias=True,
+            ),
+            transforms.RandomHorizontalFlip(job.flip_prob),
+            transforms.ToTensor(),
+            transforms.Normalize(MEAN, STD),
+        ]
+    )
 
 
 def tensor_transform(job: Job, res: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """Source: the order that torchvision's own guide to v2 recommends: uint8 until the end."""
-    return v2.Compose([
-        v2.RandomResizedCrop(res, scale=job.scale, ratio=job.ratio, antialias=True),
-        v2.RandomHorizontalFlip(job.flip_prob),
-        v2.ToDtype(torch.float32, scale=True),
-        v2.Normalize(MEAN, STD),
-    ])  # fmt: skip
+    return v2.Compose(
+        [
+            v2.RandomResizedCrop(res, scale=job.scale, ratio=job.ratio, antialias=True),
+            v2.RandomHorizontalFlip(job.flip_prob),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(MEAN, STD),
+        ]
+    )
 
 
 def stream(job: Job) -> Generator[torch.Tensor, None, None]:
@@ -118,10 +125,17 @@ def stream(job: Job) -> Generator[torch.Tensor, None, None]:
             if job.variant:
                 steps = [tensor, tensor_transform(job, res)]
             stored[res] = stored_images(shards, res), transforms.Compose(steps)
-        order = _Shuffled(resolutions, len(shards.splits["train"]), batches=job.batches, batch_size=job.batch_size,
-                          seed=seed)  # fmt: skip
-        loader = DataLoader(_Images(stored), num_workers=job.workers, persistent_workers=True, batch_sampler=order,
-                            prefetch_factor=_PREFETCH, pin_memory=on_gpu)  # fmt: skip
+        order = _Shuffled(
+            resolutions, len(shards.splits["train"]), batches=job.batches, batch_size=job.batch_size, seed=seed
+        )
+        loader = DataLoader(
+            _Images(stored),
+            num_workers=job.workers,
+            persistent_workers=True,
+            batch_sampler=order,
+            prefetch_factor=_PREFETCH,
+            pin_memory=on_gpu,
+        )
         for images, _ in loader:
             yield images.to(job.device, non_blocking=True) if on_gpu else images
         del loader  # why: its workers end before the next ones start

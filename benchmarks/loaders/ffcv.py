@@ -107,10 +107,16 @@ def _loader(job: Job, res: int, pipelines: dict[str, Any]) -> Any:
     path, total = _beton(job, res), job.batches * job.batch_size
     samples = len(Tars(job.shards, res))
     return Loader(
-        str(path), batch_size=job.batch_size, num_workers=job.workers, order=OrderOption.RANDOM, os_cache=True,
-        custom_fields={"image": RGBImageField}, pipelines=pipelines, seed=res,
+        str(path),
+        batch_size=job.batch_size,
+        num_workers=job.workers,
+        order=OrderOption.RANDOM,
+        os_cache=True,
+        custom_fields={"image": RGBImageField},
+        pipelines=pipelines,
+        seed=res,
         indices=np.arange(total, dtype=np.uint64) % samples,  # why: no epoch ends inside a measurement
-    )  # fmt: skip
+    )
 
 
 def stream(job: Job) -> Generator[torch.Tensor, None, None]:
@@ -144,9 +150,12 @@ def centre_crops(job: Job, jpegs: list[bytes]) -> tuple[NDArray[np.float32], NDA
     _write(path, _Samples(jpegs, [0] * len(jpegs)), 1)
     decoder = CenterCropRGBImageDecoder((res, res), ratio=job.crop_frac)
     loader = Loader(
-        str(path), batch_size=len(jpegs), num_workers=job.workers, custom_fields={"image": RGBImageField},
+        str(path),
+        batch_size=len(jpegs),
+        num_workers=job.workers,
+        custom_fields={"image": RGBImageField},
         pipelines=_pipelines(job, res, decoder),
-    )  # fmt: skip
+    )
     images = next(iter(loader))[0].permute(0, 2, 3, 1).numpy()
     crops = [job.centre_square(*Image.open(io.BytesIO(jpeg)).size) for jpeg in jpegs]
     pixels = 255 * (images * np.array(STD) + np.array(MEAN))

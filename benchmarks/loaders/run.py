@@ -63,10 +63,15 @@ class Runner:
             environ["NUMBA_NUM_THREADS"] = str(job.workers)  # why: by default no more than cores
         try:
             done = subprocess.run(
-                [python, "-m", f"{__package__}.child"], input=job.to_json(), capture_output=True, text=True, cwd=_ROOT,
-                timeout=job.seconds + _SPARE_S, env=environ,
+                [python, "-m", f"{__package__}.child"],
+                input=job.to_json(),
+                capture_output=True,
+                text=True,
+                cwd=_ROOT,
+                timeout=job.seconds + _SPARE_S,
+                env=environ,
                 preexec_fn=partial(use_cpus, self.cores),
-            )  # fmt: skip
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ResoluteError(f"loader {name}: {error}, expected a result; leave it out with --only") from None
         if done.returncode:
@@ -84,18 +89,31 @@ def add_arguments(parser: argparse.ArgumentParser, out: str) -> None:
     add("--only", metavar="LOADER,…", help=f"some of {','.join(LOADERS)} (default: all available)")
     add("--res", metavar="PX,…", help="resolutions (default: all of the set)")
     add("--rounds", type=int, default=3, metavar="N", help="interleaved rounds (default: %(default)s)")
-    add("--workers", type=int, default=2, metavar="N",
-        help="processes or threads per loader, and cores that they share (default: %(default)s)")  # fmt: skip
+    add(
+        "--workers",
+        type=int,
+        default=2,
+        metavar="N",
+        help="processes or threads per loader, and cores that they share (default: %(default)s)",
+    )
     add("--batch-size", type=int, default=64, metavar="N", help="samples per batch (default: %(default)s)")
-    add("--ffcv-python", default=os.environ.get("FFCV_PYTHON"), metavar="PY",
-        help="interpreter of an environment with FFCV (default: $FFCV_PYTHON)")  # fmt: skip
+    add(
+        "--ffcv-python",
+        default=os.environ.get("FFCV_PYTHON"),
+        metavar="PY",
+        help="interpreter of an environment with FFCV (default: $FFCV_PYTHON)",
+    )
     add("--out", type=Path, default=Path(f"benchmarks/results/{out}"), metavar="FILE", help="default: %(default)s")
 
 
 def compare(
-    args: argparse.Namespace, measure: Callable[[Runner], tuple[dict[str, Any], str]], *, rates: bool,
-    resolutions: int = 1, **job: Any,
-) -> None:  # fmt: skip
+    args: argparse.Namespace,
+    measure: Callable[[Runner], tuple[dict[str, Any], str]],
+    *,
+    rates: bool,
+    resolutions: int = 1,
+    **job: Any,
+) -> None:
     """Open the shards of the arguments, have `measure` return results and their tables, and write the result file.
 
     rates: leave out the loaders that have no rate of their own. resolutions: how many are needed at least.
@@ -122,28 +140,50 @@ def compare(
     check_writable(args.out)
     result = header(rounds=args.rounds, packages=["webdataset"])
     machine, cache = result["machine"], read_into_cache(shards)
-    print(f"{machine['cpu']}, {machine['cores']} cores, {args.workers} workers, batch {args.batch_size}, {samples} "
-          f"training images, load before: {machine['load_before']}")  # fmt: skip
+    print(
+        f"{machine['cpu']}, {machine['cores']} cores, {args.workers} workers, batch {args.batch_size}, {samples} "
+        f"training images, load before: {machine['load_before']}"
+    )
     for name, why in left_out.items():
         print(f"left out: {name}: {why}")
     scratch, began = tempfile.mkdtemp(prefix="resolute-loaders-"), time.perf_counter()
     try:
         runner = Runner(
-            job=Job(shards=str(args.shards.resolve()), scratch=scratch, resolutions=selected,
-                    batch_size=args.batch_size, workers=args.workers, **job),
-            loaders=tuple(names), rounds=args.rounds, ffcv_python=args.ffcv_python, cores=args.workers,
-        )  # fmt: skip
+            job=Job(
+                shards=str(args.shards.resolve()),
+                scratch=scratch,
+                resolutions=selected,
+                batch_size=args.batch_size,
+                workers=args.workers,
+                **job,
+            ),
+            loaders=tuple(names),
+            rounds=args.rounds,
+            ffcv_python=args.ffcv_python,
+            cores=args.workers,
+        )
         used = runner.job
         result |= {
-            "settings": {"loaders": names, "left_out": left_out, "workers": args.workers,
-                         "batch_size": args.batch_size, "seconds": used.seconds, "scale": used.scale,
-                         "ratio": used.ratio, "flip_prob": used.flip_prob},
-            "shards": {"hash": shards.hash, "resolutions": selected, "train_samples": samples,
-                       "mean_bytes": {str(res): tars[res].mean_bytes for res in selected}, "page_cache": cache},
+            "settings": {
+                "loaders": names,
+                "left_out": left_out,
+                "workers": args.workers,
+                "batch_size": args.batch_size,
+                "seconds": used.seconds,
+                "scale": used.scale,
+                "ratio": used.ratio,
+                "flip_prob": used.flip_prob,
+            },
+            "shards": {
+                "hash": shards.hash,
+                "resolutions": selected,
+                "train_samples": samples,
+                "mean_bytes": {str(res): tars[res].mean_bytes for res in selected},
+                "page_cache": cache,
+            },
             "ffcv": None,
-        }  # fmt: skip
-        used_files = {"ffcv-raw" if name == "ffcv-raw" else "ffcv" for name in names
-                      if LOADERS[name].module == "ffcv"}  # fmt: skip
+        }
+        used_files = {"ffcv-raw" if name == "ffcv-raw" else "ffcv" for name in names if LOADERS[name].module == "ffcv"}
         if used_files:
             show_progress("writing FFCV's files")
             result["ffcv"] = {name: runner.run(name, task="prepare") for name in sorted(used_files)}

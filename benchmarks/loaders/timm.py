@@ -44,19 +44,33 @@ class _Images(Dataset[tuple[Any, int]]):
 def stream(job: Job) -> Generator[torch.Tensor, None, None]:
     """variant "scheduled": one loader over all resolutions, all read from the largest; else a loader for each."""
     common: dict[str, Any] = {
-        "batch_size": job.batch_size, "is_training": True, "scale": job.scale, "ratio": job.ratio,
-        "hflip": job.flip_prob, "color_jitter": 0.0, "interpolation": "bilinear", "num_workers": job.workers,
-        "device": torch.device("cpu"), "persistent_workers": True, "use_prefetcher": job.variant != "plain",
-    }  # fmt: skip
+        "batch_size": job.batch_size,
+        "is_training": True,
+        "scale": job.scale,
+        "ratio": job.ratio,
+        "hflip": job.flip_prob,
+        "color_jitter": 0.0,
+        "interpolation": "bilinear",
+        "num_workers": job.workers,
+        "device": torch.device("cpu"),
+        "persistent_workers": True,
+        "use_prefetcher": job.variant != "plain",
+    }
     shards, total = open_shards(job), job.batches * job.batch_size
     if job.variant == "scheduled":
         largest = max(job.resolutions)
         images: Any = _Images(stored_images(shards, largest), total, 0)
         loader: Any = create_loader(
-            images, largest, input_size_choices=job.resolutions,
-            batch_choice_schedule="progressive", batch_schedule_epochs=len(job.resolutions),
-            batch_schedule_spread=0.0, batch_schedule_random_mix=0.0, num_batches=job.batches, **common,
-        )  # fmt: skip
+            images,
+            largest,
+            input_size_choices=job.resolutions,
+            batch_choice_schedule="progressive",
+            batch_schedule_epochs=len(job.resolutions),
+            batch_schedule_spread=0.0,
+            batch_schedule_random_mix=0.0,
+            num_batches=job.batches,
+            **common,
+        )
         for epoch in range(len(job.resolutions)):
             loader.batch_sampler.set_epoch(epoch)
             for batch, _ in loader:

@@ -94,8 +94,18 @@ def _run(words: Sequence[object]) -> str:
 
 
 def run_ours(src: Path, out: Path, resolutions: Sequence[int], shard_samples: int) -> None:
-    words = ["--src", src, "--out", out, "--res", ",".join(map(str, resolutions)), "--val-frac", "0.01",
-             "--shard-samples", shard_samples]  # fmt: skip
+    words = [
+        "--src",
+        src,
+        "--out",
+        out,
+        "--res",
+        ",".join(map(str, resolutions)),
+        "--val-frac",
+        "0.01",
+        "--shard-samples",
+        shard_samples,
+    ]
     more = ["--quality", QUALITY, "--workers", WORKERS, "--max-bad", "1"]
     _run([sys.executable, "-m", "resolute", "shards", *words, *more])
 
@@ -230,19 +240,25 @@ def _measure_all(args: argparse.Namespace) -> None:
         once = files[:: args.copies]
         once = once[:: math.ceil(len(once) / COMPARED)]
         result |= {
-            "images": len(files), "copies": args.copies, "resolutions": resolutions, "short_sides": sides,
-            "shard_samples": args.shard_samples, "workers": WORKERS,
+            "images": len(files),
+            "copies": args.copies,
+            "resolutions": resolutions,
+            "short_sides": sides,
+            "shard_samples": args.shard_samples,
+            "workers": WORKERS,
             "seconds": measure(tools, root / "photos", root / "few", root, args.rounds),
             "psnr_db": measure_psnr(once, sides),
-        }  # fmt: skip
+        }
     report(result)
     write(args.out, result)
 
 
 def report(result: dict[str, Any]) -> None:
     images, seconds = result["images"], result["seconds"]
-    print(f"{images} images, {result['resolutions']} px, {result['workers']} processes, medians of "
-          f"{len(seconds[OURS]['seconds'])} interleaved rounds; steady: without start-up")  # fmt: skip
+    print(
+        f"{images} images, {result['resolutions']} px, {result['workers']} processes, medians of "
+        f"{len(seconds[OURS]['seconds'])} interleaved rounds; steady: without start-up"
+    )
     steady = {}
     for name, values in seconds.items():
         total_s, few = statistics.median(values["seconds"]), statistics.median(values["few_seconds"])
@@ -255,9 +271,10 @@ def report(result: dict[str, Any]) -> None:
         )
     print(f"  {OURS} with nothing to do {statistics.median(seconds[OURS]['noop_seconds']):.2f} s")
     for side in result["short_sides"]:
-        psnr = ", ".join(
-            f"{means[side]:.2f} dB to {name}" for name, means in result["psnr_db"].items() if side in means
-        ) or "nothing to shrink"  # fmt: skip
+        psnr = (
+            ", ".join(f"{means[side]:.2f} dB to {name}" for name, means in result["psnr_db"].items() if side in means)
+            or "nothing to shrink"
+        )
         print(f"  short side {side:>4} px: before JPEG {psnr}")
 
 

@@ -52,5 +52,7 @@ def measure_psnr(photos: Sequence[Path], short_sides: Sequence[int]) -> dict[str
                 rows = (_axis(h, height, a) @ pixels.reshape(h, -1).astype(np.float64)).reshape(height, w, 3)
                 exact = np.clip(np.matmul(_axis(w, width, a), rows), 0, 255)
                 results[name][side].append(float(10 * np.log10(255**2 / np.mean((small - exact) ** 2))))
-    return {name: {side: statistics.fmean(values) for side, values in sides.items() if values}
-            for name, sides in results.items()}  # fmt: skip
+    return {
+        name: {side: statistics.fmean(values) for side, values in sides.items() if values}
+        for name, sides in results.items()
+    }

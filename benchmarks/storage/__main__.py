@@ -80,18 +80,20 @@ def paced(batches: Iterator[Any], *, step_s: float, began: float) -> list[dict[s
         inner = waits_s[1:] if epoch == min(waits) else waits_s
         total_s = sum(inner) + step_s * len(waits_s)
         late = inner[len(inner) // 2 :]
-        epochs.append({
-            "start_s": waits_s[0], "stall_frac": sum(inner) / total_s,
-            "late_stall_frac": sum(late) / (sum(late) + step_s * max(1, len(late))),
-            "slowest_s": max(inner, default=0.0),
-            "typical_s": statistics.median(inner or waits_s), "images_per_s": images[epoch] / total_s,
-        })  # fmt: skip
+        epochs.append(
+            {
+                "start_s": waits_s[0],
+                "stall_frac": sum(inner) / total_s,
+                "late_stall_frac": sum(late) / (sum(late) + step_s * max(1, len(late))),
+                "slowest_s": max(inner, default=0.0),
+                "typical_s": statistics.median(inner or waits_s),
+                "images_per_s": images[epoch] / total_s,
+            }
+        )
     return epochs
 
 
-def measure_one(
-    open_set: Callable[[], Any], args: argparse.Namespace, *, order: Order, epochs: int
-) -> dict[str, Any]:
+def measure_one(open_set: Callable[[], Any], args: argparse.Namespace, *, order: Order, epochs: int) -> dict[str, Any]:
     """Measure `epochs` epochs of the same samples at the pace of the arguments."""
     from resolute.pipeline.loader.loader import Loader
     from resolute.pipeline.plan.plan import Plan
@@ -159,9 +161,13 @@ def remote(args: argparse.Namespace) -> Iterator[Callable[[], Files]]:
 
     with (
         tempfile.TemporaryDirectory(prefix="resolute-cache-") as folder,
-        store(args.shards, latency_s=args.latency_ms / 1e3, bytes_per_s=args.mib_per_s * 2**20,
-              total_bytes_per_s=args.total_mib_per_s * 2**20) as url,
-    ):  # fmt: skip
+        store(
+            args.shards,
+            latency_s=args.latency_ms / 1e3,
+            bytes_per_s=args.mib_per_s * 2**20,
+            total_bytes_per_s=args.total_mib_per_s * 2**20,
+        ) as url,
+    ):
         yield lambda: open_files(url, cache=CacheSettings(folder=Path(folder)))
 
 
@@ -170,21 +176,42 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         for number, epoch in enumerate(row["epochs"]):
             counts = row["counts"]
-            lines.append([
-                row["name"], row["order"], str(number + 1), f"{100 * epoch['stall_frac']:.1f} %",
-                f"{100 * epoch['late_stall_frac']:.1f} %",
-                f"{1e3 * epoch['typical_s']:.1f}", f"{1e3 * epoch['slowest_s']:.0f}", f"{epoch['images_per_s']:.0f}",
-                f"{epoch['start_s']:.2f}" if not number else "",
-                f"{counts['requests']}, {counts['fetched_bytes'] / 2**20:.0f} MiB" if counts and not number else "",
-            ])  # fmt: skip
-    header = ["storage", "order", "epoch", "stall", "2nd half", "wait ms", "slowest ms", "images/s", "start s",
-              "requests in all"]  # fmt: skip
+            lines.append(
+                [
+                    row["name"],
+                    row["order"],
+                    str(number + 1),
+                    f"{100 * epoch['stall_frac']:.1f} %",
+                    f"{100 * epoch['late_stall_frac']:.1f} %",
+                    f"{1e3 * epoch['typical_s']:.1f}",
+                    f"{1e3 * epoch['slowest_s']:.0f}",
+                    f"{epoch['images_per_s']:.0f}",
+                    f"{epoch['start_s']:.2f}" if not number else "",
+                    f"{counts['requests']}, {counts['fetched_bytes'] / 2**20:.0f} MiB" if counts and not number else "",
+                ]
+            )
+    header = [
+        "storage",
+        "order",
+        "epoch",
+        "stall",
+        "2nd half",
+        "wait ms",
+        "slowest ms",
+        "images/s",
+        "start s",
+        "requests in all",
+    ]
     return text_table("a consumer that computes for a fixed time per batch", header, lines, left=2)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m resolute.benchmarks.storage", description=__doc__, allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = Parser(
+        prog="python -m resolute.benchmarks.storage",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("--shards", type=Path, required=True, metavar="DIR", help="local folder written by `make shards`")
     add("--res", type=int, default=128, metavar="PX", help="resolution (default: %(default)s)")
@@ -194,11 +221,22 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=int, default=2, metavar="N", help="decoding threads (default: %(default)s)")
     add("--latency-ms", type=float, default=30, metavar="MS", help="store: time to first byte (default: %(default)s)")
     add("--mib-per-s", type=float, default=80, metavar="MIB", help="store: of a request (default: %(default)s)")
-    add("--total-mib-per-s", type=float, default=100, metavar="MIB", help="store: of all requests together; should be "
-        "about four times pace x bytes per sample, as 1 GB/s is for 20 000 images/s (default: %(default)s)")
+    add(
+        "--total-mib-per-s",
+        type=float,
+        default=100,
+        metavar="MIB",
+        help="store: of all requests together; should be "
+        "about four times pace x bytes per sample, as 1 GB/s is for 20 000 images/s (default: %(default)s)",
+    )
     add("--only", default=",".join(PARTS), metavar="PART,…", help="parts to run (default: %(default)s)")
-    add("--out", type=Path, default=Path("benchmarks/results/storage.json"), metavar="FILE",
-        help="JSON to write (default: %(default)s)")  # fmt: skip
+    add(
+        "--out",
+        type=Path,
+        default=Path("benchmarks/results/storage.json"),
+        metavar="FILE",
+        help="JSON to write (default: %(default)s)",
+    )
     return parser
 
 

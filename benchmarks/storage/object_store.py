@@ -35,9 +35,12 @@ def store(folder: Path, *, latency_s: float, bytes_per_s: float, total_bytes_per
     server = subprocess.Popen(argv, cwd=Path(__file__).resolve().parents[2], stdout=subprocess.PIPE, text=True)
     assert server.stdout
     variables = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{int(server.stdout.readline())}", "AWS_ACCESS_KEY_ID": "none",
-        "AWS_SECRET_ACCESS_KEY": "none", "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
-    }  # fmt: skip
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{int(server.stdout.readline())}",
+        "AWS_ACCESS_KEY_ID": "none",
+        "AWS_SECRET_ACCESS_KEY": "none",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
     try:
         with mock.patch.dict(os.environ, variables):
             yield f"s3:/{_PREFIX}".rstrip("/")
@@ -66,9 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
     def __init__(
         self, folder: Path, latency_s: float, bytes_per_s: float, bandwidth: _Bandwidth, *request: object
     ) -> None:
-        self.folder, self.latency_s, self.bytes_per_s, self.bandwidth = (
-            folder, latency_s, bytes_per_s, bandwidth
-        )  # fmt: skip
+        self.folder, self.latency_s, self.bytes_per_s, self.bandwidth = (folder, latency_s, bytes_per_s, bandwidth)
         super().__init__(*request)  # type: ignore[arg-type]
 
     def log_message(self, format: str, *args: object) -> None:

@@ -66,8 +66,11 @@ def best_factors(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     for name, by_factor in accuracies.items():
         means = {factor: statistics.fmean(values) for factor, values in by_factor.items()}
         best = max(means, key=lambda factor: (means[factor], -abs(math.log(factor))))
-        results[name] = {"top1": {f"{factor:g}": mean for factor, mean in means.items()}, "best": best,
-                         "at_edge": best in (min(means), max(means))}  # fmt: skip
+        results[name] = {
+            "top1": {f"{factor:g}": mean for factor, mean in means.items()},
+            "best": best,
+            "at_edge": best in (min(means), max(means)),
+        }
     return results
 
 
@@ -81,27 +84,53 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--recipes", required=True, metavar="FILE[=DIR],…",
-        help="TOML files, each with its own shard set if it has one; the first is the baseline")  # fmt: skip
-    add("--shards", metavar="DIR", help="folder written by `make shards`; {part} in it stands for the part of --split "
-        "(default with --split: FOLDER/{part})")  # fmt: skip
+    add(
+        "--recipes",
+        required=True,
+        metavar="FILE[=DIR],…",
+        help="TOML files, each with its own shard set if it has one; the first is the baseline",
+    )
+    add(
+        "--shards",
+        metavar="DIR",
+        help="folder written by `make shards`; {part} in it stands for the part of --split "
+        "(default with --split: FOLDER/{part})",
+    )
     add("--seeds", default="0,1,2", metavar="N,…", help="each trains all sides (default: %(default)s)")
     add("--split", type=Path, metavar="FOLDER", help="division by `python -m resolute.benchmarks.training.split`")
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--part", choices=PARTS[1:-1], help="of --split, to validate on (default: tune)")
     part.add_argument("--report", action="store_true", help="validate on the reported part of --split")
-    add("--tune-lr", metavar="X,…", help="with --split: factors on optim.lr; trains each side with all of them on the "
-        "part tune first, and uses its best one")  # fmt: skip
+    add(
+        "--tune-lr",
+        metavar="X,…",
+        help="with --split: factors on optim.lr; trains each side with all of them on the "
+        "part tune first, and uses its best one",
+    )
     add("--tune-seeds", default="0", metavar="N,…", help="seeds of the runs of --tune-lr (default: %(default)s)")
-    add("--threads", type=int, default=available_cpus(), metavar="N",
-        help="CPU threads per run (default: all, %(default)s)")  # fmt: skip
+    add(
+        "--threads",
+        type=int,
+        default=available_cpus(),
+        metavar="N",
+        help="CPU threads per run (default: all, %(default)s)",
+    )
     add("--device", default="auto", metavar="auto|cpu|cuda", help="a GPU if there is one (default: %(default)s)")
     add("--plan", action="store_true", help="forecast every run before it, and compare the forecast with the outcome")
     add("--runs", type=Path, metavar="FOLDER", help="folder to keep the runs in (default: they are deleted)")
-    add("--charts", type=Path, metavar="FILE", help="draw top-1 against time and loss against the epoch into an .html "
-        "page; `python -m resolute.benchmarks.training.summary` draws it later")  # fmt: skip
-    add("--out", type=Path, metavar="FILE", help="JSON to write (default: training-<name of the shards' folder>.json "
-        "in benchmarks/results)")  # fmt: skip
+    add(
+        "--charts",
+        type=Path,
+        metavar="FILE",
+        help="draw top-1 against time and loss against the epoch into an .html "
+        "page; `python -m resolute.benchmarks.training.summary` draws it later",
+    )
+    add(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="JSON to write (default: training-<name of the shards' folder>.json in benchmarks/results)",
+    )
     return parser
 
 
@@ -133,15 +162,18 @@ def _opened(args: argparse.Namespace, parts: Parts | None, part: str) -> tuple[l
         folds_before = folds_before or (fold, folds)
         ShardSet.open(side.shards, resolutions=recipe.resolutions, fold=fold, folds=folds)
         if (fold, folds) != folds_before:
-            raise ResoluteError(f"{side.recipe}: got data.fold = {fold} of {folds}, expected {folds_before[0]} of "
-                                f"{folds_before[1]} as in the first recipe; use the same")  # fmt: skip
+            raise ResoluteError(
+                f"{side.recipe}: got data.fold = {fold} of {folds}, expected {folds_before[0]} of "
+                f"{folds_before[1]} as in the first recipe; use the same"
+            )
         if parts and folds:
             raise ResoluteError(f"{side.recipe}: got data.folds = {folds} with --split, expected none; leave one out")
         if side.shards not in sets:
             sets[side.shards] = opened = ShardSet.open(side.shards, fold=fold, folds=folds)
             if opened.target.kind != "class":
-                raise ResoluteError(f"{side.shards}: got samples with {opened.target.kind}, expected one class each; "
-                                    "name another set")  # fmt: skip
+                raise ResoluteError(
+                    f"{side.shards}: got samples with {opened.target.kind}, expected one class each; name another set"
+                )
             if parts:
                 parts.check(side.shards, part)
         sides.append(dataclasses.replace(side, shards_hash=sets[side.shards].hash))
@@ -149,8 +181,10 @@ def _opened(args: argparse.Namespace, parts: Parts | None, part: str) -> tuple[l
         photos = {root: (each.classes, frozenset(source_digests(root, "val").tolist())) for root, each in sets.items()}
         for root, own in photos.items():
             if own != photos[sides[0].shards]:
-                raise ResoluteError(f"{root}: got classes or validation photos other than those of {sides[0].shards}, "
-                                    "expected the same; make it from the same lists")  # fmt: skip
+                raise ResoluteError(
+                    f"{root}: got classes or validation photos other than those of {sides[0].shards}, "
+                    "expected the same; make it from the same lists"
+                )
     return sides, sets
 
 
@@ -181,12 +215,17 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
         check_output(args.charts, setting="--charts", suffixes=(".html",))  # first, as it is drawn after hours
     result: dict[str, Any] = {
         **header(rounds=len(seeds), device=device),
-        "settings": {"recipes": [side.name for side in sides], "seeds": seeds, "threads": args.threads,
-                     "device": device.type, "plan": args.plan},
+        "settings": {
+            "recipes": [side.name for side in sides],
+            "seeds": seeds,
+            "threads": args.threads,
+            "device": device.type,
+            "plan": args.plan,
+        },
         "shards": {side.name: _about(side, sets[side.shards]) for side in sides},
         "recipes": {side.name: side.recipe.read_text(encoding="utf-8") for side in sides},
         "targets": TARGETS,
-    }  # fmt: skip
+    }
     for each in tuning_sets.values():
         read_into_cache(each)
     with tempfile.TemporaryDirectory() as folder:
@@ -196,19 +235,32 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
         def trained(sides: Sequence[Side], seeds: Sequence[int], part: str, **how: Any) -> list[dict[str, Any]]:
             on_run: Callable[[dict[str, Any]], None] = lambda result: None  # noqa: E731
             return measure(
-                sides, seeds, runs=root / part, run=run, **how,
+                sides,
+                seeds,
+                runs=root / part,
+                run=run,
+                **how,
                 expect={"commit": result["commit"], "cpu": result["machine"]["cpu"]},
                 settings=["--threads", str(args.threads), "--device", device.type],
                 on_run=partial(_logged, parts, part, result["commit"]) if parts else on_run,
-            )  # fmt: skip
+            )
 
         if factors:
-            candidates = [dataclasses.replace(side, name=f"{side.name}-lr{factor:g}", lr_factor=factor)
-                          for factor in factors for side in tuned_sides]  # fmt: skip
+            candidates = [
+                dataclasses.replace(side, name=f"{side.name}-lr{factor:g}", lr_factor=factor)
+                for factor in factors
+                for side in tuned_sides
+            ]
             runs = trained(candidates, tune_seeds, "tune", may_diverge=True)
             best = dict(zip((side.name for side in sides), best_factors(runs).values(), strict=True))
-            result["tuning"] = {"rule": _RULE, "factors": factors, "seeds": tune_seeds, "sides": best, "runs": runs,
-                                "runs_per_side": len(factors) * len(tune_seeds)}  # fmt: skip
+            result["tuning"] = {
+                "rule": _RULE,
+                "factors": factors,
+                "seeds": tune_seeds,
+                "sides": best,
+                "runs": runs,
+                "runs_per_side": len(factors) * len(tune_seeds),
+            }
             sides = [dataclasses.replace(side, lr_factor=best[side.name]["best"]) for side in sides]
         if parts:
             result["split"] = {"part": part, "salt": parts.salt, "shares": parts.shares, "runs_before": parts.runs()}
@@ -223,8 +275,13 @@ def _run(args: argparse.Namespace, run: Runner) -> None:
 
 def _about(side: Side, shards: ShardSet) -> dict[str, Any]:
     """The set of a side; reads it into the page cache if it fits."""
-    return {"name": Path(side.shards).resolve().name, "hash": shards.hash, "page_cache": read_into_cache(shards),
-            "train_samples": len(shards.splits["train"]), "val_samples": len(shards.splits["val"])}  # fmt: skip
+    return {
+        "name": Path(side.shards).resolve().name,
+        "hash": shards.hash,
+        "page_cache": read_into_cache(shards),
+        "train_samples": len(shards.splits["train"]),
+        "val_samples": len(shards.splits["val"]),
+    }
 
 
 def main(argv: Sequence[str] | None = None, *, run: Runner = train) -> int:

@@ -29,8 +29,23 @@ from resolute.train.recipe.schema import Recipe
 
 __all__ = ["Runner", "Side", "changed", "figures", "measure", "train"]
 
-_EPOCH = ("epoch", "stage", "res", "eval_res", "unix_s", "samples", "train_s", "wait_s", "eval_s", "images_per_s", "lr",
-          "loss", "eval_loss", "top1", "ema_top1")  # fmt: skip
+_EPOCH = (
+    "epoch",
+    "stage",
+    "res",
+    "eval_res",
+    "unix_s",
+    "samples",
+    "train_s",
+    "wait_s",
+    "eval_s",
+    "images_per_s",
+    "lr",
+    "loss",
+    "eval_loss",
+    "top1",
+    "ema_top1",
+)
 _NOTE = "compare.json"  # in the folder of a run: the benchmark's own record, with `wall_s` once it is finished
 
 Runner = Callable[[Sequence[str]], None]  # takes the arguments of `resolute`
@@ -53,9 +68,12 @@ def train(words: Sequence[str]) -> None:
     folders = [str(Path(resolute.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     # after a Ctrl-C that only this process gets, `subprocess.run` kills the training, which would else go on unseen
     done = subprocess.run(
-        [sys.executable, "-m", "resolute", *words], env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "resolute", *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["nothing on stderr"]
         raise ResoluteError(f"training ended with status {done.returncode}, expected 0: {lines[-1]}")
@@ -74,7 +92,7 @@ def changed(recipe: Path, path: Path, *, seed: int, lr_factor: float = 1.0) -> P
         own = re.match(r"(?s).*?(?=^\s*\[|\Z)", after, re.MULTILINE)
         assert own
         without_lr = re.sub(r"(?m)^\s*lr\s*=.*\n?", "", own[0])
-        rest = after[own.end():].removesuffix("\n[optim]\n")
+        rest = after[own.end() :].removesuffix("\n[optim]\n")
         text = f"{before}{header}lr = {optim.lr!r}\n{without_lr}{rest}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
@@ -99,18 +117,22 @@ def figures(path: Path) -> dict[str, Any]:
     train_s = sum(epoch["train_s"] for epoch in epochs)
     return {
         "recipe_hash": log.start["recipe_hash"],
-        "elapsed_s": ends[-1]["elapsed_s"], "train_s": train_s, "eval_s": sum(epoch["eval_s"] for epoch in epochs),
+        "elapsed_s": ends[-1]["elapsed_s"],
+        "train_s": train_s,
+        "eval_s": sum(epoch["eval_s"] for epoch in epochs),
         "wait_frac": sum(epoch["wait_s"] for epoch in epochs) / train_s,
-        "top1": last["top1"], "ema_top1": last["ema_top1"],
+        "top1": last["top1"],
+        "ema_top1": last["ema_top1"],
         # why not the better of both: which weights count is decided before the run
         "final_top1": last["top1"] if last["ema_top1"] is None else last["ema_top1"],
-        "best_top1": ends[-1]["best_top1"], "stopped_early": ends[-1].get("stopped_early", ""),
+        "best_top1": ends[-1]["best_top1"],
+        "stopped_early": ends[-1].get("stopped_early", ""),
         "final_res": last["res"],
         "final_image_s": float(np.median([epoch["train_s"] / epoch["samples"] for epoch in final])),
         "final_step_image_s": float(np.median(steps["time_s"][at_final] / steps["samples"][at_final])),
         "stages": _stages(log),
         "epochs": [{name: epoch.get(name) for name in _EPOCH} for epoch in epochs],
-    }  # fmt: skip
+    }
 
 
 def _stages(log: RunLogReader) -> list[dict[str, Any]]:
@@ -125,21 +147,34 @@ def _stages(log: RunLogReader) -> list[dict[str, Any]]:
     for stage in map(int, np.unique(steps["stage"])):
         own = steps["stage"] == stage
         cost = costs.get(stage, {})
-        stages.append({
-            "stage": stage, "res": int(steps["res"][own][0]), "batch_size": int(steps["samples"][own].max()),
-            "steps": int(own.sum()), "step_s": float(np.median(steps["time_s"][own])),
-            "image_s": float(np.median(steps["time_s"][own] / steps["samples"][own])),
-            "switch_cost_s": cost.get("cost_s"), "switch_slowest_ratio": cost.get("slowest_ratio"),
-            "ramp_changes": [change for change in changes if change["stage"] == stage and change["in_stage"]],
-        })  # fmt: skip
+        stages.append(
+            {
+                "stage": stage,
+                "res": int(steps["res"][own][0]),
+                "batch_size": int(steps["samples"][own].max()),
+                "steps": int(own.sum()),
+                "step_s": float(np.median(steps["time_s"][own])),
+                "image_s": float(np.median(steps["time_s"][own] / steps["samples"][own])),
+                "switch_cost_s": cost.get("cost_s"),
+                "switch_slowest_ratio": cost.get("slowest_ratio"),
+                "ramp_changes": [change for change in changes if change["stage"] == stage and change["in_stage"]],
+            }
+        )
     return stages
 
 
 def measure(
-    sides: Sequence[Side], seeds: Sequence[int], *, runs: Path, settings: Sequence[str], plan: bool = False,
-    may_diverge: bool = False, run: Runner = train, expect: Mapping[str, Any] | None = None,
+    sides: Sequence[Side],
+    seeds: Sequence[int],
+    *,
+    runs: Path,
+    settings: Sequence[str],
+    plan: bool = False,
+    may_diverge: bool = False,
+    run: Runner = train,
+    expect: Mapping[str, Any] | None = None,
     on_run: Callable[[dict[str, Any]], None] = lambda result: None,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """The results of every run, in the order of training. `settings`: arguments of every training, such as --threads.
 
     A run that an earlier call finished in `runs` under the same `expect` is reused, and one that it did not finish is
@@ -150,13 +185,22 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         for seed in seeds:
             copies = {
-                f"{side.name}-seed{seed}": (side, changed(
-                    side.recipe, Path(folder) / str(seed) / f"{side.name}.toml", seed=seed, lr_factor=side.lr_factor
-                )) for side in sides
-            }  # fmt: skip
+                f"{side.name}-seed{seed}": (
+                    side,
+                    changed(
+                        side.recipe, Path(folder) / str(seed) / f"{side.name}.toml", seed=seed, lr_factor=side.lr_factor
+                    ),
+                )
+                for side in sides
+            }
             for name, (side, copy) in copies.items():
-                key = {**(expect or {}), "shards": side.shards_hash, "recipe_hash": Recipe.load(copy).hash,
-                       "words": list(settings), "plan": plan}  # fmt: skip
+                key = {
+                    **(expect or {}),
+                    "shards": side.shards_hash,
+                    "recipe_hash": Recipe.load(copy).hash,
+                    "words": list(settings),
+                    "plan": plan,
+                }
                 words = ["--shards", side.shards, *settings, "--recipe", str(copy), "--runs", str(runs), "--run", name]
                 earlier = _earlier(runs / name, key)
                 try:
@@ -164,28 +208,50 @@ def measure(
                 except ResoluteError as error:
                     if may_diverge and (runs / name / "not_finite.json").exists():
                         print(f"{side.name}, seed {seed}: diverged, counts as top-1 0 %", flush=True)
-                        results.append({"recipe": side.name, "seed": seed, "lr_factor": side.lr_factor,
-                                        "final_top1": 0.0, "diverged": True})  # fmt: skip
+                        results.append(
+                            {
+                                "recipe": side.name,
+                                "seed": seed,
+                                "lr_factor": side.lr_factor,
+                                "final_top1": 0.0,
+                                "diverged": True,
+                            }
+                        )
                         continue
                     raise ResoluteError(f"{side.name}, seed {seed}: {error}") from None
-                result = {"recipe": side.name, "seed": seed, "lr_factor": side.lr_factor,
-                          **figures(runs / name / "run.jsonl")}  # fmt: skip
+                result = {
+                    "recipe": side.name,
+                    "seed": seed,
+                    "lr_factor": side.lr_factor,
+                    **figures(runs / name / "run.jsonl"),
+                }
                 result |= {"wall_s": note["wall_s"], "load_before": note["load_before"]}
                 result["curve"] = _curve(result["epochs"], note["began_unix_s"])
                 result["plan"] = _against_plan(note["forecast"], result) if plan else None
                 if earlier is None:
                     on_run(result)
                     atomic_write(runs / name / _NOTE, json.dumps(note | {"key": key}))
-                print(f"{side.name}, seed {seed}: top-1 {100 * result['final_top1']:.2f} % in {result['elapsed_s']:.1f}"
-                      f" s{', of an earlier call' if earlier else ''}", flush=True)  # fmt: skip
+                print(
+                    f"{side.name}, seed {seed}: top-1 {100 * result['final_top1']:.2f} % in {result['elapsed_s']:.1f}"
+                    f" s{', of an earlier call' if earlier else ''}",
+                    flush=True,
+                )
                 results.append(result)
     return results
 
 
 def _curve(epochs: Sequence[dict[str, Any]], began_unix_s: float) -> list[dict[str, Any]]:
     """Accuracy at each validation against the seconds since the command's start."""
-    return [{"wall_s": epoch["unix_s"] - began_unix_s, "res": epoch["eval_res"], "top1": epoch["top1"],
-             "ema_top1": epoch["ema_top1"]} for epoch in epochs if epoch["top1"] is not None]  # fmt: skip
+    return [
+        {
+            "wall_s": epoch["unix_s"] - began_unix_s,
+            "res": epoch["eval_res"],
+            "top1": epoch["top1"],
+            "ema_top1": epoch["ema_top1"],
+        }
+        for epoch in epochs
+        if epoch["top1"] is not None
+    ]
 
 
 def _earlier(folder: Path, key: dict[str, Any]) -> dict[str, Any] | None:
@@ -219,15 +285,22 @@ def _timed(words: Sequence[str], folder: Path, key: dict[str, Any], *, plan: boo
             forecast = json.loads(file.read_text(encoding="utf-8"))
     load, began_unix_s, began = os.getloadavg()[0], time.time(), time.perf_counter()
     run(["train", *words])
-    return {"wall_s": time.perf_counter() - began, "began_unix_s": began_unix_s, "load_before": round(load, 2),
-            "forecast": forecast}  # fmt: skip
+    return {
+        "wall_s": time.perf_counter() - began,
+        "began_unix_s": began_unix_s,
+        "load_before": round(load, 2),
+        "forecast": forecast,
+    }
 
 
 def _against_plan(forecast: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """Predicted / measured time: of training and validation by the run's clock, and of the complete command."""
     predicted_s = forecast["parts_s"]["training"] + forecast["parts_s"]["validation"]
     return {
-        "predicted_s": predicted_s, "ratio": predicted_s / result["elapsed_s"],
+        "predicted_s": predicted_s,
+        "ratio": predicted_s / result["elapsed_s"],
         "training_ratio": forecast["parts_s"]["training"] / result["train_s"],
-        "total_s": forecast["total_s"], "total_ratio": forecast["total_s"] / result["wall_s"], "forecast": forecast,
-    }  # fmt: skip
+        "total_s": forecast["total_s"],
+        "total_ratio": forecast["total_s"] / result["wall_s"],
+        "forecast": forecast,
+    }

@@ -204,8 +204,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--src", type=Path, nargs="+", required=True, metavar="DIR", help="folders of class folders of photos")
     add("--out", type=Path, required=True, metavar="FOLDER", help="folder for the lists and the tuning log")
-    add("--shares", default="0.1,0.1,0.1", metavar="X,X,X",
-        help="fractions of each class to tune on, choose on and report (default: %(default)s)")  # fmt: skip
+    add(
+        "--shares",
+        default="0.1,0.1,0.1",
+        metavar="X,X,X",
+        help="fractions of each class to tune on, choose on and report (default: %(default)s)",
+    )
     add("--salt", default="0", metavar="TEXT", help="another text makes another division (default: %(default)s)")
     return parser
 
@@ -251,16 +255,26 @@ def _summary(parts: Mapping[str, Sequence[Photo]], known: Mapping[str, str], out
         counts = Counter(photo.label for photo in photos)
         sizes = [counts[label] for label in classes]
         copies = len(photos) - len({photo.digest for photo in photos})
-        rows.append([part, str(len(photos)), f"{100 * len(photos) / total:.1f}", f"{min(sizes)} to {max(sizes)}",
-                     str(copies), str(sum(photo.digest not in known for photo in photos))])  # fmt: skip
+        rows.append(
+            [
+                part,
+                str(len(photos)),
+                f"{100 * len(photos) / total:.1f}",
+                f"{min(sizes)} to {max(sizes)}",
+                str(copies),
+                str(sum(photo.digest not in known for photo in photos)),
+            ]
+        )
     head = ["part", "photos", "%", "per class", "copies", "new"]
     gone = len(known.keys() - {photo.digest for photos in parts.values() for photo in photos})
-    return "\n".join([
-        text_table(f"{out}: {total} photos, {len(classes)} classes", head, rows),
-        *([f"{gone} photos of the earlier division are gone"] if gone else []),
-        f"make shards SRC={out}/train.csv VAL={out}/tune.csv OUT={out}/tune RES=…   # likewise choose",
-        f"make shards SRC={out}/rest.csv VAL={out}/report.csv OUT={out}/report RES=…",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            text_table(f"{out}: {total} photos, {len(classes)} classes", head, rows),
+            *([f"{gone} photos of the earlier division are gone"] if gone else []),
+            f"make shards SRC={out}/train.csv VAL={out}/tune.csv OUT={out}/tune RES=…   # likewise choose",
+            f"make shards SRC={out}/rest.csv VAL={out}/report.csv OUT={out}/report RES=…",
+        ]
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

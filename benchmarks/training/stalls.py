@@ -40,19 +40,27 @@ _FASTEST = 50_000  # images/s; upper bound, so that no loader runs out of batche
 
 def small_recipe(*stages: Stage, model: str, compiled: bool = False) -> Recipe:
     """A recipe with these stages of `model`, default values, and a learning rate too low to diverge."""
-    tables = [{"res": stage.res, "epochs": stage.epochs, "batch_size": stage.batch_size, "fraction": stage.fraction}
-              for stage in stages]  # fmt: skip
+    tables = [
+        {"res": stage.res, "epochs": stage.epochs, "batch_size": stage.batch_size, "fraction": stage.fraction}
+        for stage in stages
+    ]
     return Recipe.parse(
-        {"model": {"name": model}, "optim": {"lr": 1e-3}, "precision": {"compile": compiled},
-         "stages": tables},
+        {"model": {"name": model}, "optim": {"lr": 1e-3}, "precision": {"compile": compiled}, "stages": tables},
         name="benchmark",
     )
 
 
 def measure(
-    shards: ShardSet, *, device: torch.device, threads: int, batch_size: int, seconds: float, rounds: int, model: str,
+    shards: ShardSet,
+    *,
+    device: torch.device,
+    threads: int,
+    batch_size: int,
+    seconds: float,
+    rounds: int,
+    model: str,
     compiled: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """{"amp", "res": [{"res", "images_per_s": {kind: …}, "stall_frac", "headspace"}]}, values `repeated`.
 
     Each measurement lasts about `seconds` s and at least one step.
@@ -83,12 +91,16 @@ def measure(
                     show_progress(f"training: {res} px, {kind}, round {number + 1} of {rounds}")
                     measured[kind].append(train_for(learner, batches, seconds=seconds, steps_before=_WARM_UP[kind]))
         rates = {kind: [each["images_per_s"] for each in values] for kind, values in measured.items()}
-        results.append({
-            "res": res,
-            "images_per_s": {kind: repeated(values) for kind, values in rates.items()},
-            "stall_frac": repeated([each["stall_frac"] for each in measured["live"]]),
-            "headspace": repeated([cached / live for cached, live in zip(rates["cached"], rates["live"], strict=True)]),
-        })  # fmt: skip
+        results.append(
+            {
+                "res": res,
+                "images_per_s": {kind: repeated(values) for kind, values in rates.items()},
+                "stall_frac": repeated([each["stall_frac"] for each in measured["live"]]),
+                "headspace": repeated(
+                    [cached / live for cached, live in zip(rates["cached"], rates["live"], strict=True)]
+                ),
+            }
+        )
     amp = str(autocast_dtype(recipe.precision, device) or "off").removeprefix("torch.")
     return {"amp": amp, "model": model, "device": device.type, "threads": threads, "res": results}
 
@@ -98,9 +110,13 @@ def synthetic(like: Batch, *, classes: int) -> Batch:
     n, device = len(like.labels), like.labels.device
     labels = torch.randint(classes, (n,), device=device)
     return Batch(
-        images=torch.randn_like(like.images), targets=labels, partner_labels=labels, lam=torch.ones_like(like.lam),
-        keys=like.keys, spec=like.spec,
-    )  # fmt: skip
+        images=torch.randn_like(like.images),
+        targets=labels,
+        partner_labels=labels,
+        lam=torch.ones_like(like.lam),
+        keys=like.keys,
+        spec=like.spec,
+    )
 
 
 def train_for(learner: Learner, batches: Iterator[Batch], *, seconds: float, steps_before: int) -> dict[str, float]:
@@ -123,10 +139,14 @@ def train_for(learner: Learner, batches: Iterator[Batch], *, seconds: float, ste
 
 def table(result: dict[str, Any]) -> str:
     rows = [
-        [f"{entry['res']} px", *(spread(entry["images_per_s"][kind]) for kind in ("live", "cached", "synthetic")),
-         f"{100 * entry['stall_frac']['median']:.1f} %", f"{entry['headspace']['median']:.2f}"]
+        [
+            f"{entry['res']} px",
+            *(spread(entry["images_per_s"][kind]) for kind in ("live", "cached", "synthetic")),
+            f"{100 * entry['stall_frac']['median']:.1f} %",
+            f"{entry['headspace']['median']:.2f}",
+        ]
         for entry in result["res"]
-    ]  # fmt: skip
+    ]
     title = f"training {result['model']}, amp {result['amp']}: images/s"
     if result["device"] == "cpu":
         title += f" (loader and model share {result['threads']} CPU threads)"

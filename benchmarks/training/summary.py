@@ -1,6 +1,6 @@
 """Summary of compared trainings: means over seeds with standard errors, ratios to the first side, tables and charts.
 
-    python -m resolute.benchmarks.training.summary RESULT.json [--charts page.html]     # of a result file, again
+python -m resolute.benchmarks.training.summary RESULT.json [--charts page.html]     # of a result file, again
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
     names = list(dict.fromkeys(run["recipe"] for run in runs))
     by_name = {name: [run for run in runs if run["recipe"] == name] for name in names}
     base = by_name[names[0]]
-    results = {name: _figures(own) | {"against": _against(own, base) if own is not base else None}
-             for name, own in by_name.items()}  # fmt: skip
+    results = {
+        name: _figures(own) | {"against": _against(own, base) if own is not base else None}
+        for name, own in by_name.items()
+    }
     return {"baseline": names[0], "seeds": [run["seed"] for run in base], "recipes": results}
 
 
@@ -80,19 +82,24 @@ def _against(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, Any]:
 
     comparable = all(run["final_res"] == against["final_res"] for run, against in pairs)
     results: dict[str, Any] = {
-        "points": points("final_top1"), "raw_points": points("top1"), "ema_points": points("ema_top1"),
-        "wall_ratio": ratio("wall_s"), "time_ratio": ratio("elapsed_s"),
+        "points": points("final_top1"),
+        "raw_points": points("top1"),
+        "ema_points": points("ema_top1"),
+        "wall_ratio": ratio("wall_s"),
+        "time_ratio": ratio("elapsed_s"),
         "final_epoch_ratio": ratio("final_image_s") if comparable else None,
         "final_step_ratio": ratio("final_step_image_s") if comparable else None,
     }
     steps = results["final_step_ratio"]
     results["missed"] = [
-        name for name, bad in (
+        name
+        for name, bad in (
             ("accuracy", results["points"]["mean"] < TARGETS["points"]),
             ("time", results["wall_ratio"]["median"] > TARGETS["time_ratio"]),
             ("final step", not steps or steps["median"] > TARGETS["final_step_ratio"]),
-        ) if bad
-    ]  # fmt: skip
+        )
+        if bad
+    ]
     return results
 
 
@@ -102,8 +109,13 @@ def _mean(raw: Sequence[float | None]) -> dict[str, Any] | None:
     if len(values) < len(raw):
         return None
     sd = statistics.stdev(values) if len(values) > 1 else None
-    return {"raw": values, "n": len(values), "mean": statistics.fmean(values), "sd": sd,
-            "se": None if sd is None else sd / math.sqrt(len(values))}  # fmt: skip
+    return {
+        "raw": values,
+        "n": len(values),
+        "mean": statistics.fmean(values),
+        "sd": sd,
+        "se": None if sd is None else sd / math.sqrt(len(values)),
+    }
 
 
 def _repeated(raw: Sequence[float | None]) -> dict[str, Any] | None:
@@ -118,54 +130,125 @@ def tables(result: dict[str, Any]) -> str:
     parts = []
     if "tuning" in result:
         tuning = result["tuning"]
-        parts.append(text_table(
-            f"learning rates, top-1 % on the part tune by factor ({tuning['runs_per_side']} runs per side)",
-            ["side", *(f"{factor:g}" for factor in tuning["factors"]), "best"],
-            [[name, *(f"{100 * value:.2f}" for value in side["top1"].values()),
-              f"{side['best']:g}{', the last one tried' if side['at_edge'] else ''}"]
-             for name, side in tuning["sides"].items()],
-        ) + "\n")  # fmt: skip
+        parts.append(
+            text_table(
+                f"learning rates, top-1 % on the part tune by factor ({tuning['runs_per_side']} runs per side)",
+                ["side", *(f"{factor:g}" for factor in tuning["factors"]), "best"],
+                [
+                    [
+                        name,
+                        *(f"{100 * value:.2f}" for value in side["top1"].values()),
+                        f"{side['best']:g}{', the last one tried' if side['at_edge'] else ''}",
+                    ]
+                    for name, side in tuning["sides"].items()
+                ],
+            )
+            + "\n"
+        )
     if "split" in result:
         split = result["split"]
         before = ", ".join(f"{count} on {part}" for part, count in split["runs_before"].items())
         parts.append(f"validated on the part {split['part']}; runs before: {before}")
-    parts.append(text_table(
-        f"complete trainings, {many}; medians of times",
-        ["side", "epochs", "top-1 %", "EMA top-1 %", "whole command s", "training + validation s", "training s",
-         "validation s", "waiting %"],
-        [[name, _middle(values["epochs"], 0), _pm(values["top1"], 2, 100), _pm(values["ema_top1"], 2, 100),
-          *(_middle(values[key], 1) for key in _TIMES[:4]), _middle(values["wait_frac"], 2, 100)]
-         for name, values in recipes.items()],
-    ))  # fmt: skip
+    parts.append(
+        text_table(
+            f"complete trainings, {many}; medians of times",
+            [
+                "side",
+                "epochs",
+                "top-1 %",
+                "EMA top-1 %",
+                "whole command s",
+                "training + validation s",
+                "training s",
+                "validation s",
+                "waiting %",
+            ],
+            [
+                [
+                    name,
+                    _middle(values["epochs"], 0),
+                    _pm(values["top1"], 2, 100),
+                    _pm(values["ema_top1"], 2, 100),
+                    *(_middle(values[key], 1) for key in _TIMES[:4]),
+                    _middle(values["wait_frac"], 2, 100),
+                ]
+                for name, values in recipes.items()
+            ],
+        )
+    )
     compared = {name: values["against"] for name, values in recipes.items() if values["against"]}
     if compared:
-        parts.append("\n" + text_table(
-            f"against {base}, seed by seed (points: {many}; ratios: median)",
-            ["side", "points", "EMA points", "whole command", "training + validation", "final epoch", "final step",
-             "target"],
-            [[name, *(_pm(values[key], 2, sign="+") for key in ("raw_points", "ema_points")),
-              *(_ratio(values[f"{key}_ratio"]) for key in ("wall", "time", "final_epoch", "final_step")),
-              f"missed: {', '.join(values['missed'])}" if values["missed"] else "met"]
-             for name, values in compared.items()],
-        ))  # fmt: skip
-        parts.append("  final epoch, final step: time of an image at the last resolution\n"
-                     f"  targets of progressive recipes: at least {TARGETS['points']:+.1f} points (EMA where a recipe "
-                     f"has one), whole command at most {TARGETS['time_ratio']:.2f}x,\n  final step at most "
-                     f"{TARGETS['final_step_ratio']:.2f}x")  # fmt: skip
-    parts.append("\n" + text_table(
-        "stages (medians of steps, then of seeds)",
-        ["side", "stage", "res", "batch", "ms per step", "ms per image", "lost at the change ms", "slowest / median"],
-        [[name, str(stage["stage"]), str(stage["res"]), str(stage["batch_size"]), _spread(stage["step_s"], 1, 1e3),
-          _spread(stage["image_s"], 2, 1e3), _spread(stage["switch_cost_s"], 0, 1e3),
-          _spread(stage["switch_slowest_ratio"], 2)] for name, values in recipes.items() for stage in values["stages"]],
-    ))  # fmt: skip
+        parts.append(
+            "\n"
+            + text_table(
+                f"against {base}, seed by seed (points: {many}; ratios: median)",
+                [
+                    "side",
+                    "points",
+                    "EMA points",
+                    "whole command",
+                    "training + validation",
+                    "final epoch",
+                    "final step",
+                    "target",
+                ],
+                [
+                    [
+                        name,
+                        *(_pm(values[key], 2, sign="+") for key in ("raw_points", "ema_points")),
+                        *(_ratio(values[f"{key}_ratio"]) for key in ("wall", "time", "final_epoch", "final_step")),
+                        f"missed: {', '.join(values['missed'])}" if values["missed"] else "met",
+                    ]
+                    for name, values in compared.items()
+                ],
+            )
+        )
+        parts.append(
+            "  final epoch, final step: time of an image at the last resolution\n"
+            f"  targets of progressive recipes: at least {TARGETS['points']:+.1f} points (EMA where a recipe "
+            f"has one), whole command at most {TARGETS['time_ratio']:.2f}x,\n  final step at most "
+            f"{TARGETS['final_step_ratio']:.2f}x"
+        )
+    parts.append(
+        "\n"
+        + text_table(
+            "stages (medians of steps, then of seeds)",
+            [
+                "side",
+                "stage",
+                "res",
+                "batch",
+                "ms per step",
+                "ms per image",
+                "lost at the change ms",
+                "slowest / median",
+            ],
+            [
+                [
+                    name,
+                    str(stage["stage"]),
+                    str(stage["res"]),
+                    str(stage["batch_size"]),
+                    _spread(stage["step_s"], 1, 1e3),
+                    _spread(stage["image_s"], 2, 1e3),
+                    _spread(stage["switch_cost_s"], 0, 1e3),
+                    _spread(stage["switch_slowest_ratio"], 2),
+                ]
+                for name, values in recipes.items()
+                for stage in values["stages"]
+            ],
+        )
+    )
     planned = {name: values["plan"] for name, values in recipes.items() if values["plan"]}
     if planned:
-        parts.append("\n" + text_table(
-            "plan / outcome (median of seeds; the command also starts, warms up and saves)",
-            ["side", "training and validation", "training", "complete command"],
-            [[name, *map(_ratio, plan.values())] for name, plan in planned.items()],
-        ))  # fmt: skip
+        parts.append(
+            "\n"
+            + text_table(
+                "plan / outcome (median of seeds; the command also starts, warms up and saves)",
+                ["side", "training and validation", "training", "complete command"],
+                [[name, *map(_ratio, plan.values())] for name, plan in planned.items()],
+            )
+        )
     return "\n".join(parts)
 
 
@@ -209,19 +292,40 @@ def charts(runs: Sequence[Run]) -> list[Chart | None]:
                 y = [100 * statistics.fmean(each[key] for each in point) for point in points]
                 top1.append(Series(name=title, colour=colour, kind=kind, x=x, y=y))
         epochs = list(zip(*(run["epochs"] for run in own), strict=False))
-        losses.append(Series(
-            name=name, colour=colour, kind="dots" if number < 4 else "dash",
-            x=[each[0]["epoch"] + 1 for each in epochs],
-            y=[statistics.fmean(epoch["loss"] for epoch in each) for each in epochs],
-        ))  # fmt: skip
-        borders |= {at - 0.5 for at, (before, each) in enumerate(itertools.pairwise(epochs), start=2)
-                    if before[0]["stage"] != each[0]["stage"]}  # fmt: skip
+        losses.append(
+            Series(
+                name=name,
+                colour=colour,
+                kind="dots" if number < 4 else "dash",
+                x=[each[0]["epoch"] + 1 for each in epochs],
+                y=[statistics.fmean(epoch["loss"] for epoch in each) for each in epochs],
+            )
+        )
+        borders |= {
+            at - 0.5
+            for at, (before, each) in enumerate(itertools.pairwise(epochs), start=2)
+            if before[0]["stage"] != each[0]["stage"]
+        }
     return [
-        chart("Top-1 at the validation's resolution", top1, unit="%", zero=False, start=0.0, wide=True,
-              x_name=f"{unit} since the command's start"),
-        chart("Training loss", losses, unit="", marks=[(border, "") for border in sorted(borders)], zero=False,
-              x_name="epoch (dashed: stage change)", wide=True),
-    ]  # fmt: skip
+        chart(
+            "Top-1 at the validation's resolution",
+            top1,
+            unit="%",
+            zero=False,
+            start=0.0,
+            wide=True,
+            x_name=f"{unit} since the command's start",
+        ),
+        chart(
+            "Training loss",
+            losses,
+            unit="",
+            marks=[(border, "") for border in sorted(borders)],
+            zero=False,
+            x_name="epoch (dashed: stage change)",
+            wide=True,
+        ),
+    ]
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -250,8 +354,11 @@ def _run(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
-    parser = Parser(prog="python -m resolute.benchmarks.training.summary", description="Print and draw a result file.",
-                    allow_abbrev=False)  # fmt: skip
+    parser = Parser(
+        prog="python -m resolute.benchmarks.training.summary",
+        description="Print and draw a result file.",
+        allow_abbrev=False,
+    )
     parser.add_argument("result", type=Path, metavar="RESULT.json")
     parser.add_argument("--charts", type=Path, metavar="FILE", help=".html page to draw")
     return command(parser, _run, argv)

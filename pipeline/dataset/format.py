@@ -34,9 +34,27 @@ from resolute.pipeline.storage.local import retry_local
 
 from .source_record import missing_set_hint, read_record, repair_hint, shards_command
 
-__all__ = ["FORMAT", "READ_VERSIONS", "SAMPLE", "SOURCE", "STORED", "VERSION", "duplicates_name", "generation_mark",
-           "index_name", "is_sealed", "key_name", "label_digits", "manifest_bytes", "names_name",
-           "read_manifest", "rejects_name", "shard_name", "source_name", "tar_name"]  # fmt: skip
+__all__ = [
+    "FORMAT",
+    "READ_VERSIONS",
+    "SAMPLE",
+    "SOURCE",
+    "STORED",
+    "VERSION",
+    "duplicates_name",
+    "generation_mark",
+    "index_name",
+    "is_sealed",
+    "key_name",
+    "label_digits",
+    "manifest_bytes",
+    "names_name",
+    "read_manifest",
+    "rejects_name",
+    "shard_name",
+    "source_name",
+    "tar_name",
+]
 
 FORMAT, VERSION = "resolute-shards", 6
 READ_VERSIONS = (5, VERSION)  # of sets that can be trained on and verified
@@ -48,8 +66,9 @@ _PREP_FILES = (".prep", "records/plan.json")
 # `label`: the class number. Sets with other targets have another column in its place.
 SAMPLE = np.dtype([("key", "<u8"), ("label", "<u4")])
 # `offset`, `nbytes`: position of the JPEG in the tar, in bytes; width and height in px.
-STORED = np.dtype([("offset", "<u8"), ("nbytes", "<u4"), ("crc32", "<u4"), ("shard", "<u4"),
-                   ("width", "<u2"), ("height", "<u2")])  # fmt: skip
+STORED = np.dtype(
+    [("offset", "<u8"), ("nbytes", "<u4"), ("crc32", "<u4"), ("shard", "<u4"), ("width", "<u2"), ("height", "<u2")]
+)
 # The input file: first 8 bytes of its SHA-256 (little-endian), its size in bytes, its upright width and height in px.
 SOURCE = np.dtype([("digest", "<u8"), ("nbytes", "<u4"), ("width", "<u2"), ("height", "<u2")])
 

@@ -185,9 +185,15 @@ class ShardSet:
 
     @classmethod
     def open(
-        cls, root: str | Path, *, resolutions: tuple[int, ...] | None = None, generation: int | None = None,
-        fold: int | None = None, folds: int | None = None, files: Files | None = None,
-    ) -> ShardSet:  # fmt: skip
+        cls,
+        root: str | Path,
+        *,
+        resolutions: tuple[int, ...] | None = None,
+        generation: int | None = None,
+        fold: int | None = None,
+        folds: int | None = None,
+        files: Files | None = None,
+    ) -> ShardSet:
         """Open the set at `root`, a folder or URL.
 
         resolutions   those that will be used, in px: each is read from the smallest stored one that is at least as
@@ -328,9 +334,11 @@ def _split(
 
     shards = sum(added["shards"][name] for added in generations)
     return Split(
-        name=name, samples=joined(), stored={res: joined(res) for res in resolutions},
+        name=name,
+        samples=joined(),
+        stored={res: joined(res) for res in resolutions},
         shards=tuple(manifest["splits"][name]["shards"][:shards]),
-    )  # fmt: skip
+    )
 
 
 def stored_resolutions(contents: Iterable[str]) -> tuple[int, ...]:

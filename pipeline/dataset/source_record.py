@@ -17,8 +17,14 @@ from resolute.errors import ResoluteError, as_typed, strip_credentials
 from resolute.pipeline.storage.base import Files
 
 __all__ = [
-    "SOURCE_RECORD", "missing_set_hint", "parse_record", "read_record", "record_bytes", "repair_hint", "shards_command",
-]  # fmt: skip
+    "SOURCE_RECORD",
+    "missing_set_hint",
+    "parse_record",
+    "read_record",
+    "record_bytes",
+    "repair_hint",
+    "shards_command",
+]
 
 SOURCE_RECORD = "source.json"
 _PATHS = frozenset({"SRC", "LABELS", "CLASSES", "VAL", "VAL_LABELS", "VAL_LIST"})  # recorded as absolute paths, or URLs
@@ -58,9 +64,13 @@ def read_record(files: Files) -> dict[str, str] | None:
 
 
 def shards_command(
-    root: str, resolutions: Iterable[int], record: Mapping[str, str] | None, *, rebuild: bool = False,
+    root: str,
+    resolutions: Iterable[int],
+    record: Mapping[str, str] | None,
+    *,
+    rebuild: bool = False,
     extend: bool = False,
-) -> str:  # fmt: skip
+) -> str:
     """The command that completes or repairs the set at `root`; `resolutions`: all of the set, in px.
 
     If the source is unknown (`record` None), the text names the settings to add.

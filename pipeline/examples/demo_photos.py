@@ -98,8 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to")
     parser.add_argument("--images", type=int, default=3000, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--seed", type=number(0, 2**63), default=0, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--workers", type=number(0, 1024), default=0, metavar="N",
-        help="processes (default: one per CPU core)")  # fmt: skip
+    parser.add_argument(
+        "--workers", type=number(0, 1024), default=0, metavar="N", help="processes (default: one per CPU core)"
+    )
     return command(parser, _run, arguments)
 
 

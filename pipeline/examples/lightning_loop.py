@@ -65,10 +65,16 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
     plan, device, last = open_plan(args), args.device, args.checkpoint / "last.ckpt"
     saving = ModelCheckpoint(args.checkpoint, "last", save_on_train_epoch_end=True, enable_version_counter=False)
     trainer = Trainer(
-        accelerator=device.type, devices=1, max_epochs=args.stop or plan.phases[-1].epoch + 1, callbacks=[saving],
-        reload_dataloaders_every_n_epochs=1, num_sanity_val_steps=0, logger=False, enable_progress_bar=False,
+        accelerator=device.type,
+        devices=1,
+        max_epochs=args.stop or plan.phases[-1].epoch + 1,
+        callbacks=[saving],
+        reload_dataloaders_every_n_epochs=1,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_progress_bar=False,
         enable_model_summary=False,
-    )  # fmt: skip
+    )
     with Loader(plan, device=device) as loader:
         model = Classifier(loader)
         trainer.fit(model, ckpt_path=last if last.exists() else None)

@@ -26,8 +26,12 @@ def flags(argv: Sequence[str] | None, description: str | None, *, resumes: bool 
     add("--epochs", type=int, default=2, help="of each stage (default: %(default)s)")
     add("--batch-size", type=int, default=64, help="over all processes (default: %(default)s)")
     if resumes:
-        add("--checkpoint", type=Path, default=Path("example-run"),
-            help="to write after each epoch, and to resume from if it exists (default: %(default)s)")  # fmt: skip
+        add(
+            "--checkpoint",
+            type=Path,
+            default=Path("example-run"),
+            help="to write after each epoch, and to resume from if it exists (default: %(default)s)",
+        )
         add("--stop", type=int, metavar="N", help="end after N epochs; a later run continues")
     args = parser.parse_args(argv)
     args.device = cuda.resolve_device(args.device)
@@ -47,8 +51,10 @@ def open_plan(args: argparse.Namespace) -> Plan:
     """
     shards = ShardSet.open(args.shards, resolutions=args.res)
     if shards.target.kind != "class":
-        raise ResoluteError(f"{args.shards}: got {shards.target.kind} as targets, expected a class per sample; the "
-                            "examples train classifiers: use `make train`, or another set")  # fmt: skip
+        raise ResoluteError(
+            f"{args.shards}: got {shards.target.kind} as targets, expected a class per sample; the "
+            "examples train classifiers: use `make train`, or another set"
+        )
     resolutions = args.res or shards.resolutions[:2]
     stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size) for res in resolutions]
     return Plan(shards, stages, augment=Augment(mixup_alpha=0.2, cutmix_alpha=1.0))

@@ -1,6 +1,6 @@
 """Training with the Trainer of Transformers, which reads one stream, and evaluates and saves after each epoch.
 
-    python -m resolute.pipeline.examples.transformers_loop SHARDS --res 128,160 --checkpoint folder
+python -m resolute.pipeline.examples.transformers_loop SHARDS --res 128,160 --checkpoint folder
 """
 
 from __future__ import annotations
@@ -66,9 +66,17 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
     sizes = {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2], "layer_type": "basic"}
     model = ResNetForImageClassification(ResNetConfig(num_labels=len(plan.shards.classes), **sizes))
     settings = TrainingArguments(
-        args.checkpoint, max_steps=plan.total_steps, learning_rate=0.05, optim="sgd", use_cpu=device.type == "cpu",
-        ignore_data_skip=True, save_strategy="no", save_total_limit=1, report_to="none", disable_tqdm=True,
-    )  # fmt: skip
+        args.checkpoint,
+        max_steps=plan.total_steps,
+        learning_rate=0.05,
+        optim="sgd",
+        use_cpu=device.type == "cpu",
+        ignore_data_skip=True,
+        save_strategy="no",
+        save_total_limit=1,
+        report_to="none",
+        disable_tqdm=True,
+    )
     with Loader(plan, device=device) as loader:
         trainer = StagedTrainer(loader, model=model, args=settings, callbacks=[EpochEnds(plan, args.stop)])
         trainer.train(resume_from_checkpoint=args.checkpoint.exists() and get_last_checkpoint(args.checkpoint))

@@ -100,7 +100,6 @@ class ImageRows:
             rows[:, _SLOTS:last], floats[:, last : last + p.VALUES * slots] = kinds, values.reshape(n, -1)
         return rows
 
-
     def normalise(self, images: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
         """Normalise `images` into `out`, both (N, res, res, 3) and contiguous."""
         numbers, lines = self._same.view(np.float32), (-1, 3 * images.shape[2])
@@ -155,15 +154,19 @@ def gpu_arguments(rows: Any, jpegs: Any) -> Any:
     One node instead of one slice for each: every CPU node costs DALI's threads about 0.8 ms per batch of 512.
     """
     return _node(
-        _run_gpu_arguments, (rows, dali.INT32, 1), (jpegs, dali.UINT8, 1),
-        outputs=[dali.INT32] * 3 + [dali.FLOAT] * 3, setup=_pairs,
-    )  # fmt: skip
+        _run_gpu_arguments,
+        (rows, dali.INT32, 1),
+        (jpegs, dali.UINT8, 1),
+        outputs=[dali.INT32] * 3 + [dali.FLOAT] * 3,
+        setup=_pairs,
+    )
 
 
 class _Compiled(NumbaFunction):
     def _get_run_fn_cpu(self, run_fn: Any, *_: Any) -> int:
-        return _address(run_fn, _OPERANDS, _SHAPES, types.uint64, types.int32,
-                        _OPERANDS, _SHAPES, types.uint64, types.int32)  # fmt: skip
+        return _address(
+            run_fn, _OPERANDS, _SHAPES, types.uint64, types.int32, _OPERANDS, _SHAPES, types.uint64, types.int32
+        )
 
     def _get_setup_fn_cpu(self, setup_fn: Any) -> int:
         return _address(setup_fn, _SHAPES, types.uint64, types.int32, _SHAPES, types.uint64, types.int32, types.int32)
@@ -191,15 +194,21 @@ def _pairs(outs: Any, _od: Any, count: Any, _ins: Any, _id: Any, _ni: Any, sampl
 
 @do_not_convert
 def _node(
-    run: Callable[..., None], *inputs: tuple[Any, Any, int], outputs: Sequence[Any] = (dali.INT64,),
+    run: Callable[..., None],
+    *inputs: tuple[Any, Any, int],
+    outputs: Sequence[Any] = (dali.INT64,),
     setup: Callable[..., None] | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """A node with one-dimensional `outputs` of these types, whose lengths `setup` sets: the batch tag (1,) int64."""
     operands, kinds, ndims = zip(*inputs, strict=True)
     return _Compiled(
-        run_fn=run, setup_fn=setup or _shape_of_tag, out_types=list(outputs), in_types=list(kinds),
-        outs_ndim=[1] * len(outputs), ins_ndim=list(ndims),
-    )(*operands)  # fmt: skip
+        run_fn=run,
+        setup_fn=setup or _shape_of_tag,
+        out_types=list(outputs),
+        in_types=list(kinds),
+        outs_ndim=[1] * len(outputs),
+        ins_ndim=list(ndims),
+    )(*operands)
 
 
 def _pointer_to(kind: Any) -> Any:

@@ -93,9 +93,17 @@ class GpuFinish:
     """Applies the slots, erasing, mixing and normalisation of a run to its batches on the device."""
 
     def __init__(
-        self, ops: AugmentOps, *, mean: tuple[float, ...], std: tuple[float, ...], noise: np.ndarray[Any, Any],
-        dtype: torch.dtype, device: torch.device, limit: int = 3, as_bytes: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        ops: AugmentOps,
+        *,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        noise: np.ndarray[Any, Any],
+        dtype: torch.dtype,
+        device: torch.device,
+        limit: int = 3,
+        as_bytes: bool = False,
+    ) -> None:
         """Copy the constants to the device.
 
         mean, std   of values in 0..1
@@ -175,9 +183,18 @@ class GpuFinish:
             for turn, slot in enumerate(busy):
                 augmented = buffers[turn % 2]
                 apply_slot[(n * parts,)](
-                    source, augmented, params, slot, self._slots, self._fields, side, part, parts, BLOCK=BLOCK,
+                    source,
+                    augmented,
+                    params,
+                    slot,
+                    self._slots,
+                    self._fields,
+                    side,
+                    part,
+                    parts,
+                    BLOCK=BLOCK,
                     **_OPTIONS,
-                )  # fmt: skip
+                )
                 source = augmented
             dtype = torch.uint8 if self._as_bytes else self._dtype
             return self._finished(source, params, dtype, erases=self._erases, mixes=self._mixes)
@@ -195,9 +212,22 @@ class GpuFinish:
         blocks = triton.cdiv(side * side, BLOCK)
         out = torch.empty(source.shape, dtype=dtype, device=self._device)
         finish[(n * blocks,)](
-            source, out, params, self._noise, self._fill, self._scales, self._fields, self._erase, self._mix,
-            side, blocks, ERASES=erases, MIXES=mixes, BLOCK=BLOCK, **_OPTIONS,
-        )  # fmt: skip
+            source,
+            out,
+            params,
+            self._noise,
+            self._fill,
+            self._scales,
+            self._fields,
+            self._erase,
+            self._mix,
+            side,
+            blocks,
+            ERASES=erases,
+            MIXES=mixes,
+            BLOCK=BLOCK,
+            **_OPTIONS,
+        )
         return out
 
 

@@ -48,10 +48,21 @@ class Graph:
     transform_s: float
 
     def __init__(
-        self, *, batch_size: int, num_threads: int, device_id: int | None, decode: Device, prefetch_batches: int,
-        mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, ops: AugmentOps,
-        largest_pixels: int, hw_decoder_load: float = 1.0, transform: Transform | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        batch_size: int,
+        num_threads: int,
+        device_id: int | None,
+        decode: Device,
+        prefetch_batches: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        dtype: torch.dtype,
+        ops: AugmentOps,
+        largest_pixels: int,
+        hw_decoder_load: float = 1.0,
+        transform: Transform | None = None,
+    ) -> None:
         """Build the graph.
 
         batch_size     largest of the run; so is `largest_pixels`, of a batch
@@ -87,17 +98,31 @@ class Graph:
         else:
             from .gpu_finish import GpuFinish  # why here: only this needs Triton
 
-            self._finish = GpuFinish(ops, mean=mean, std=std, noise=noise, device=torch.device("cuda", device_id),
-                                     dtype=dtype, limit=prefetch_batches, as_bytes=as_bytes)  # fmt: skip
+            self._finish = GpuFinish(
+                ops,
+                mean=mean,
+                std=std,
+                noise=noise,
+                device=torch.device("cuda", device_id),
+                dtype=dtype,
+                limit=prefetch_batches,
+                as_bytes=as_bytes,
+            )
             self._finish.warm_up()
         # why one thread more on a CPU: between two operators threads wait for the slowest, which leaves a core idle
         # why exec_dynamic: outputs own their memory, so one stays valid while a reference to it lives
         self._define = partial(
-            _graph, batch_size=batch_size, num_threads=num_threads + self._on_cpu, device_id=device_id,
-            prefetch_queue_depth=prefetch_batches, exec_dynamic=True,
+            _graph,
+            batch_size=batch_size,
+            num_threads=num_threads + self._on_cpu,
+            device_id=device_id,
+            prefetch_queue_depth=prefetch_batches,
+            exec_dynamic=True,
             decode_device="mixed" if decode == "gpu" else "cpu",
-            mixing=ops.mixing, on_cpu=self._on_cpu, hw_decoder_load=hw_decoder_load,
-        )  # fmt: skip
+            mixing=ops.mixing,
+            on_cpu=self._on_cpu,
+            hw_decoder_load=hw_decoder_load,
+        )
         self.build()
 
     def build(self) -> None:
@@ -276,7 +301,12 @@ def _nodes(decode_device: str, on_cpu: bool, mixing: bool, hw_decoder_load: floa
         tags = cpu.augment(images, rows, jpegs)
         return (cpu.mix(tags, rows) if mixing else tags,)
     images = fn.resize(
-        images.gpu(), size=size, roi_start=roi_start, roi_end=roi_end, roi_relative=True,
-        interp_type=types.INTERP_LINEAR, antialias=True,
-    )  # fmt: skip
+        images.gpu(),
+        size=size,
+        roi_start=roi_start,
+        roi_end=roi_end,
+        roi_relative=True,
+        interp_type=types.INTERP_LINEAR,
+        antialias=True,
+    )
     return images, tags

@@ -195,16 +195,26 @@ class Loader(Iterator[Batch]):
         self._read_next = start
         self._reader = Reader(plan.shards, check_crc=check_crc)
         self._prefetcher = Prefetcher(plan, rank=rank, world_size=world_size)
-        shapes = {(res, size) for phase in plan.phases
-                  for (res, _), size in phase.local_shapes(rank=rank, world_size=world_size).items()}  # fmt: skip
+        shapes = {
+            (res, size)
+            for phase in plan.phases
+            for (res, _), size in phase.local_shapes(rank=rank, world_size=world_size).items()
+        }
         try:
             self._graph = Graph(
-                batch_size=max((size for _, size in shapes), default=1), num_threads=num_threads or cpus_per_process(),
-                device_id=self.device.index if on_gpu else None, decode=decode, prefetch_batches=prefetch_batches,
-                mean=mean, std=std, dtype=dtype, ops=self._ops, transform=transform,
+                batch_size=max((size for _, size in shapes), default=1),
+                num_threads=num_threads or cpus_per_process(),
+                device_id=self.device.index if on_gpu else None,
+                decode=decode,
+                prefetch_batches=prefetch_batches,
+                mean=mean,
+                std=std,
+                dtype=dtype,
+                ops=self._ops,
+                transform=transform,
                 largest_pixels=max((res**2 * size for res, size in shapes), default=0),
                 hw_decoder_load=1.0 if hw_decoder_load is None else hw_decoder_load,
-            )  # fmt: skip
+            )
             with numba_interrupts():
                 self._prime()
                 self._read_ahead()
@@ -308,8 +318,9 @@ class Loader(Iterator[Batch]):
         images = self._graph.take(spec, stream)  # blocks until the batch is ready
         self._fill_graph(wait=False)
         own, partners, lam = self._targets_on_device(spec, targets)
-        return Batch(images=images.permute(0, 3, 1, 2), targets=own, partner_labels=partners, lam=lam, keys=keys,
-                     spec=spec)  # fmt: skip
+        return Batch(
+            images=images.permute(0, 3, 1, 2), targets=own, partner_labels=partners, lam=lam, keys=keys, spec=spec
+        )
 
     def _targets_on_device(
         self, spec: BatchSpec, targets: NDArray[Any]

@@ -37,7 +37,7 @@ __all__ = [
     "mix_params",
     "pack_ops",
     "used_ops",
-]  # fmt: skip
+]
 
 UNMIXED, MIXUP, CUTMIX = 0, 1, 2
 # Stream purposes; order.py uses 0 and 1, plan.py 2.
@@ -198,25 +198,40 @@ def _jitter(augment: Augment, u: NDArray[np.float64]) -> tuple[NDArray[np.int32]
     return kinds, _first_value(np.take_along_axis(factors, order, axis=1))
 
 
-def _erase(
-    augment: Augment, key: int, ids: NDArray[np.int64], res: int
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _erase(augment: Augment, key: int, ids: NDArray[np.int64], res: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Boxes (N, 4) x, y, w, h and noise origins (N, 2). Source: torchvision RandomErasing.get_params."""
     boxes, origins = np.zeros((len(ids), 4), np.int32), np.empty((len(ids), 2), np.int32)
     noise = augment.random_erasing_fill == "noise"
     low, high = np.log(augment.random_erasing_ratio)
     _erase_boxes(
-        U64(key), np.ascontiguousarray(ids, np.int64), res, augment.random_erasing_prob,
-        *map(float, augment.random_erasing_scale), low, high, noise, boxes, origins,
-    )  # fmt: skip
+        U64(key),
+        np.ascontiguousarray(ids, np.int64),
+        res,
+        augment.random_erasing_prob,
+        *map(float, augment.random_erasing_scale),
+        low,
+        high,
+        noise,
+        boxes,
+        origins,
+    )
     return boxes, origins
 
 
 @compiled
 def _erase_boxes(
-    key: Any, ids: Any, res: Any, prob: Any, area_low: Any, area_high: Any, ratio_low: Any, ratio_high: Any, noise: Any,
-    boxes: Any, origins: Any,
-) -> None:  # fmt: skip
+    key: Any,
+    ids: Any,
+    res: Any,
+    prob: Any,
+    area_low: Any,
+    area_high: Any,
+    ratio_low: Any,
+    ratio_high: Any,
+    noise: Any,
+    boxes: Any,
+    origins: Any,
+) -> None:
     for i in range(len(ids)):
         on, x, y, origin_y = _uniform4(key, ids[i], 0)  # numbers 0 to 3
         origins[i, 0] = origins[i, 1] = -1
@@ -265,19 +280,40 @@ def mix_params(
     cutmix_prob = (augment.mixup_switch_prob if augment.mixup_alpha else 1.0) if augment.cutmix_alpha else 0.0
     mixup_key, cutmix_key = (U64(stream_key(stream_key(key, part))) for part in (1, 1 if per_batch else 2))
     _mix_params(
-        U64(key), mixup_key, cutmix_key, counters, res, augment.mixup_prob, cutmix_prob,
-        1.0 / (augment.mixup_alpha or 1.0), 1.0 / (augment.cutmix_alpha or 1.0), 32 if per_batch else 4,
-        modes, lam, boxes,
-    )  # fmt: skip
+        U64(key),
+        mixup_key,
+        cutmix_key,
+        counters,
+        res,
+        augment.mixup_prob,
+        cutmix_prob,
+        1.0 / (augment.mixup_alpha or 1.0),
+        1.0 / (augment.cutmix_alpha or 1.0),
+        32 if per_batch else 4,
+        modes,
+        lam,
+        boxes,
+    )
     repeats = len(ids) if per_batch else 1
     return modes.repeat(repeats), lam.repeat(repeats), boxes.repeat(repeats, axis=0)
 
 
 @compiled
 def _mix_params(
-    key: Any, mixup_key: Any, cutmix_key: Any, counters: Any, res: Any, prob: Any, cutmix_prob: Any, mixup_power: Any,
-    cutmix_power: Any, pairs: Any, modes: Any, lam: Any, boxes: Any,
-) -> None:  # fmt: skip
+    key: Any,
+    mixup_key: Any,
+    cutmix_key: Any,
+    counters: Any,
+    res: Any,
+    prob: Any,
+    cutmix_prob: Any,
+    mixup_power: Any,
+    cutmix_power: Any,
+    pairs: Any,
+    modes: Any,
+    lam: Any,
+    boxes: Any,
+) -> None:
     for i in range(len(counters)):
         mixed, which, x, y = _uniform4(key, counters[i], 0)
         if mixed >= prob:

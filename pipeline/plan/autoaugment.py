@@ -21,23 +21,72 @@ from numpy.typing import NDArray
 
 from .stage import BINS
 
-__all__ = ["AFFINE", "AUTOAUGMENT", "AUTOCONTRAST", "BLUR", "BRIGHTNESS", "CONTRAST", "EQUALIZE", "HUE", "NONE",
-           "OPERATIONS", "POINT", "POLICY_KINDS", "SATURATION", "SHARPNESS", "VALUES", "operations"]  # fmt: skip
+__all__ = [
+    "AFFINE",
+    "AUTOAUGMENT",
+    "AUTOCONTRAST",
+    "BLUR",
+    "BRIGHTNESS",
+    "CONTRAST",
+    "EQUALIZE",
+    "HUE",
+    "NONE",
+    "OPERATIONS",
+    "POINT",
+    "POLICY_KINDS",
+    "SATURATION",
+    "SHARPNESS",
+    "VALUES",
+    "operations",
+]
 
 # Compiled into the kernels: `pipeline.jit` compiles them again when this file changes, since it contains that word.
 (NONE, AFFINE, BRIGHTNESS, SATURATION, CONTRAST, SHARPNESS, POINT, AUTOCONTRAST, EQUALIZE, BLUR, HUE) = range(11)
 VALUES = 6
 
 # In torchvision's order; the policies draw an index into it. Only AutoAugment uses Invert.
-OPERATIONS = ("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
-              "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize", "Invert")  # fmt: skip
-_KIND = {"Identity": NONE, "ShearX": AFFINE, "ShearY": AFFINE, "TranslateX": AFFINE, "TranslateY": AFFINE,
-         "Rotate": AFFINE, "Brightness": BRIGHTNESS, "Color": SATURATION, "Contrast": CONTRAST,
-         "Sharpness": SHARPNESS, "Posterize": POINT, "Solarize": POINT, "AutoContrast": AUTOCONTRAST,
-         "Equalize": EQUALIZE, "Invert": POINT}  # fmt: skip
+OPERATIONS = (
+    "Identity",
+    "ShearX",
+    "ShearY",
+    "TranslateX",
+    "TranslateY",
+    "Rotate",
+    "Brightness",
+    "Color",
+    "Contrast",
+    "Sharpness",
+    "Posterize",
+    "Solarize",
+    "AutoContrast",
+    "Equalize",
+    "Invert",
+)
+_KIND = {
+    "Identity": NONE,
+    "ShearX": AFFINE,
+    "ShearY": AFFINE,
+    "TranslateX": AFFINE,
+    "TranslateY": AFFINE,
+    "Rotate": AFFINE,
+    "Brightness": BRIGHTNESS,
+    "Color": SATURATION,
+    "Contrast": CONTRAST,
+    "Sharpness": SHARPNESS,
+    "Posterize": POINT,
+    "Solarize": POINT,
+    "AutoContrast": AUTOCONTRAST,
+    "Equalize": EQUALIZE,
+    "Invert": POINT,
+}
 _ALL = frozenset({AFFINE, BRIGHTNESS, SATURATION, CONTRAST, SHARPNESS, POINT, AUTOCONTRAST, EQUALIZE})
-POLICY_KINDS = {"none": frozenset[int](), "randaugment": _ALL, "trivialaugment": _ALL, "autoaugment": _ALL,
-                "3-augment": frozenset({SATURATION, POINT, BLUR})}  # fmt: skip
+POLICY_KINDS = {
+    "none": frozenset[int](),
+    "randaugment": _ALL,
+    "trivialaugment": _ALL,
+    "autoaugment": _ALL,
+    "3-augment": frozenset({SATURATION, POINT, BLUR}),
+}
 
 # Maximum magnitudes: shear, translation (fraction of the side, or px), degrees, enhancement, bits removed.
 # Source: torchvision.transforms.v2 RandAugment, TrivialAugmentWide, AutoAugment: _AUGMENTATION_SPACE.

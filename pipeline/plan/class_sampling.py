@@ -72,10 +72,13 @@ class ClassSampling:
         before = self._drawn(begun)
         total = len(self._by_group)
         return EpochDraws(
-            counts=self._drawn(begun + samples) - before, begun=before,
+            counts=self._drawn(begun + samples) - before,
+            begun=before,
             available=np.maximum(1, -(-self.sizes * samples // total) if fixed else self.sizes),
-            first=self._first, by_group=self._by_group, key=self._key,
-        )  # fmt: skip
+            first=self._first,
+            by_group=self._by_group,
+            key=self._key,
+        )
 
     def class_draws(self) -> NDArray[np.float64]:
         """(C,) float64: draws of samples of each class in N draws, on average over the run."""
@@ -125,8 +128,17 @@ class EpochDraws:
     def ids(self, draws: NDArray[np.int64]) -> NDArray[np.int64]:
         """The sample numbers (n,) int64 of the draws (n,), each in [0, the sum of `counts`)."""
         out = np.empty(len(draws), np.int64)
-        _ids(np.ascontiguousarray(draws, np.int64), np.cumsum(self.counts), self.counts, self.begun, self.available,
-             self.first, self.by_group, self.key, out)  # fmt: skip
+        _ids(
+            np.ascontiguousarray(draws, np.int64),
+            np.cumsum(self.counts),
+            self.counts,
+            self.begun,
+            self.available,
+            self.first,
+            self.by_group,
+            self.key,
+            out,
+        )
         return out
 
     @functools.cached_property

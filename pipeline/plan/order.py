@@ -49,9 +49,18 @@ def block_samples(total: int) -> int:
 
 
 def sample_ids(
-    order: Order, positions: NDArray[np.int64], *, seed: int, epoch: int, samples: int, offset: int, total: int,
-    ring: Order | None = None, block: int | None = None, window: int = WINDOW_BLOCKS,
-) -> NDArray[np.int64]:  # fmt: skip
+    order: Order,
+    positions: NDArray[np.int64],
+    *,
+    seed: int,
+    epoch: int,
+    samples: int,
+    offset: int,
+    total: int,
+    ring: Order | None = None,
+    block: int | None = None,
+    window: int = WINDOW_BLOCKS,
+) -> NDArray[np.int64]:
     """Sample numbers (N,) int64 at `positions` (N,) of an epoch; each position is in [0, samples).
 
     samples, offset   length and start of the epoch's range on the ring
@@ -69,8 +78,18 @@ def sample_ids(
         return places
     runs, rest = _ring_ranges(offset, samples, total, size)
     out = np.empty(len(positions), np.int64)
-    _blocks(np.ascontiguousarray(positions, np.int64), samples, size, min(window, size), runs, rest, total // size,
-            U64(ring_key), U64(epoch_key), out)  # fmt: skip
+    _blocks(
+        np.ascontiguousarray(positions, np.int64),
+        samples,
+        size,
+        min(window, size),
+        runs,
+        rest,
+        total // size,
+        U64(ring_key),
+        U64(epoch_key),
+        out,
+    )
     return out
 
 
@@ -105,17 +124,28 @@ def _sample(place: Any, size: Any, blocks: Any, key: Any, half: Any) -> Any:
 
 @compiled
 def _blocks(
-    positions: Any, samples: Any, size: Any, window: Any, runs: Any, rest: Any, ring_blocks: Any, ring_key: Any,
-    epoch_key: Any, out: Any,
-) -> None:  # fmt: skip
+    positions: Any,
+    samples: Any,
+    size: Any,
+    window: Any,
+    runs: Any,
+    rest: Any,
+    ring_blocks: Any,
+    ring_key: Any,
+    epoch_key: Any,
+    out: Any,
+) -> None:
     ring, chosen, turns = derive(ring_key, _RING_BLOCKS), derive(epoch_key, _EPOCH_BLOCKS), derive(epoch_key, _TURN)
     groups, rest_key = derive(epoch_key, _GROUPS), derive(epoch_key, _REST)
     blocks, spread, group = runs[0, 1] + runs[1, 1], rest[:, 1].sum(), size // window
     shift = np.int64(derive(epoch_key, _SHIFT) % U64(samples))
     skipped = (shift * spread + samples - 1) // samples
     half_ring, half_blocks, half_spread, half_size = (
-        half_bits(ring_blocks), half_bits(blocks), half_bits(spread), half_bits(size),
-    )  # fmt: skip
+        half_bits(ring_blocks),
+        half_bits(blocks),
+        half_bits(spread),
+        half_bits(size),
+    )
     for i in range(len(positions)):
         s = positions[i]
         # counted from `shift` on, the k-th remaining sample is at position floor(k * samples / spread)

@@ -87,8 +87,10 @@ class Phase:
     def local_shapes(self, *, rank: int, world_size: int) -> dict[tuple[int, int], int]:
         """Samples of `rank`'s part of a batch, by resolution (px) and samples of the batch."""
         batches, pairs = map(self.batch_at, self.distinct_batches), self.split == "train"
-        bounds = {(res, end - start): rank_bounds(start, end, rank=rank, world_size=world_size, pairs=pairs)
-                  for res, start, end in batches}  # fmt: skip
+        bounds = {
+            (res, end - start): rank_bounds(start, end, rank=rank, world_size=world_size, pairs=pairs)
+            for res, start, end in batches
+        }
         return {shape: high - low for shape, (low, high) in bounds.items()}
 
     def min_batch(self) -> int:
@@ -127,8 +129,10 @@ class BatchSpec:
         return len(self.ids)
 
     def __repr__(self) -> str:
-        return (f"BatchSpec {self.index}: {len(self)} of {self.global_size} samples at {self.res} px, {self.split}, "
-                f"stage {self.stage}, epoch {self.epoch}")  # fmt: skip
+        return (
+            f"BatchSpec {self.index}: {len(self)} of {self.global_size} samples at {self.res} px, {self.split}, "
+            f"stage {self.stage}, epoch {self.epoch}"
+        )
 
 
 def _check_flips(stages: Sequence[Stage], *, rotates: bool, uniform: bool) -> None:
@@ -221,9 +225,18 @@ class Plan:
         ) -> None:
             nonlocal first, step, first_sample
             stage = self.stages[number]
-            phase = Phase(split=split, stage=number, epoch=epoch, sequences=sequences, samples=samples, first=first,
-                         first_step=step, first_sample=first_sample, offset=offset,
-                         order=stage.order or order)  # fmt: skip
+            phase = Phase(
+                split=split,
+                stage=number,
+                epoch=epoch,
+                sequences=sequences,
+                samples=samples,
+                first=first,
+                first_step=step,
+                first_sample=first_sample,
+                offset=offset,
+                order=stage.order or order,
+            )
             self.phases.append(phase)
             first += phase.batches
             step += phase.batches if split == "train" else 0
@@ -246,9 +259,14 @@ class Plan:
     @classmethod
     @checked("Plan.evaluation")
     def evaluation(
-        cls, shards: ShardSet, resolutions: Sequence[int], *, split: str = "val", batch_size: BatchSize = 256,
+        cls,
+        shards: ShardSet,
+        resolutions: Sequence[int],
+        *,
+        split: str = "val",
+        batch_size: BatchSize = 256,
         crop_frac: Fraction | None = None,
-    ) -> Plan:  # fmt: skip
+    ) -> Plan:
         """A plan of validations only: phase i reads all of `split` and shows it at resolutions[i], in px.
 
         Its batches have stage i and the split "val", whatever `split` is; each resolution is read from the smallest
@@ -261,8 +279,10 @@ class Plan:
         return cls(
             dataclasses.replace(shards, splits={"val": shards.splits[split]}),
             [Stage(res=res, epochs=1, batch_size=1) for res in resolutions],
-            eval_batch_size=batch_size, eval_crop_pct=crop_frac, train=False,
-        )  # fmt: skip
+            eval_batch_size=batch_size,
+            eval_crop_pct=crop_frac,
+            train=False,
+        )
 
     def __repr__(self) -> str:
         epochs = ", ".join(f"{stage.epochs} at {stage.res_text}" for stage in self.stages)
@@ -279,19 +299,29 @@ class Plan:
         stages: list[dict[str, Any]] = []
         for number, stage in enumerate(self.stages):
             augments = [_augment_config(augment) for augment in stage.augments.values()]
-            stages.append({
-                **_shapes_config(stage), "epochs": stage.epochs, "fraction": stage.fraction,
-                "order": stage.order or self.order,
-                "eval_res": next((s.res for s in self.phases if s.stage == number and s.split == "val"), None),
-                "augment": augments if any(augment != augments[0] for augment in augments) else augments[0],
-            })  # fmt: skip
+            stages.append(
+                {
+                    **_shapes_config(stage),
+                    "epochs": stage.epochs,
+                    "fraction": stage.fraction,
+                    "order": stage.order or self.order,
+                    "eval_res": next((s.res for s in self.phases if s.stage == number and s.split == "val"), None),
+                    "augment": augments if any(augment != augments[0] for augment in augments) else augments[0],
+                }
+            )
         resolutions = {self.stored_res(phase.split, shape.res) for phase in self.phases for shape in phase.shapes}
         config = {
-            "format": _FORMAT, "seed": self.seed, "order": self.order, "fraction_mode": self._fraction_mode,
-            "eval_batch_size": self._eval_batch_size, "eval_every_epochs": self._eval_every_epochs,
-            "eval_crop_frac": self._eval_crop_frac, "stages": stages, "shards": self.shards.contents(resolutions),
+            "format": _FORMAT,
+            "seed": self.seed,
+            "order": self.order,
+            "fraction_mode": self._fraction_mode,
+            "eval_batch_size": self._eval_batch_size,
+            "eval_every_epochs": self._eval_every_epochs,
+            "eval_crop_frac": self._eval_crop_frac,
+            "stages": stages,
+            "shards": self.shards.contents(resolutions),
             **({} if self.sampling == "uniform" else {"sampling": self.sampling}),
-        }  # fmt: skip
+        }
         plain: dict[str, Any] = json.loads(json.dumps(config))
         return plain
 
@@ -307,8 +337,12 @@ class Plan:
 
     def largest_batch(self, stage: int) -> int:
         """Index of a training batch of the stage with its largest resolution, and the most samples at that."""
-        batches = ((phase.batch_at(k), phase.first + k) for phase in self.phases
-                   if (phase.split, phase.stage) == ("train", stage) for k in phase.distinct_batches)  # fmt: skip
+        batches = (
+            (phase.batch_at(k), phase.first + k)
+            for phase in self.phases
+            if (phase.split, phase.stage) == ("train", stage)
+            for k in phase.distinct_batches
+        )
         return max(batches, key=lambda batch: (batch[0][0], batch[0][2] - batch[0][1], -batch[1]))[1]
 
     def phase_at(self, index: int) -> Phase:
@@ -371,12 +405,24 @@ class Plan:
             flips = np.zeros(n, bool)
             partners = np.arange(n, dtype=np.int32)
         return BatchSpec(
-            index=index, step=phase.first_step + (k if phase.split == "train" else 0),
-            split=phase.split, stage=phase.stage, epoch=phase.epoch, res=res,
+            index=index,
+            step=phase.first_step + (k if phase.split == "train" else 0),
+            split=phase.split,
+            stage=phase.stage,
+            epoch=phase.epoch,
+            res=res,
             stored_res=stored_res,
-            last=k == phase.batches - 1, global_size=end - start, ids=ids, crops=crops, flips=flips,
-            partners=partners, modes=modes, lam=lam, boxes=boxes, augment_params=params,
-        )  # fmt: skip
+            last=k == phase.batches - 1,
+            global_size=end - start,
+            ids=ids,
+            crops=crops,
+            flips=flips,
+            partners=partners,
+            modes=modes,
+            lam=lam,
+            boxes=boxes,
+            augment_params=params,
+        )
 
     def stored_res(self, split: str, res: int) -> int:
         """The smallest open resolution of at least `res` px, from which batches at `res` px read."""
@@ -481,14 +527,25 @@ class Plan:
         """Draws and samples at `places` (N,) of a training phase."""
         if self.sampling == "uniform":
             ids = sample_ids(
-                phase.order, places, seed=self.seed, epoch=phase.epoch, samples=phase.samples,
-                offset=phase.offset, total=len(self.shards.splits["train"]), ring=self._ring,
-            )  # fmt: skip
+                phase.order,
+                places,
+                seed=self.seed,
+                epoch=phase.epoch,
+                samples=phase.samples,
+                offset=phase.offset,
+                total=len(self.shards.splits["train"]),
+                ring=self._ring,
+            )
             return ids, ids
         draws = sample_ids(
-            phase.order, places, seed=self.seed, epoch=phase.epoch, samples=phase.samples, offset=0,
+            phase.order,
+            places,
+            seed=self.seed,
+            epoch=phase.epoch,
+            samples=phase.samples,
+            offset=0,
             total=phase.samples,
-        )  # fmt: skip
+        )
         epoch = self._epoch_draws(phase)
         # why in stored order: a block of draws is then read from one place of the set
         return draws, epoch.ids(draws) if phase.order == "full" else epoch.stored_order[draws].astype(np.int64)
@@ -508,5 +565,8 @@ def _shapes_config(stage: Stage) -> dict[str, Any]:
     if len(stage.shapes) == 1:
         return {"res": stage.max_res, "batch_size": stage.batch_size_at(stage.max_res)}
     sizes = [shape.batch_size for shape in stage.shapes]
-    return {"res": list(stage.resolutions), "batch_size": sizes[0] if len({*sizes}) == 1 else sizes,
-            "res_schedule": stage.res_schedule or "epoch"}  # fmt: skip
+    return {
+        "res": list(stage.resolutions),
+        "batch_size": sizes[0] if len({*sizes}) == 1 else sizes,
+        "res_schedule": stage.res_schedule or "epoch",
+    }

@@ -18,9 +18,22 @@ from pydantic.json_schema import SkipJsonSchema
 from resolute.errors import check
 from resolute.settings import described, setting, settings
 
-__all__ = ["AUTO", "MAX_BATCH", "MAX_EPOCHS", "Augment", "BatchShape", "BatchSize",
-           "Count", "Fraction", "Index", "Positive", "Probability", "Seed", "Stage",
-           "without_effect"]  # fmt: skip
+__all__ = [
+    "AUTO",
+    "MAX_BATCH",
+    "MAX_EPOCHS",
+    "Augment",
+    "BatchShape",
+    "BatchSize",
+    "Count",
+    "Fraction",
+    "Index",
+    "Positive",
+    "Probability",
+    "Seed",
+    "Stage",
+    "without_effect",
+]
 
 AUTO = 0  # batch size "auto": measured before training
 # Sanity limits: larger values would fail in a library or never finish starting.
@@ -42,13 +55,22 @@ _THREE_AUGMENT_JITTER = (0.3, 0.3, 0.3, 0.0)  # Source: Touvron et al., DeiT III
 BINS = 31  # magnitudes of RandAugment and TrivialAugment: 0 to 30. Source: torchvision
 
 
-@settings("augment", renamed={
-    "crop_area": "augment.scale", "crop_ratio": "augment.ratio", "policy_ops": "augment.num_ops",
-    "policy_magnitude": "augment.magnitude", "erase_prob": "augment.random_erasing_prob",
-    "erase_area": "augment.random_erasing_scale", "erase_ratio": "augment.random_erasing_ratio",
-    "erase_fill": "augment.random_erasing_fill", "mix_prob": "augment.mixup_prob",
-    "cutmix_prob": "augment.mixup_switch_prob", "mix_per": "augment.mixup_mode",
-})  # fmt: skip
+@settings(
+    "augment",
+    renamed={
+        "crop_area": "augment.scale",
+        "crop_ratio": "augment.ratio",
+        "policy_ops": "augment.num_ops",
+        "policy_magnitude": "augment.magnitude",
+        "erase_prob": "augment.random_erasing_prob",
+        "erase_area": "augment.random_erasing_scale",
+        "erase_ratio": "augment.random_erasing_ratio",
+        "erase_fill": "augment.random_erasing_fill",
+        "mix_prob": "augment.mixup_prob",
+        "cutmix_prob": "augment.mixup_switch_prob",
+        "mix_per": "augment.mixup_mode",
+    },
+)
 class Augment:
     """Training augmentation: `[augment]`, with single keys overridden per stage by `[stages.augment]`.
 
@@ -62,28 +84,35 @@ class Augment:
     )
     ratio: tuple[Positive, Positive] = setting((3 / 4, 4 / 3), "range of the crop's width / height")
     crop_mode: Literal["resized", "simple"] = setting(
-        "resized", "resized: random resized crop; simple: a square as large as the image's short side, at a random "
-        "place (DeiT III's simple random crop, with `shift_px` = 4)"
-    )  # fmt: skip
+        "resized",
+        "resized: random resized crop; simple: a square as large as the image's short side, at a random "
+        "place (DeiT III's simple random crop, with `shift_px` = 4)",
+    )
     shift_px: int = setting(
-        0, "pad and shift: random translation by up to this many px of the model's input in x and y, black outside; "
-        "0 = off", ge=0, le=64
-    )  # fmt: skip
+        0,
+        "pad and shift: random translation by up to this many px of the model's input in x and y, black outside; "
+        "0 = off",
+        ge=0,
+        le=64,
+    )
     flip_prob: float = setting(0.5, "probability of a horizontal flip", ge=0, le=1)
     flip_mode: Literal["random", "alternate"] = setting(
         "random", "alternate: each sample is flipped in every other epoch, half of them in the even ones"
     )
     vflip_prob: float = setting(0.0, "probability of a vertical flip", ge=0, le=1)
     policy: Literal["none", "randaugment", "trivialaugment", "autoaugment", "3-augment"] = setting(
-        "none", "3-augment: one of greyscale, solarize and blur per sample, plus a colour jitter of 0.3 unless "
-        "`jitter` is set"
-    )  # fmt: skip
+        "none",
+        "3-augment: one of greyscale, solarize and blur per sample, plus a colour jitter of 0.3 unless `jitter` is set",
+    )
     num_ops: int = setting(2, "randaugment: operations per sample", ge=1, le=4)
     magnitude: int = setting(9, "randaugment: strength of its operations", ge=0, le=BINS - 1)
     magnitude_std: float = setting(
-        0.0, "randaugment: standard deviation of each operation's magnitude, rounded and clipped to 0 to 30; timm's "
-        "mstd0.5 is 1.5", ge=0, le=BINS - 1
-    )  # fmt: skip
+        0.0,
+        "randaugment: standard deviation of each operation's magnitude, rounded and clipped to 0 to 30; timm's "
+        "mstd0.5 is 1.5",
+        ge=0,
+        le=BINS - 1,
+    )
     jitter: tuple[Probability, Probability, Probability, Probability] = setting(
         (0.0, 0.0, 0.0, 0.0), "brightness, contrast, saturation, hue (at most 0.5); 0 = off"
     )
@@ -145,31 +174,40 @@ class Stage:
     that of its `Plan`.
     """
 
-    res: Annotated[Res | tuple[Res, ...], described(
-        "side of the model's square input, px; any up to the largest stored one; or several, see `res_schedule`"
-    )]  # fmt: skip
+    res: Annotated[
+        Res | tuple[Res, ...],
+        described(
+            "side of the model's square input, px; any up to the largest stored one; or several, see `res_schedule`"
+        ),
+    ]
     epochs: Annotated[int, described("number of epochs in this stage", ge=1, le=MAX_EPOCHS)]
     batch_size: Annotated[
-        BatchSize | tuple[BatchSize, ...] | Literal["auto", "constant_pixels"]
+        BatchSize
+        | tuple[BatchSize, ...]
+        | Literal["auto", "constant_pixels"]
         | SkipJsonSchema[Annotated[int, Field(ge=AUTO, le=AUTO)]],
         described(
             'samples per optimizer step, over all ranks; "auto": the largest that fits into the GPU; several: one for '
             'each resolution; "constant_pixels": base_batch_size * (largest res / res)^2, as many pixels at all '
-            'resolutions'
+            "resolutions"
         ),
-    ]  # fmt: skip
+    ]
     res_step: int | None = setting(
         None, "with res = [first, last]: difference between consecutive resolutions, px; none: no others", ge=1
     )
     res_schedule: Literal["epoch", "step", "random"] | None = setting(
-        None, "with several resolutions: for how long each is used. epoch: for an equal number of epochs, in their "
+        None,
+        "with several resolutions: for how long each is used. epoch: for an equal number of epochs, in their "
         "order; step: for an equal number of samples, in their order; random: each is drawn equally often, anew for "
-        "each step; none: epoch"
-    )  # fmt: skip
+        "each step; none: epoch",
+    )
     base_batch_size: int | None = setting(
-        None, "constant_pixels: batch size at the stage's largest resolution; none: as many pixels per step as in the "
-        "stage before, or else the next one", ge=1, le=MAX_BATCH
-    )  # fmt: skip
+        None,
+        "constant_pixels: batch size at the stage's largest resolution; none: as many pixels per step as in the "
+        "stage before, or else the next one",
+        ge=1,
+        le=MAX_BATCH,
+    )
     fraction: float = setting(1.0, "fraction of the training samples per epoch", gt=0, le=1)
     order: Literal["full", "block"] | None = setting(None, "read order in this stage; none: `data.order`")
     eval_res: int | None = setting(
@@ -190,12 +228,17 @@ class Stage:
             near = max(step for step in range(1, min(gap, self.res_step) + 1) if gap % step == 0)
             expected = f"a divisor of {gap}, the difference of the two in res, such as {near}"
             check(gap % self.res_step == 0, "stages.res_step", self.res_step, expected)
-        check(several or self.res_schedule is None, "stages.res_schedule", f"{self.res_schedule} with a single res",
-              "several, such as res = [128, 160, 192]; or leave it out")  # fmt: skip
+        check(
+            several or self.res_schedule is None,
+            "stages.res_schedule",
+            f"{self.res_schedule} with a single res",
+            "several, such as res = [128, 160, 192]; or leave it out",
+        )
         count = len(self.resolutions)
         enough = not several or self.res_schedule in ("step", "random") or self.epochs >= count
-        check(enough, "stages.epochs", self.epochs, f"at least {count}, one for each resolution, "
-              f'or res_schedule = "step"')  # fmt: skip
+        check(
+            enough, "stages.epochs", self.epochs, f'at least {count}, one for each resolution, or res_schedule = "step"'
+        )
         self._check_batch_size()
 
     def _check_batch_size(self) -> None:
@@ -204,8 +247,12 @@ class Stage:
             sizes = "a number" if count == 1 else f"a number, or {count}, one for each resolution"
             check(len(size) == count, name, list(size), sizes)
         check(size != "constant_pixels" or count > 1, name, f"{size!r} with {count} resolution", "a number")
-        check(size == "constant_pixels" or self.base_batch_size is None, "stages.base_batch_size", self.base_batch_size,
-              'none, since it has an effect only with batch_size = "constant_pixels"')  # fmt: skip
+        check(
+            size == "constant_pixels" or self.base_batch_size is None,
+            "stages.base_batch_size",
+            self.base_batch_size,
+            'none, since it has an effect only with batch_size = "constant_pixels"',
+        )
 
     @property
     def resolutions(self) -> tuple[int, ...]:
@@ -241,8 +288,13 @@ class Stage:
         if isinstance(self.batch_size, int):
             return tuple(BatchShape(res, self.batch_size) for res in self.resolutions)
         if self.base_batch_size is None:
-            check(False, "stages.base_batch_size", "none", f"the batch size at {self.max_res} px, since batch_size is "
-                  '"constant_pixels" and no other stage has a number')  # fmt: skip
+            check(
+                False,
+                "stages.base_batch_size",
+                "none",
+                f"the batch size at {self.max_res} px, since batch_size is "
+                '"constant_pixels" and no other stage has a number',
+            )
         base = (self.base_batch_size or 0) * self.max_res**2
         return tuple(BatchShape(res, min(MAX_BATCH, max(1, round(base / res**2)))) for res in self.resolutions)
 
@@ -276,7 +328,8 @@ def without_effect(augments: Sequence[Augment]) -> dict[str, str]:
     """Augmentation keys that have no effect in any of `augments`, with the reason."""
     simple = all(a.crop_mode == "simple" for a in augments) and "crop_mode is simple"
     reasons = {
-        "scale": simple, "ratio": simple,
+        "scale": simple,
+        "ratio": simple,
         "flip_prob": all(a.flip_mode == "alternate" for a in augments) and "flip_mode is alternate",
         "magnitude_std": not any(a.policy == "randaugment" for a in augments) and "policy is not randaugment",
         "num_ops": not any(a.policy == "randaugment" for a in augments) and "policy is not randaugment",

@@ -105,9 +105,15 @@ class Cache:
         return self._folder / name
 
     def open(
-        self, name: str, nbytes: int, download: Callable[[Write], object], *, stopped: threading.Event,
-        keep: bool = False, sha256: str | None = None,
-    ) -> OpenFile:  # fmt: skip
+        self,
+        name: str,
+        nbytes: int,
+        download: Callable[[Write], object],
+        *,
+        stopped: threading.Event,
+        keep: bool = False,
+        sha256: str | None = None,
+    ) -> OpenFile:
         """Open a file of `nbytes`, downloaded first by `download(write)` unless it is cached.
 
         stopped   ends waits for other processes, with `Interrupted`

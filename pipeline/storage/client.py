@@ -79,9 +79,14 @@ class Client:
         return self._repeated(name, once, self.stopped)
 
     def download(
-        self, name: str, write: Write, nbytes: int | None = None, *, most: int | None = None,
+        self,
+        name: str,
+        write: Write,
+        nbytes: int | None = None,
+        *,
+        most: int | None = None,
         stopped: threading.Event | None = None,
-    ) -> str:  # fmt: skip
+    ) -> str:
         """Download a file through `write`; returns the SHA-256 of its bytes, in hex.
 
         nbytes    the size it must have; None: any up to `most`, else `ResoluteError`
@@ -100,8 +105,9 @@ class Client:
                 if self.info(name)[0] == size:  # why asked again: a single answer may be cut short
                     raise FileEndsEarly(
                         f"{self.where(name)}: another size than the set's manifest lists, got {size} bytes, expected "
-                        f"{nbytes}; upload the set again, its manifest last", 0,
-                    )  # fmt: skip
+                        f"{nbytes}; upload the set again, its manifest last",
+                        0,
+                    )
                 raise _BrokenOffError(f"{size} of {nbytes} bytes")
             digest, offset = hashlib.sha256(), 0
             for piece in pieces:

@@ -24,8 +24,13 @@ Answer = TypeVar("Answer")
 # server takes to restart.
 _TRIES, _FIRST_WAIT_S, _MAX_WAIT_S = 10, 0.1, 20.0
 _FINAL_ERRNO = (
-    errno.EACCES, errno.EINVAL, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOSYS, errno.EPERM
-)  # that a retry cannot change  # fmt: skip
+    errno.EACCES,
+    errno.EINVAL,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ENOSYS,
+    errno.EPERM,
+)  # that a retry cannot change
 # why not the global generator: a flaky disk must not change the random numbers of a seeded run
 _jitter = random.SystemRandom()
 
@@ -90,8 +95,9 @@ class Folder(Files):
         if len(data) != nbytes:
             raise FileEndsEarly(
                 f"{self.where(name)}: ends too early, got {len(data)} bytes at offset {offset}, expected {nbytes}; "
-                "run `resolute verify` on the set that it belongs to", len(data),
-            )  # fmt: skip
+                "run `resolute verify` on the set that it belongs to",
+                len(data),
+            )
         return data
 
     def open(self, name: str) -> OpenFile | None:

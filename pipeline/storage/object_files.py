@@ -85,9 +85,12 @@ class ObjectFiles(AsyncFileSystem):
     def _row(self, meta: Any) -> dict[str, Any]:
         """An object's name, size and version, under the keys that s3fs uses."""
         return {
-            "name": f"{self._bucket}/{meta['path']}", "type": "file", "size": meta["size"],
-            "ETag": meta["e_tag"], "LastModified": meta["last_modified"],
-        }  # fmt: skip
+            "name": f"{self._bucket}/{meta['path']}",
+            "type": "file",
+            "size": meta["size"],
+            "ETag": meta["e_tag"],
+            "LastModified": meta["last_modified"],
+        }
 
     async def _ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         path = self._strip_protocol(path)

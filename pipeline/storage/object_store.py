@@ -47,14 +47,13 @@ def open_store(url: str, *, tries: int, stall_s: float, patience_s: float) -> An
     endpoints = [value for name, value in os.environ.items() if "ENDPOINT" in name.upper()]
     options: dict[str, Any] = {
         "client_options": {
-            "connect_timeout": stall, "read_timeout": stall,
+            "connect_timeout": stall,
+            "read_timeout": stall,
             "timeout": timedelta(days=7),  # of a whole body: none
             "allow_http": any(each.startswith("http://") for each in [url, *endpoints]),
         },
-        "retry_config": {
-            "max_retries": tries - 1, "retry_timeout": timedelta(seconds=patience_s), "backoff": _BACKOFF
-        },
-    }  # fmt: skip
+        "retry_config": {"max_retries": tries - 1, "retry_timeout": timedelta(seconds=patience_s), "backoff": _BACKOFF},
+    }
     protocol, _, rest = url.partition("://")
     try:
         if protocol in ("http", "https"):  # why: `from_url` takes some of them for S3 and Azure, with credentials

@@ -79,9 +79,11 @@ class Remote(Files):
     def counts(self) -> dict[str, int]:
         """Counters of this process: requests, downloaded bytes, damaged and evicted files of the cache."""
         return {
-            "requests": self._client.requests, "fetched_bytes": self._client.fetched_bytes,
-            "damaged": self._cache.damaged, "evicted": self._cache.evicted,
-        }  # fmt: skip
+            "requests": self._client.requests,
+            "fetched_bytes": self._client.fetched_bytes,
+            "damaged": self._cache.damaged,
+            "evicted": self._cache.evicted,
+        }
 
     def where(self, name: str) -> str:
         return self._client.where(name)
@@ -116,8 +118,9 @@ class Remote(Files):
         if offset + nbytes > file.nbytes:
             raise FileEndsEarly(
                 f"{self.where(name)}: ends too early, got {file.nbytes} bytes, expected {offset + nbytes} or more; "
-                "upload the set again", max(0, file.nbytes - offset),
-            )  # fmt: skip
+                "upload the set again",
+                max(0, file.nbytes - offset),
+            )
         if fresh:
             # why once: if the file is damaged in the store too, each of its samples is read afresh
             version = self._cache.version(file.cached)

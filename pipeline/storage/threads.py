@@ -14,6 +14,7 @@ __all__ = ["DaemonPool", "end_threads"]
 
 Answer = TypeVar("Answer")
 
+
 class Interruptible(Protocol):
     """Anything with running reads that `interrupt` ends, such as `Files`."""
 

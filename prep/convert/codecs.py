@@ -54,8 +54,11 @@ def check_codecs(made_with: Mapping[str, str] | None, where: str) -> None:
     if made_with is None:
         return
     here = codec_versions()
-    differences = [f"{name}: got {here.get(name, 'none')}, expected {version}"
-                   for name, version in made_with.items() if here.get(name, "none") != version]  # fmt: skip
+    differences = [
+        f"{name}: got {here.get(name, 'none')}, expected {version}"
+        for name, version in made_with.items()
+        if here.get(name, "none") != version
+    ]
     if differences:
         own = any(each.startswith(_PIXELS_NAME) for each in differences)
         remedy = "use the Resolute that began it" if own else "install those versions (pip install 'NAME==VERSION')"

@@ -69,7 +69,7 @@ def _dot(lanes: tuple[int, ...], shift: int, *, joined: bool) -> Any:
     @intrinsic
     def dot(
         _: Any, dst: Any, d: Any, src: Any, s: Any, next_s: Any, stride: Any, weights: Any, w: Any, taps: Any
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         def code(context: Any, b: ir.IRBuilder, sig: Any, args: Any) -> Any:
             before, tap, after = b.block, b.append_basic_block("tap"), b.append_basic_block("after")
             apart = b.sub(args[4], args[3])
@@ -186,6 +186,7 @@ def _compiled(signature: str) -> Any:
         return dispatcher
 
     return compile_
+
 
 _pair_chunk: Any = intrinsic(_pair_chunk_ir)
 _interleave: Any = intrinsic(_interleave_ir)

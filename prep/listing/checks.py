@@ -21,11 +21,47 @@ if TYPE_CHECKING:
 __all__ = ["describe_ignored", "describe_target", "input_warnings", "size_warnings"]
 
 # Photo formats that prep does not decode: camera raw files and formats of phones and editors.
-_PHOTO_SUFFIXES = frozenset({
-    ".heic", ".heif", ".hif", ".jp2", ".j2k", ".jpf", ".jpx", ".jxl", ".jxr", ".psd", ".xcf", ".svg", ".ppm", ".pgm",
-    ".tga", ".exr", ".hdr", ".dcm", ".dng", ".raw", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2",
-    ".orf", ".rw2", ".raf", ".pef", ".srw", ".x3f", ".rwl", ".iiq", ".3fr",
-})  # fmt: skip
+_PHOTO_SUFFIXES = frozenset(
+    {
+        ".heic",
+        ".heif",
+        ".hif",
+        ".jp2",
+        ".j2k",
+        ".jpf",
+        ".jpx",
+        ".jxl",
+        ".jxr",
+        ".psd",
+        ".xcf",
+        ".svg",
+        ".ppm",
+        ".pgm",
+        ".tga",
+        ".exr",
+        ".hdr",
+        ".dcm",
+        ".dng",
+        ".raw",
+        ".cr2",
+        ".cr3",
+        ".crw",
+        ".nef",
+        ".nrw",
+        ".arw",
+        ".srf",
+        ".sr2",
+        ".orf",
+        ".rw2",
+        ".raf",
+        ".pef",
+        ".srw",
+        ".x3f",
+        ".rwl",
+        ".iiq",
+        ".3fr",
+    }
+)
 _MAX_NAMED = 8
 _ROWS = 1 << 20  # records in memory at a time
 

@@ -46,7 +46,12 @@ def read_classes(path: Path) -> tuple[str, ...]:
 
 
 def by_name(
-    labels: Sequence[str], *, classes: Sequence[str] | None, src: str, listed_in: str, training: str | None,
+    labels: Sequence[str],
+    *,
+    classes: Sequence[str] | None,
+    src: str,
+    listed_in: str,
+    training: str | None,
     locate: Callable[[str], str] = lambda label: "",
 ) -> tuple[tuple[str, ...], dict[str, int]]:
     """(all class names, {label: class number}) for labels that are class names.
@@ -97,9 +102,13 @@ def by_number(
         if are_names or not set(classes).isdisjoint(own_names.values()):
             name_of = {label: own_names.get(label, label) for label in labels}
             all_names, numbers_of = by_name(
-                tuple(set(name_of.values())), classes=classes, src=src, listed_in=listed_in, training=training,
+                tuple(set(name_of.values())),
+                classes=classes,
+                src=src,
+                listed_in=listed_in,
+                training=training,
                 locate=locate,
-            )  # fmt: skip
+            )
             return all_names, {label: numbers_of[name] for label, name in name_of.items()}
         limit = len(classes)
     if low < 0 or high >= limit:

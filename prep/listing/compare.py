@@ -64,8 +64,9 @@ class Comparison:
         of = "target" if self.database.one("SELECT typeof(target) FROM set_photos LIMIT 1") == "UINTEGER" else "0"
         rows = self.database.run(
             f"SELECT {of} AS class, count(*) FROM set_photos ANTI JOIN rejected USING (split, key) WHERE split = ? "
-            "GROUP BY class", split
-        )  # fmt: skip
+            "GROUP BY class",
+            split,
+        )
         for number, count in rows:
             counts[number] = count
         return counts
@@ -74,15 +75,18 @@ class Comparison:
 def reject_columns(rejects: Mapping[tuple[str, int], str]) -> dict[str, NDArray[Any]]:
     """The columns split, key and reason of {(split, key): reason}, for `Database.run_on`."""
     return {
-        "split": objects(split for split, _ in rejects), "key": np.array([key for _, key in rejects], np.uint64),
+        "split": objects(split for split, _ in rejects),
+        "key": np.array([key for _, key in rejects], np.uint64),
         "reason": objects(rejects.values()),
-    }  # fmt: skip
+    }
 
 
 def compare(
-    database: Database, sources: Mapping[str, Photos], splits: Sequence[str],
+    database: Database,
+    sources: Mapping[str, Photos],
+    splits: Sequence[str],
     rejected: Mapping[tuple[str, int], str],
-) -> Comparison:  # fmt: skip
+) -> Comparison:
     """Compare the photos in the view `set_photos` (see `SetPhotos`) with the `sources` as they are now.
 
     `rejected` {(split, key): reason} are those that are not in the set. Photos that have changed stay as they are,
@@ -92,7 +96,7 @@ def compare(
         reject_columns(rejected),
         "CREATE OR REPLACE TABLE rejected AS "
         "SELECT split::VARCHAR AS split, key, reason::VARCHAR AS reason FROM columns",
-    )  # fmt: skip
+    )
     now = " UNION ALL ".join(
         f"SELECT '{name}' AS source, position, name, size_bytes, target, packed = {MISSING} AS missing "
         f"FROM {each.table}"
@@ -113,8 +117,10 @@ def compare(
         known[name], split_of[name] = np.zeros(len(photos), np.bool_), np.zeros(len(photos), np.uint8)
         found = database.arrays(
             "SELECT position, list_position(?, split)::UTINYINT AS split, same OR NOT rejected AS known FROM compared "
-            "WHERE source = ? AND position IS NOT NULL ORDER BY generation", list(splits), name
-        )  # fmt: skip
+            "WHERE source = ? AND position IS NOT NULL ORDER BY generation",
+            list(splits),
+            name,
+        )
         known[name][found["position"][found["known"]]] = True
         split_of[name][found["position"]] = found["split"]
     ((removed, changed),) = database.run(

@@ -79,8 +79,9 @@ def find_copies(sources: Mapping[str, Photos], *, remote: bool = False) -> Copie
         return None
     database = next(iter(sources.values())).database
     rows = " UNION ALL ".join(
-        f"SELECT {n}::UTINYINT AS source, position, {photos.path} AS path, \"offset\", nbytes, packed, size_bytes FROM "
-        f"{photos.table}" for n, photos in enumerate(sources.values())
+        f'SELECT {n}::UTINYINT AS source, position, {photos.path} AS path, "offset", nbytes, packed, size_bytes FROM '
+        f"{photos.table}"
+        for n, photos in enumerate(sources.values())
     )
     database.run(
         f"CREATE OR REPLACE TABLE equal_sizes AS SELECT * FROM ({rows}) "
@@ -88,11 +89,15 @@ def find_copies(sources: Mapping[str, Photos], *, remote: bool = False) -> Copie
         "QUALIFY count(*) OVER (PARTITION BY size_bytes) > 1"
     )
     # why: a piece of packed bytes says nothing, so that photos of this size have to be read
-    whole = "true" if is_remote else (
-        f"size_bytes IN (SELECT size_bytes FROM equal_sizes WHERE packed = {ZIPPED})")  # fmt: skip
+    whole = "true" if is_remote else (f"size_bytes IN (SELECT size_bytes FROM equal_sizes WHERE packed = {ZIPPED})")
     _digest_photos(database, "pieces", f"NOT {whole}", _piece, _PER_CALL)
-    _digest_photos(database, "wholes", f"{whole} OR (source, position) IN (SELECT (source, position) FROM "
-                   f"{_recurring('pieces')})", _whole, 1)  # fmt: skip
+    _digest_photos(
+        database,
+        "wholes",
+        f"{whole} OR (source, position) IN (SELECT (source, position) FROM {_recurring('pieces')})",
+        _whole,
+        1,
+    )
     found = database.arrays(f"SELECT * FROM {_recurring('wholes')}")
     numbers = np.unique(found["digest"], return_inverse=True)[1]
     groups = {}

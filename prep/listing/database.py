@@ -40,9 +40,11 @@ class Database:
             self._links = ScratchFolder()
             folder = self._links.path
         options: dict[str, Any] = {
-            "memory_limit": _MEMORY, "threads": available_cpus(), "temp_directory": str(folder / "sorting"),
+            "memory_limit": _MEMORY,
+            "threads": available_cpus(),
+            "temp_directory": str(folder / "sorting"),
             "autoinstall_known_extensions": False,
-        }  # fmt: skip
+        }
         with self._errors():
             self._connection = duckdb.connect(str(folder / "photos.db"), config=options)
 
@@ -89,9 +91,7 @@ class Database:
             found: dict[str, Any] = self._connection.execute(sql, list(values)).fetchnumpy()
             return found
 
-    def run_on(
-        self, columns: Mapping[str, NDArray[Any]], sql: str, *values: object
-    ) -> list[tuple[Any, ...]]:
+    def run_on(self, columns: Mapping[str, NDArray[Any]], sql: str, *values: object) -> list[tuple[Any, ...]]:
         """As `run`, for a statement that reads from the table `columns`: {column: (n,) array of objects or numbers}."""
         columns = dict(columns)  # why a local variable: DuckDB finds it by its name
         # why deferred: DuckDB looks for it in Python, drops a Ctrl-C there, and then says that it does not exist

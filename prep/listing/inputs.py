@@ -107,9 +107,13 @@ def list_sources(
         _refuse_unreachable_copies(settings, source)
         if name == "train":
             photos = list_photos(
-                source, database, name, classes=class_names, classes_file=settings.classes or "CLASSES",
+                source,
+                database,
+                name,
+                classes=class_names,
+                classes_file=settings.classes or "CLASSES",
                 known_classes=known_classes,
-            )  # fmt: skip
+            )
             if settings.target is None and settings.classes is None and not known_classes:
                 _refuse_scores(settings, photos)
         else:
@@ -128,10 +132,14 @@ def split_inputs(settings: Settings, sources: Mapping[str, Photos], ignored: Cou
     """The inputs of generation 0. Raises `ResoluteError` for an empty split, and a list that names unknown images."""
     copies = copies_of(settings, sources)
     splits = make_splits(
-        sources["train"], val=sources.get("val"),
+        sources["train"],
+        val=sources.get("val"),
         val_list=None if settings.val_list is None else Path(settings.val_list),
-        val_frac=settings.held_out_frac, seed=settings.seed, copies=copies, drop=settings.duplicates == "drop",
-    )  # fmt: skip
+        val_frac=settings.held_out_frac,
+        seed=settings.seed,
+        copies=copies,
+        drop=settings.duplicates == "drop",
+    )
     return Inputs(splits=splits, sources=sources, ignored=ignored, copies=copies)
 
 

@@ -26,17 +26,32 @@ def open_sources(settings: Settings, scan_cache: Path) -> Iterator[tuple[str, So
     is_shared = bool(listed) and table_covers(labels, settings.columns, *listed.values())
     setting = parse_target(settings.target)._replace(drop_unlabelled=settings.unlabelled == "drop")
     src = open_source(
-        settings.src, kind=settings.kind, labels=settings.labels, columns=settings.columns, target=setting,
-        elsewhere=settings.val if is_shared else None, listed=listed, scan_cache=scan_cache,
-    )  # fmt: skip
+        settings.src,
+        kind=settings.kind,
+        labels=settings.labels,
+        columns=settings.columns,
+        target=setting,
+        elsewhere=settings.val if is_shared else None,
+        listed=listed,
+        scan_cache=scan_cache,
+    )
     yield "train", src
     if settings.val is not None:
         target = TargetSetting(src.target.kind, src.target.separator, setting.drop_unlabelled)
-        yield "val", open_source(
-            settings.val, kind=settings.kind, labels=settings.labels if is_shared else settings.val_labels,
-            columns=settings.columns, target=target, elsewhere=settings.src if is_shared else None, listed=listed,
-            scan_cache=scan_cache, setting="VAL",
-        )  # fmt: skip
+        yield (
+            "val",
+            open_source(
+                settings.val,
+                kind=settings.kind,
+                labels=settings.labels if is_shared else settings.val_labels,
+                columns=settings.columns,
+                target=target,
+                elsewhere=settings.src if is_shared else None,
+                listed=listed,
+                scan_cache=scan_cache,
+                setting="VAL",
+            ),
+        )
 
 
 def _folders_of_a_table(settings: Settings) -> dict[str, FolderFiles]:

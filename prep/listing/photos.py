@@ -96,9 +96,10 @@ class Photos:
     def places(self, where: str = "true", *values: object) -> Iterator[tuple[int, ByteRange]]:
         """Yield the position and the location of the photos for which the SQL condition holds, by position."""
         for position, *place in self.database.rows(
-            f"SELECT position, {self.path}, \"offset\", nbytes, packed, size_bytes FROM {self.table} WHERE {where} "
-            "ORDER BY position", *values
-        ):  # fmt: skip
+            f'SELECT position, {self.path}, "offset", nbytes, packed, size_bytes FROM {self.table} WHERE {where} '
+            "ORDER BY position",
+            *values,
+        ):
             yield position, ByteRange(os.fsdecode(place[0]), *place[1:])
 
     @property
@@ -116,9 +117,15 @@ class Photos:
     @property
     def is_remote(self) -> bool:
         """Whether the bytes of a photo are behind a URL."""
-        return is_url(self.root) or any(map(is_url, self.containers)) or bool(self.database.run(
-            f"SELECT 1 FROM {self.table} WHERE absolute AND contains(hex(name), hex('://'::BLOB)) LIMIT 1"
-        ))  # fmt: skip
+        return (
+            is_url(self.root)
+            or any(map(is_url, self.containers))
+            or bool(
+                self.database.run(
+                    f"SELECT 1 FROM {self.table} WHERE absolute AND contains(hex(name), hex('://'::BLOB)) LIMIT 1"
+                )
+            )
+        )
 
     def path_with_credentials(self) -> str | None:
         """A path or name in the table that is a URL with credentials; None if there is none."""
@@ -222,16 +229,21 @@ def list_photos(
     if repeated:
         ignored["duplicate names"] += repeated
     return Photos(
-        database=database, table=table, root=source.root, count=count - repeated, classes=names, ignored=dict(ignored),
-        target=target, about=source.target.about, numbered=source.numbered and source.label_names is None,
+        database=database,
+        table=table,
+        root=source.root,
+        count=count - repeated,
+        classes=names,
+        ignored=dict(ignored),
+        target=target,
+        about=source.target.about,
+        numbered=source.numbered and source.label_names is None,
         columns=source.target.classes,
         signature=signature_of_files(source.files, source.stamps) if source.stamps else listing.signature(),
-    )  # fmt: skip
+    )
 
 
-def _insert(
-    source: Source, database: Database, table: str, labels: dict[str, int], listing: ListingHash
-) -> int:
+def _insert(source: Source, database: Database, table: str, labels: dict[str, int], listing: ListingHash) -> int:
     """Insert the photos into `listed_TABLE`, in the order of the source, and add them to `listing`; returns their
     number.
 
@@ -245,16 +257,16 @@ def _insert(
                 labels.update({name: n for n, name in enumerate(source.target.classes)})
                 database.run(
                     f"CREATE OR REPLACE TABLE listed_{table} (place UBIGINT, name BLOB, path BLOB, absolute BOOLEAN, "
-                    f"\"offset\" BIGINT, "
+                    f'"offset" BIGINT, '
                     f"nbytes UBIGINT, packed UTINYINT, size_bytes UBIGINT, target {_TARGETS[kind]})"
-                )  # fmt: skip
+                )
             fields = list(zip(*block, strict=True))
             target = "target" if kind == "class" else f"target::{_TARGETS[kind]}"
             database.run_on(
                 _columns(source, fields, kind, labels, count),
                 f"INSERT INTO listed_{table} "
-                f"SELECT place, name, path, absolute, \"offset\", nbytes, packed, size_bytes, {target} FROM columns"
-            )  # fmt: skip
+                f'SELECT place, name, path, absolute, "offset", nbytes, packed, size_bytes, {target} FROM columns',
+            )
             listing.add(fields)
             count += len(block)
     return count
@@ -263,8 +275,7 @@ def _insert(
 def _columns(
     source: Source, fields: Sequence[Sequence[Any]], kind: str, labels: dict[str, int], first: int
 ) -> dict[str, NDArray[Any]]:
-    """The columns of `listed_TABLE` for the fields of a block of images, of which `first` come before; labels as text.
-    """
+    """The columns of `listed_TABLE` for the fields of a block of images, after the `first` images; labels as text."""
     texts, own_labels, sizes, containers, offsets, packed, file_sizes, _ = fields
     paths: list[bytes | None] = [os.fsencode(container) if container else None for container in containers]
     names = os.fsencode("\0".join(texts)).split(b"\0")  # why at once: it is five times as fast
@@ -294,11 +305,16 @@ def _columns(
     nbytes = np.array(sizes, np.uint64)
     of_files = np.array(file_sizes, np.int64)
     return {
-        "place": np.arange(first, first + len(texts), dtype=np.uint64), "name": objects(names),
-        "path": objects(paths), "absolute": absolute, "offset": np.array(offsets, np.int64), "nbytes": nbytes,
+        "place": np.arange(first, first + len(texts), dtype=np.uint64),
+        "name": objects(names),
+        "path": objects(paths),
+        "absolute": absolute,
+        "offset": np.array(offsets, np.int64),
+        "nbytes": nbytes,
         "packed": np.array(packed, np.uint8),
-        "size_bytes": np.where(of_files < 0, nbytes, of_files.astype(np.uint64)), "target": targets,
-    }  # fmt: skip
+        "size_bytes": np.where(of_files < 0, nbytes, of_files.astype(np.uint64)),
+        "target": targets,
+    }
 
 
 def _sort(source: Source, database: Database, table: str, kind: str, numbers: NDArray[np.uint32]) -> int:
@@ -316,8 +332,9 @@ def _sort(source: Source, database: Database, table: str, kind: str, numbers: ND
     database.run_on(
         {"label": np.arange(len(numbers), dtype=np.uint32), "number": numbers},
         f"CREATE OR REPLACE TABLE {table} AS SELECT (row_number() OVER () - 1)::UINTEGER AS position, * FROM (SELECT "
-        f"{rest}, {target} AS target FROM listed_{table} {join} ORDER BY {_WRITTEN}, place)", *values
-    )  # fmt: skip
+        f"{rest}, {target} AS target FROM listed_{table} {join} ORDER BY {_WRITTEN}, place)",
+        *values,
+    )
     database.run(f"DROP TABLE listed_{table}")
     ((repeated, conflicting),) = database.run(
         "SELECT count(*), any_value(written) FILTER (target IS DISTINCT FROM other) FROM ("
@@ -347,9 +364,7 @@ def _two_targets(source: Source, name: str) -> ResoluteError:
         text = repr(describe_label(image.label, target.names, target.units))
         texts.append(f"{text} in line {image.line}" if image.line else text)
     what = "belongs to two classes" if target.kind == "class" else "has two targets"
-    return ResoluteError(
-        f"{name}: {what}, got {' and '.join(texts)}, expected one label per image; correct the labels"
-    )
+    return ResoluteError(f"{name}: {what}, got {' and '.join(texts)}, expected one label per image; correct the labels")
 
 
 def _check_same_target(source: Source, training: Photos) -> None:
@@ -378,14 +393,21 @@ def _check_same_target(source: Source, training: Photos) -> None:
 
 
 def _number_classes(
-    source: Source, labels: Sequence[str], classes: Sequence[str] | None, listed_in: str, training: Photos | None,
+    source: Source,
+    labels: Sequence[str],
+    classes: Sequence[str] | None,
+    listed_in: str,
+    training: Photos | None,
     known: Sequence[str],
-) -> tuple[tuple[str, ...], Mapping[str, int]]:  # fmt: skip
+) -> tuple[tuple[str, ...], Mapping[str, int]]:
     src, trained_on = source.root, training.root if training is not None else None
 
     def first_with(label: str) -> ImageRef | None:
-        has_label = (image for image in source if label == image.label or (
-            not isinstance(image.label, str) and label in image.label))  # fmt: skip
+        has_label = (
+            image
+            for image in source
+            if label == image.label or (not isinstance(image.label, str) and label in image.label)
+        )
         return next(has_label, None)
 
     def locate(label: str) -> str:
@@ -401,9 +423,15 @@ def _number_classes(
     are_names = training is not None and not training.numbered and any(map(is_number, training.classes))
     if source.numbered:
         names, numbers = by_number(
-            labels, names=source.label_names, classes=classes, src=src, listed_in=listed_in, training=trained_on,
-            are_names=are_names, locate=locate,
-        )  # fmt: skip
+            labels,
+            names=source.label_names,
+            classes=classes,
+            src=src,
+            listed_in=listed_in,
+            training=trained_on,
+            are_names=are_names,
+            locate=locate,
+        )
         # why: photos of the last classes may be gone
         return (tuple(known) if names == tuple(known[: len(names)]) else names), numbers
     if classes is None and known:

@@ -184,9 +184,7 @@ def _without_copies(
         own = groups[name if name in groups else "train"][split.positions] if groups else np.full(len(split), -1)
         is_first = np.zeros(len(own), np.bool_)
         is_first[np.unique(own, return_index=True)[1]] = True
-        kept[name] = Split(
-            photos=split.photos, positions=split.positions[(own < 0) | (is_first & ~np.isin(own, seen))]
-        )
+        kept[name] = Split(photos=split.photos, positions=split.positions[(own < 0) | (is_first & ~np.isin(own, seen))])
         seen = np.concatenate([seen, own])
     return {name: kept[name] for name in splits}
 
@@ -243,9 +241,7 @@ def _read_val_list(
     return held_out
 
 
-def _draw_held_out(
-    photos: Photos, val_frac: float, seed: int, groups: NDArray[np.int64] | None
-) -> NDArray[np.bool_]:
+def _draw_held_out(photos: Photos, val_frac: float, seed: int, groups: NDArray[np.int64] | None) -> NDArray[np.bool_]:
     """(N,) bool: a seeded fraction of every class: at least one image if it has two, and never all.
 
     Copies, which are in one of the `groups`, are held out with the first of them, and do not count.
@@ -276,9 +272,10 @@ def _strata(photos: Photos) -> NDArray[np.uint32]:
     ranks = np.empty(len(order), np.uint32)
     ranks[order] = np.arange(len(order))
     rarest = photos.column(
-        "coalesce(list_min(list_transform(target, lambda each: (?::UINTEGER[])[each + 1])), ?)", ranks.tolist(),
+        "coalesce(list_min(list_transform(target, lambda each: (?::UINTEGER[])[each + 1])), ?)",
+        ranks.tolist(),
         len(order),
-    )  # fmt: skip
+    )
     strata: NDArray[np.uint32] = np.append(order, len(order)).astype(np.uint32)[rarest.astype(np.int64)]
     return strata
 

@@ -33,8 +33,11 @@ def tar_sizes(manifest: Mapping[str, Any], res: str) -> list[int]:
 def work_seconds(stats: RunStats) -> dict[str, float]:
     """Seconds by kind of work, over all workers."""
     return {
-        "read": stats.read_s, "decode": stats.decode_s, "resize + encode": stats.convert_s, "write": stats.write_s,
-    }  # fmt: skip
+        "read": stats.read_s,
+        "decode": stats.decode_s,
+        "resize + encode": stats.convert_s,
+        "write": stats.write_s,
+    }
 
 
 class ShardSetReader:

@@ -103,9 +103,13 @@ def class_chart(train: NDArray[np.int64]) -> Chart | None:
     """Training samples per class in descending order, for more classes than can be listed by name."""
     ranks = np.unique(np.linspace(1, len(train), min(_POINTS, len(train))).round().astype(int))
     samples = np.sort(train)[::-1][ranks - 1]
-    return chart("Training samples per class", [
-        Series(name="samples", colour="a", kind="area", x=ranks.tolist(), y=samples.tolist())
-    ], unit="", x_name="class, by descending count", wide=True)  # fmt: skip
+    return chart(
+        "Training samples per class",
+        [Series(name="samples", colour="a", kind="area", x=ranks.tolist(), y=samples.tolist())],
+        unit="",
+        x_name="class, by descending count",
+        wide=True,
+    )
 
 
 def _short_sides(short: NDArray[np.int64], stored: Sequence[int]) -> Chart | None:

@@ -58,9 +58,13 @@ class _Report:
         self._target = reader.target
         self._sheet_rows = _evenly_spaced(self._manifest["splits"]["train"]["samples"])
         self._largest = reader.largest(_LISTED)
-        self._slowest = [] if result.stats is None else [
-            (seconds, split, reader.row(split, key)) for seconds, split, key in result.stats.slowest if seconds > 0
-        ]  # fmt: skip
+        self._slowest = (
+            []
+            if result.stats is None
+            else [
+                (seconds, split, reader.row(split, key)) for seconds, split, key in result.stats.slowest if seconds > 0
+            ]
+        )
         named_rows = {("train", row) for row in self._sheet_rows} | {(split, row) for _, split, row in self._largest}
         named_rows |= {(split, row) for _, split, row in self._slowest if row is not None}
         self._names = reader.names(named_rows)
@@ -105,11 +109,15 @@ class _Report:
         classes = [0, *(added["classes"] for added in generations)]
         return [
             (
-                number, *(f"{added['samples'][split]:,}" for split in splits), sum(added["shards"].values()),
-                added["classes"] - classes[number], added["removed"], added["changed"],
+                number,
+                *(f"{added['samples'][split]:,}" for split in splits),
+                sum(added["shards"].values()),
+                added["classes"] - classes[number],
+                added["removed"],
+                added["changed"],
             )
             for number, added in enumerate(generations)
-        ]  # fmt: skip
+        ]
 
     def _resolutions(self) -> Iterator[tuple[object, ...]]:
         samples = sum(info["samples"] for info in self._manifest["splits"].values())
@@ -131,13 +139,15 @@ class _Report:
                     break
                 side = int(max(record["width"], record["height"]))
                 scale = min(1.0, 2 * info["short_side"] / side)  # why: a panorama would take the whole row
-                figures.append({
-                    "data": jpeg,
-                    "lines": self._target_lines(samples[row : row + 1]),
-                    "title": f"{key_name(int(samples['key'][row]))} {self._names['train', row]}",
-                    "width": max(1, round(int(record["width"]) * scale)),  # CSS px
-                    "height": max(1, round(int(record["height"]) * scale)),
-                })
+                figures.append(
+                    {
+                        "data": jpeg,
+                        "lines": self._target_lines(samples[row : row + 1]),
+                        "title": f"{key_name(int(samples['key'][row]))} {self._names['train', row]}",
+                        "width": max(1, round(int(record["width"]) * scale)),  # CSS px
+                        "height": max(1, round(int(record["height"]) * scale)),
+                    }
+                )
             yield {"res": res, "short_side": info["short_side"], "samples": len(stored), "figures": figures}
 
     def _target_lines(self, sample: NDArray[Any]) -> list[str]:

@@ -36,8 +36,15 @@ from .local import convert_shards
 from .pool import open_pool
 from .stats import RunStats
 
-__all__ = ["AGAIN", "Converted", "convert_range", "delete_plan_files", "names_of_records", "read_set_plan",
-           "write_plan"]  # fmt: skip
+__all__ = [
+    "AGAIN",
+    "Converted",
+    "convert_range",
+    "delete_plan_files",
+    "names_of_records",
+    "read_set_plan",
+    "write_plan",
+]
 
 _PHOTOS = f"{PLAN_FOLDER}/photos.parquet"
 _FILES = f"{PLAN_FOLDER}/files.json"  # size and hash of _PHOTOS; {path: bytes} of the archives that hold photos
@@ -53,9 +60,12 @@ class Converted(NamedTuple):
 
 
 def write_plan(
-    store: Store, shard_plan: ShardPlan, missing: Mapping[tuple[str, int], tuple[int, ...]], scratch: Path,
+    store: Store,
+    shard_plan: ShardPlan,
+    missing: Mapping[tuple[str, int], tuple[int, ...]],
+    scratch: Path,
     check_lock: Callable[[], None],
-) -> None:  # fmt: skip
+) -> None:
     """Write what `convert_range` needs; `missing` {(split, number): resolutions} are the shards to be made.
 
     Raises `ResoluteError` if no other process can read it.
@@ -124,10 +134,17 @@ def convert_range(
             with open_pool(workers) as pool:
                 for generation, own in plan.by_generation(missing).items():
                     specs = ShardSpecs(shard_plan, {shard: missing[shard] for shard in own}, records)
-                    stats.merge(convert_shards(
-                        pool, plan.options(generation), specs, store, sizes=specs.sizes,
-                        done=lambda record: None, progress=progress,
-                    ))  # fmt: skip
+                    stats.merge(
+                        convert_shards(
+                            pool,
+                            plan.options(generation),
+                            specs,
+                            store,
+                            sizes=specs.sizes,
+                            done=lambda record: None,
+                            progress=progress,
+                        )
+                    )
         except ResoluteError:
             store.check_pin()  # why: a plan that was replaced explains any other error
             raise

@@ -200,9 +200,7 @@ class Pool:
                 if worker.in_flight:
                     worker.end()
 
-    def _run(
-        self, options: EncodeOptions, tasks: Iterator[Task], store: Store | None
-    ) -> Iterator[tuple[Task, Answer]]:
+    def _run(self, options: EncodeOptions, tasks: Iterator[Task], store: Store | None) -> Iterator[tuple[Task, Answer]]:
         retries: deque[tuple[int, Task]] = deque()  # batches of workers that died
         waiting: deque[tuple[int, Task]] = deque()  # batches whose results have not been yielded, in order
         results: dict[int, BatchResult] = {}

@@ -23,9 +23,13 @@ _RETRIES = 5  # of a task whose node or worker is lost, or whose storage is unav
 
 
 def convert_on_ray(
-    address: str | None, out: str, shards: Sequence[int], progress: Callable[[RunStats], None], *,
+    address: str | None,
+    out: str,
+    shards: Sequence[int],
+    progress: Callable[[RunStats], None],
+    *,
     max_megapixels: int | None = None,
-) -> RunStats:  # fmt: skip
+) -> RunStats:
     """Convert the `shards` (ascending numbers) of the planned set at `out` on all CPUs of the cluster at `address`.
 
     `address` None: Ray's own rules. `progress(totals so far)` is called after each task; `max_megapixels` is as in
@@ -51,7 +55,7 @@ def convert_on_ray(
     memory = max(TASK_BYTES, (_BASE_MB + _MB_PER_MEGAPIXEL * (max_megapixels or 0)) * 1_000_000)
     task: Any = ray.remote(_convert).options(
         num_cpus=1, memory=memory, max_retries=_RETRIES, retry_exceptions=[StorageError]
-    )  # fmt: skip
+    )
     cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
     running = [task.remote(out, each) for each in _ranges(shards, _PER_CPU * cpus)]
     total = RunStats()

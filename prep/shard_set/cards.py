@@ -26,24 +26,57 @@ __all__ = ["CARD", "CROISSANT", "card", "croissant", "is_own_croissant", "is_une
 CARD, CROISSANT = "README.md", "croissant.json"
 _SPLITS = {"train": "train", "val": "validation"}  # names in the Hub's convention
 _MAX_NAMED = 1000  # of more classes the card gives no names, for each config repeats them
-_SIZES = (("n<1K", 10**3), ("1K<n<10K", 10**4), ("10K<n<100K", 10**5), ("100K<n<1M", 10**6), ("1M<n<10M", 10**7),
-          ("10M<n<100M", 10**8), ("100M<n<1B", 10**9), ("n>1B", 10**20))  # fmt: skip
+_SIZES = (
+    ("n<1K", 10**3),
+    ("1K<n<10K", 10**4),
+    ("10K<n<100K", 10**5),
+    ("100K<n<1M", 10**6),
+    ("1M<n<10M", 10**7),
+    ("10M<n<100M", 10**8),
+    ("100M<n<1B", 10**9),
+    ("n>1B", 10**20),
+)
 _TASKS = {"class": "image-classification", "labels": "image-classification", "values": "other"}
 _SEAL = "<!-- as prep wrote it, {}: once it is edited, it stays as it is -->\n"
 _CROISSANT_HEAD = f'{{\n "@type": "sc:Dataset",\n "name": "{FORMAT}",\n'.encode()
 _CONTEXT = {
-    "@language": "en", "@vocab": "https://schema.org/", "citeAs": "cr:citeAs", "column": "cr:column",
-    "conformsTo": "dct:conformsTo", "cr": "http://mlcommons.org/croissant/",
-    "rai": "http://mlcommons.org/croissant/RAI/", "data": {"@id": "cr:data", "@type": "@json"},
-    "dataType": {"@id": "cr:dataType", "@type": "@vocab"}, "dct": "http://purl.org/dc/terms/",
-    "equivalentProperty": "cr:equivalentProperty", "examples": {"@id": "cr:examples", "@type": "@json"},
-    "extract": "cr:extract", "field": "cr:field", "fileProperty": "cr:fileProperty", "fileObject": "cr:fileObject",
-    "fileSet": "cr:fileSet", "format": "cr:format", "includes": "cr:includes", "isLiveDataset": "cr:isLiveDataset",
-    "jsonPath": "cr:jsonPath", "key": "cr:key", "md5": "cr:md5", "parentField": "cr:parentField", "path": "cr:path",
-    "recordSet": "cr:recordSet", "references": "cr:references", "regex": "cr:regex", "repeated": "cr:repeated",
-    "replace": "cr:replace", "samplingRate": "cr:samplingRate", "sc": "https://schema.org/",
-    "separator": "cr:separator", "source": "cr:source", "subField": "cr:subField", "transform": "cr:transform",
-}  # fmt: skip  # Source: the context that the Croissant 1.0 specification recommends
+    "@language": "en",
+    "@vocab": "https://schema.org/",
+    "citeAs": "cr:citeAs",
+    "column": "cr:column",
+    "conformsTo": "dct:conformsTo",
+    "cr": "http://mlcommons.org/croissant/",
+    "rai": "http://mlcommons.org/croissant/RAI/",
+    "data": {"@id": "cr:data", "@type": "@json"},
+    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
+    "dct": "http://purl.org/dc/terms/",
+    "equivalentProperty": "cr:equivalentProperty",
+    "examples": {"@id": "cr:examples", "@type": "@json"},
+    "extract": "cr:extract",
+    "field": "cr:field",
+    "fileProperty": "cr:fileProperty",
+    "fileObject": "cr:fileObject",
+    "fileSet": "cr:fileSet",
+    "format": "cr:format",
+    "includes": "cr:includes",
+    "isLiveDataset": "cr:isLiveDataset",
+    "jsonPath": "cr:jsonPath",
+    "key": "cr:key",
+    "md5": "cr:md5",
+    "parentField": "cr:parentField",
+    "path": "cr:path",
+    "recordSet": "cr:recordSet",
+    "references": "cr:references",
+    "regex": "cr:regex",
+    "repeated": "cr:repeated",
+    "replace": "cr:replace",
+    "samplingRate": "cr:samplingRate",
+    "sc": "https://schema.org/",
+    "separator": "cr:separator",
+    "source": "cr:source",
+    "subField": "cr:subField",
+    "transform": "cr:transform",
+}  # Source: the context that the Croissant 1.0 specification recommends
 
 
 def card(manifest: Mapping[str, Any]) -> bytes:
@@ -68,8 +101,11 @@ def card(manifest: Mapping[str, Any]) -> bytes:
         "dataset_info": [{"config_name": f"{res}px", "features": _features(target)} for res, _ in sides],
     }
     counts = " and ".join(f"{n} {'training' if split == 'train' else 'validation'}" for split, n in samples.items())
-    what = {"class": f"{len(target)} classes", "labels": f"any of {len(target)} labels",
-            "values": ", ".join(target.names)}[target.kind]  # fmt: skip
+    what = {
+        "class": f"{len(target)} classes",
+        "labels": f"any of {len(target)} labels",
+        "values": ", ".join(target.names),
+    }[target.kind]
     short_sides = ", ".join(f"{side} px ({res}px)" for res, side in sides)
     text = f"""---
 {yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=10**6)}---
@@ -139,16 +175,25 @@ def croissant(manifest: Mapping[str, Any]) -> bytes:
                 distribution += _files(manifest, tars, f"{res}px/{_SPLITS[split]}", target)
                 records += _record_sets(f"{res}px/{_SPLITS[split]}", target)
     if target.classes:
-        records.append({
-            "@type": "cr:RecordSet", "@id": "classes", "name": "classes",
-            "field": [_field("classes", "number", "sc:Integer"), _field("classes", "name", "sc:Text")],
-            "data": [{"classes/number": i, "classes/name": name} for i, name in enumerate(target.classes)],
-        })  # fmt: skip
+        records.append(
+            {
+                "@type": "cr:RecordSet",
+                "@id": "classes",
+                "name": "classes",
+                "field": [_field("classes", "number", "sc:Integer"), _field("classes", "name", "sc:Text")],
+                "data": [{"classes/number": i, "classes/name": name} for i, name in enumerate(target.classes)],
+            }
+        )
     described = "Photos as JPEGs in WebDataset tars, at several resolutions in the same order, written by Resolute"
     table = {
-        "@type": "sc:Dataset", "name": FORMAT, "@context": _CONTEXT, "description": described,
-        "conformsTo": "http://mlcommons.org/croissant/1.0", "distribution": distribution, "recordSet": records,
-    }  # fmt: skip
+        "@type": "sc:Dataset",
+        "name": FORMAT,
+        "@context": _CONTEXT,
+        "description": described,
+        "conformsTo": "http://mlcommons.org/croissant/1.0",
+        "distribution": distribution,
+        "recordSet": records,
+    }
     return (json.dumps(table, indent=1) + "\n").encode()
 
 
@@ -165,15 +210,24 @@ def _files(manifest: Mapping[str, Any], tars: list[str], name: str, target: Targ
     for tar in tars:
         info = manifest["files"][tar]
         yield {
-            "@type": "cr:FileObject", "@id": tar, "name": tar, "contentUrl": tar, "contentSize": f"{info['bytes']} B",
-            "encodingFormat": "application/x-tar", "sha256": info["sha256"],
-        }  # fmt: skip
+            "@type": "cr:FileObject",
+            "@id": tar,
+            "name": tar,
+            "contentUrl": tar,
+            "contentSize": f"{info['bytes']} B",
+            "encodingFormat": "application/x-tar",
+            "sha256": info["sha256"],
+        }
     suffix = "cls" if target.kind == "class" else "json"
     for part, encoding, pattern in (("photos", "image/jpeg", "*.jpg"), ("targets", "text/plain", f"*.{suffix}")):
         yield {
-            "@type": "cr:FileSet", "@id": f"{name}/{part}", "name": f"{name}/{part}",
-            "containedIn": [{"@id": tar} for tar in tars], "encodingFormat": encoding, "includes": pattern,
-        }  # fmt: skip
+            "@type": "cr:FileSet",
+            "@id": f"{name}/{part}",
+            "name": f"{name}/{part}",
+            "containedIn": [{"@id": tar} for tar in tars],
+            "encodingFormat": encoding,
+            "includes": pattern,
+        }
 
 
 def _record_sets(name: str, target: Target) -> list[dict[str, Any]]:
@@ -186,17 +240,32 @@ def _record_sets(name: str, target: Target) -> list[dict[str, Any]]:
     column, dtype = ("class", "sc:Integer") if target.kind == "class" else ("json", "sc:Text")
     content = {"extract": {"fileProperty": "content"}}
     return [
-        {"@type": "cr:RecordSet", "@id": f"{name}-targets", "name": f"{name}-targets", "field": [
-            _field(f"{name}-targets", "key", "sc:Text", source={"fileSet": {"@id": targets}, **key}),
-            _field(f"{name}-targets", column, dtype, source={"fileSet": {"@id": targets}, **content}),
-        ]},
-        {"@type": "cr:RecordSet", "@id": name, "name": name, "field": [
-            _field(name, "key", "sc:Text", source={"fileSet": {"@id": photos}, **key},
-                   references={"field": {"@id": f"{name}-targets/key"}}),
-            _field(name, "image", "sc:ImageObject", source={"fileSet": {"@id": photos}, **content}),
-            _field(name, column, dtype, source={"field": {"@id": f"{name}-targets/{column}"}}),
-        ]},
-    ]  # fmt: skip
+        {
+            "@type": "cr:RecordSet",
+            "@id": f"{name}-targets",
+            "name": f"{name}-targets",
+            "field": [
+                _field(f"{name}-targets", "key", "sc:Text", source={"fileSet": {"@id": targets}, **key}),
+                _field(f"{name}-targets", column, dtype, source={"fileSet": {"@id": targets}, **content}),
+            ],
+        },
+        {
+            "@type": "cr:RecordSet",
+            "@id": name,
+            "name": name,
+            "field": [
+                _field(
+                    name,
+                    "key",
+                    "sc:Text",
+                    source={"fileSet": {"@id": photos}, **key},
+                    references={"field": {"@id": f"{name}-targets/key"}},
+                ),
+                _field(name, "image", "sc:ImageObject", source={"fileSet": {"@id": photos}, **content}),
+                _field(name, column, dtype, source={"field": {"@id": f"{name}-targets/{column}"}}),
+            ],
+        },
+    ]
 
 
 def _field(record_set: str, name: str, dtype: str, **rest: Any) -> dict[str, Any]:

@@ -33,8 +33,9 @@ class Duplicates:
             for keys, digests in pieces:
                 self._database.run_on(
                     {"key": np.ascontiguousarray(keys), "digest": np.ascontiguousarray(digests)},
-                    "INSERT INTO digests SELECT ?, key, digest FROM columns", split,
-                )  # fmt: skip
+                    "INSERT INTO digests SELECT ?, key, digest FROM columns",
+                    split,
+                )
 
     def find(self) -> dict[str, int]:
         """Find the groups among all samples so far.

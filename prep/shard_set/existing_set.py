@@ -19,8 +19,18 @@ from resolute.prep.storage.retry import retry
 
 from .record import RECORDS, lost_files, plan_hash, record_names
 
-__all__ = ["CHANGES", "DAMAGED", "MANIFEST", "PLAN", "ExistingSet", "describe_differences", "open_existing",
-           "plan_name", "read_damaged", "read_sealed"]  # fmt: skip
+__all__ = [
+    "CHANGES",
+    "DAMAGED",
+    "MANIFEST",
+    "PLAN",
+    "ExistingSet",
+    "describe_differences",
+    "open_existing",
+    "plan_name",
+    "read_damaged",
+    "read_sealed",
+]
 
 MANIFEST = "manifest.json"
 

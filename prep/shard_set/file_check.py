@@ -94,9 +94,7 @@ def _record_of(store: Store, name: str) -> ShardRecord | None:
         return None
 
 
-def _read_through(
-    store: Store, name: str, expected: FileInfo, record: ShardRecord | None
-) -> tuple[str, str | None]:
+def _read_through(store: Store, name: str, expected: FileInfo, record: ShardRecord | None) -> tuple[str, str | None]:
     """(SHA-256, the first JPEG's fault or None) of a file. Raises `Damage` if it is missing or of another size."""
     size = store.size(name)
     if size is None:

@@ -65,9 +65,10 @@ def finalize_set(
     generations: list[dict[str, Any]] = []
     if kept is not None:
         files = {
-            name: FileInfo(nbytes=info["bytes"], sha256=info["sha256"]) for name, info in kept["files"].items()
+            name: FileInfo(nbytes=info["bytes"], sha256=info["sha256"])
+            for name, info in kept["files"].items()
             if not is_info_file(name)
-        }  # fmt: skip
+        }
         generations = list(kept["generations"])
         rejects |= read_rejects(store, first - 1)
     files |= records.files(plan.short_sides)
@@ -77,9 +78,14 @@ def finalize_set(
         files[plan_name(number)] = store.write(plan_name(number), manifest_bytes(own))
         files[photos_name(number)] = FileInfo(nbytes=own["photos"]["bytes"], sha256=own["photos"]["sha256"])
         added: dict[str, Any] = {
-            "plan": plan.hashes[number], "images": own["images"], "samples": {}, "shards": {},
-            "classes": len(own["classes"]), "removed": own.get("removed", 0), "changed": own.get("changed", 0),
-        }  # fmt: skip
+            "plan": plan.hashes[number],
+            "images": own["images"],
+            "samples": {},
+            "shards": {},
+            "classes": len(own["classes"]),
+            "removed": own.get("removed", 0),
+            "changed": own.get("changed", 0),
+        }
         for split in splits:
             lengths = rows.lengths(split, number)
             added["samples"][split], added["shards"][split] = sum(lengths.values()), len(lengths)
@@ -87,9 +93,8 @@ def finalize_set(
                 files |= _index_files(store, plan, rows, photos, split, number, shard_counts[split])
             shard_counts[split] += len(lengths)
         own_rejects = {
-            (split, key): reason for (split, key), reason in rejects.items()
-            if key < layout.keys_of(split, number).stop
-        }  # fmt: skip
+            (split, key): reason for (split, key), reason in rejects.items() if key < layout.keys_of(split, number).stop
+        }
         files[rejects_name(number)] = write_rejects(store, own_rejects, photos, generation=number)
         for split in splits:
             for generation in [*range(number)] * (number == first) + [number]:
@@ -118,9 +123,11 @@ def finalize_set(
         "generations": generations,
         "files": _listed(files),
         "source": {
-            **newest["source"], "rejected": generations[-1]["rejected"], "duplicates": generations[-1]["duplicates"],
+            **newest["source"],
+            "rejected": generations[-1]["rejected"],
+            "duplicates": generations[-1]["duplicates"],
         },
-    }  # fmt: skip
+    }
     info_files = _info_files(lengths_of, plan.short_sides)
     if is_own_croissant(store):
         info_files[CROISSANT] = croissant(manifest)
@@ -180,9 +187,7 @@ def _write_manifest(store: Store, files: Mapping[str, bytes], manifest: bytes) -
 class _Rows:
     """The index rows of each generation: from records, or for finished generations from the index."""
 
-    def __init__(
-        self, store: Store, layout: ShardLayout, records: Records | None, res: int, scratch: Path
-    ) -> None:
+    def __init__(self, store: Store, layout: ShardLayout, records: Records | None, res: int, scratch: Path) -> None:
         self._store, self._layout, self._records, self._res, self._scratch = store, layout, records, res, scratch
         self._arrays: dict[str, NDArray[Any]] = {}
 
@@ -295,9 +300,7 @@ def _npy(dtype: np.dtype[Any], total: int, parts: Iterable[NDArray[Any]]) -> Ite
     """The bytes of a .npy file of a (total,) array, in pieces. Source: numpy.lib.format, version 1.0."""
     head = io.BytesIO()
     described = np.lib.format.dtype_to_descr(dtype)
-    np.lib.format.write_array_header_1_0(
-        head, {"descr": described, "fortran_order": False, "shape": (total,)}
-    )
+    np.lib.format.write_array_header_1_0(head, {"descr": described, "fortran_order": False, "shape": (total,)})
     yield head.getvalue()
     for part in parts:
         yield part.tobytes()

@@ -28,8 +28,17 @@ from resolute.prep.storage.output import Store
 from resolute.prep.storage.retry import retry
 from resolute.prep.storage.thread_map import thread_map
 
-__all__ = ["RECORDS", "Records", "ShardRecord", "lost_files", "pack_rows", "plan_hash", "record_name",
-           "record_names", "unpack_rows"]  # fmt: skip
+__all__ = [
+    "RECORDS",
+    "Records",
+    "ShardRecord",
+    "lost_files",
+    "pack_rows",
+    "plan_hash",
+    "record_name",
+    "record_names",
+    "unpack_rows",
+]
 
 RECORDS = "records"
 _HASHERS = 4  # threads that check and hash records
@@ -120,11 +129,16 @@ class ShardRecord:
             offset += arrays[-1].nbytes
         samples, sources, stored = arrays
         return cls(
-            plan=header["plan"], split=header["split"], number=header["number"], res=header["res"],
-            samples=samples, sources=sources, stored=stored,
+            plan=header["plan"],
+            split=header["split"],
+            number=header["number"],
+            res=header["res"],
+            samples=samples,
+            sources=sources,
+            stored=stored,
             files={name: FileInfo(nbytes=size, sha256=sha) for name, (size, sha) in header["files"].items()},
             rejects=tuple((key, reason) for key, reason in header["rejects"]),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +157,13 @@ def _entry(record: ShardRecord, data: bytes) -> _Entry:
     """The entry of a record with the bytes `data`, without its offset."""
     info = FileInfo(nbytes=len(data), sha256=hashlib.sha256(data).hexdigest())
     return _Entry(
-        offset=-1, nbytes=len(data), samples=len(record.samples), contents=record.contents,
-        files={**record.files, record.name: info}, rejects=record.rejects,
-    )  # fmt: skip
+        offset=-1,
+        nbytes=len(data),
+        samples=len(record.samples),
+        contents=record.contents,
+        files={**record.files, record.name: info},
+        rejects=record.rejects,
+    )
 
 
 class Records:
@@ -245,9 +263,10 @@ class Records:
         """The tars, idx files and records, at `resolutions` (None: all)."""
         return {
             name: info
-            for _, res, entry in self._all() if resolutions is None or res in resolutions
+            for _, res, entry in self._all()
+            if resolutions is None or res in resolutions
             for name, info in entry.files.items()
-        }  # fmt: skip
+        }
 
     def _all(self) -> Iterator[tuple[tuple[str, int], int, _Entry]]:
         for shard, entries in self._entries.items():

@@ -34,8 +34,16 @@ from resolute.prep.shard_set.record import RECORDS
 from resolute.prep.storage.output import Store
 from resolute.scratch import ScratchFolder
 
-__all__ = ["SetPhotos", "file_info", "local_photos", "lost_photos", "photos_name", "put_file", "stored_plan",
-           "write_photos"]  # fmt: skip
+__all__ = [
+    "SetPhotos",
+    "file_info",
+    "local_photos",
+    "lost_photos",
+    "photos_name",
+    "put_file",
+    "stored_plan",
+    "write_photos",
+]
 
 _COLUMNS = "split, key, name, size_bytes, target, missing"
 
@@ -119,9 +127,10 @@ class SetPhotos:
     def names(self, keys: Sequence[tuple[str, int]]) -> list[str]:
         """The names of the photos of samples (split, key)."""
         asked = {
-            "i": np.arange(len(keys)), "split": objects(split for split, _ in keys),
+            "i": np.arange(len(keys)),
+            "split": objects(split for split, _ in keys),
             "key": np.array([key for _, key in keys], np.uint64),
-        }  # fmt: skip
+        }
         found = self.database.run_on(
             asked, "SELECT i, name FROM set_photos p JOIN columns c ON p.split = c.split::VARCHAR AND p.key = c.key"
         )

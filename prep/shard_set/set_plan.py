@@ -143,10 +143,12 @@ class SetPlan:
     def options(self, generation: int) -> EncodeOptions:
         plan = self.plans[generation]
         return EncodeOptions(
-            quality=plan["settings"]["quality"], label_digits=label_digits(len(plan["classes"])),
-            samples=Target.from_manifest(plan).sample_dtype, codecs=plan["codecs"],
+            quality=plan["settings"]["quality"],
+            label_digits=label_digits(len(plan["classes"])),
+            samples=Target.from_manifest(plan).sample_dtype,
+            codecs=plan["codecs"],
             max_megapixels=plan["settings"].get("max_megapixels"),
-        )  # fmt: skip
+        )
 
     def by_generation(self, shards: Iterable[tuple[str, int]]) -> dict[int, list[tuple[str, int]]]:
         """`shards` by generation, ascending."""
@@ -157,18 +159,20 @@ class SetPlan:
 
     def to_bytes(self) -> bytes:
         """The file for jobs, without `plans`, which OUT has anyway: the hash of the newest, which names the others."""
-        return manifest_bytes({
-            "format": _FORMAT,
-            "plan": self.hashes[-1],
-            "src": strip_credentials(self.src),
-            "first": self.layout.first,
-            "short_sides": {str(res): side for res, side in self.short_sides.items()},
-            "max_bad": self.max_bad,
-            "ignored": self.ignored,
-            "warnings": self.warnings,
-            "damaged": sorted(self.damaged),
-            "signature": self.signature,
-        })
+        return manifest_bytes(
+            {
+                "format": _FORMAT,
+                "plan": self.hashes[-1],
+                "src": strip_credentials(self.src),
+                "first": self.layout.first,
+                "short_sides": {str(res): side for res, side in self.short_sides.items()},
+                "max_bad": self.max_bad,
+                "ignored": self.ignored,
+                "warnings": self.warnings,
+                "damaged": sorted(self.damaged),
+                "signature": self.signature,
+            }
+        )
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], plans: Sequence[Mapping[str, Any]]) -> SetPlan:
@@ -181,16 +185,22 @@ class SetPlan:
         # why: plans of an extension that was abandoned may follow
         plans = tuple(plans[: hashes.index(values["plan"]) + 1])
         return cls(
-            plans=plans, src=values["src"], layout=layout_of(plans, first=values["first"]),
-            short_sides={int(res): side for res, side in values["short_sides"].items()}, max_bad=values["max_bad"],
-            ignored=Counter(values["ignored"]), warnings=tuple(values["warnings"]),
-            damaged=frozenset(values["damaged"]), signature=values.get("signature"),
-        )  # fmt: skip
+            plans=plans,
+            src=values["src"],
+            layout=layout_of(plans, first=values["first"]),
+            short_sides={int(res): side for res, side in values["short_sides"].items()},
+            max_bad=values["max_bad"],
+            ignored=Counter(values["ignored"]),
+            warnings=tuple(values["warnings"]),
+            damaged=frozenset(values["damaged"]),
+            signature=values.get("signature"),
+        )
 
 
 def layout_of(plans: Sequence[Mapping[str, Any]], *, first: int = 0) -> ShardLayout:
     """The layout of a set whose generations have these plans."""
     return ShardLayout(
-        generations=tuple(plan["images"] for plan in plans), shard_samples=plans[0]["settings"]["shard_samples"],
+        generations=tuple(plan["images"] for plan in plans),
+        shard_samples=plans[0]["settings"]["shard_samples"],
         first=first,
-    )  # fmt: skip
+    )

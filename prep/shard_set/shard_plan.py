@@ -53,7 +53,7 @@ def plan_photos(
         parts.append(
             f"SELECT {n} AS number, {generation}::UINTEGER AS generation, '{split}' AS split, "
             f"i::UBIGINT + {keys.start} AS key, name, size_bytes, target, packed = {MISSING} AS missing, "
-            f"{photos.path} AS path, \"offset\", nbytes, packed FROM {photos.table} JOIN keys_{n} USING (position)"
+            f'{photos.path} AS path, "offset", nbytes, packed FROM {photos.table} JOIN keys_{n} USING (position)'
         )
     database.run(
         "CREATE TABLE planned AS SELECT * EXCLUDE (number), NULL::VARCHAR AS skip "
@@ -66,15 +66,18 @@ def plan_photos(
 def start_planned(database: Database) -> None:
     """Make the table `planned`, without rows, for the photos of the view `set_photos`."""
     database.run(
-        "CREATE TABLE planned AS SELECT *, NULL::BLOB AS path, NULL::BIGINT AS \"offset\", NULL::UBIGINT AS nbytes, "
+        'CREATE TABLE planned AS SELECT *, NULL::BLOB AS path, NULL::BIGINT AS "offset", NULL::UBIGINT AS nbytes, '
         "NULL::UTINYINT AS packed, NULL::VARCHAR AS skip FROM set_photos LIMIT 0"
     )
 
 
 def plan_older(
-    database: Database, sources: Mapping[str, Photos], layout: ShardLayout, shards: Iterable[tuple[str, int]],
+    database: Database,
+    sources: Mapping[str, Photos],
+    layout: ShardLayout,
+    shards: Iterable[tuple[str, int]],
     rejects: Mapping[tuple[str, int], str],
-) -> None:  # fmt: skip
+) -> None:
     """Add the photos of these `shards` to `planned`, from the set and its comparison with the sources (`compare`).
 
     `rejects` {(split, key): reason} are rejected again, as those are that `compare` knew.
@@ -83,20 +86,22 @@ def plan_older(
         reject_columns(rejects),
         "INSERT INTO rejected SELECT c.split::VARCHAR, c.key, c.reason::VARCHAR FROM columns c "
         "ANTI JOIN rejected r ON r.split = c.split::VARCHAR AND r.key = c.key",
-    )  # fmt: skip
+    )
     ranges = [(split, layout.keys(split, number)) for split, number in shards]
     database.run_on(
-        {"split": objects(split for split, _ in ranges),
-         "first": np.array([keys.start for _, keys in ranges], np.uint64),
-         "stop": np.array([keys.stop for _, keys in ranges], np.uint64)},
+        {
+            "split": objects(split for split, _ in ranges),
+            "first": np.array([keys.start for _, keys in ranges], np.uint64),
+            "stop": np.array([keys.stop for _, keys in ranges], np.uint64),
+        },
         "CREATE OR REPLACE TABLE wanted AS SELECT split::VARCHAR AS split, first, stop FROM columns",
-    )  # fmt: skip
+    )
     places = " UNION ALL ".join(
         f"SELECT '{name}' AS source, position, {photos.path} AS path, \"offset\", nbytes, packed FROM {photos.table}"
         for name, photos in sources.items()
     )
     database.run(
-        "INSERT INTO planned BY NAME SELECT DISTINCT ON (s.split, s.key) s.*, path, \"offset\", nbytes, packed, "
+        'INSERT INTO planned BY NAME SELECT DISTINCT ON (s.split, s.key) s.*, path, "offset", nbytes, packed, '
         "r.reason AS skip FROM set_photos s JOIN wanted w ON s.split = w.split AND s.key >= w.first AND s.key < w.stop "
         "JOIN compared c ON c.split = s.split AND c.key = s.key "
         f"LEFT JOIN ({places}) p ON c.same AND p.source = c.source AND p.position = c.position "
@@ -123,8 +128,11 @@ class ShardPlan:
         keys = self.plan.layout.keys(split, number)[:limit]
         rows = self.database.run(
             f'SELECT key, path, "offset", nbytes, packed, size_bytes, target, skip FROM {self.rows} '
-            "WHERE split = ? AND key BETWEEN ? AND ? ORDER BY key", split, keys.start, keys.stop - 1
-        )  # fmt: skip
+            "WHERE split = ? AND key BETWEEN ? AND ? ORDER BY key",
+            split,
+            keys.start,
+            keys.stop - 1,
+        )
         if [row[0] for row in rows] != list(keys):
             raise ResoluteError(
                 f"{self.where}: the plan lacks photos of shard {number} of {split}, got {len(rows)}, expected "
@@ -134,15 +142,20 @@ class ShardPlan:
         target = Target.from_manifest(self.plan.plans[generation])
         samples = target.encode(keys, [row[6] for row in rows])
         return ShardSpec(
-            plan=self.plan.hash_of(split, number), contents=contents, split=split, number=number, first_key=keys.start,
+            plan=self.plan.hash_of(split, number),
+            contents=contents,
+            split=split,
+            number=number,
+            first_key=keys.start,
             byte_ranges=tuple(
                 ByteRange("", packed=MISSING) if path is None else ByteRange(os.fsdecode(path), *place)
                 for _, path, *place, _, _ in rows
             ),
-            labels=samples[str((samples.dtype.names or ())[-1])], resolutions=tuple(resolutions),
+            labels=samples[str((samples.dtype.names or ())[-1])],
+            resolutions=tuple(resolutions),
             short_sides=tuple(self.plan.short_sides[res] for res in resolutions),
             skip={i: row[7] for i, row in enumerate(rows) if row[7] is not None},
-        )  # fmt: skip
+        )
 
     def check_there(self) -> None:
         """Raise `ResoluteError` if photos of finished shards that are to be made again are gone or have changed."""
@@ -153,17 +166,15 @@ class ShardPlan:
         if lost:
             shards = len({(split, self.plan.layout.shard_of(split, key)) for split, key, _ in lost})
             raise ResoluteError(
-                f"{self.where}: {shards} shard{'s'[:shards != 1]} cannot be made, got {len(lost)} of their photos gone "
-                f"from {self.plan.src} or changed, such as {os.fsdecode(lost[0][2])}, expected them as they were; put "
-                "them back, or start over with REBUILD=1 (--rebuild)"
+                f"{self.where}: {shards} shard{'s'[: shards != 1]} cannot be made, got {len(lost)} of their photos "
+                f"gone from {self.plan.src} or changed, such as {os.fsdecode(lost[0][2])}, expected them as they were; "
+                "put them back, or start over with REBUILD=1 (--rebuild)"
             )
 
     def not_there(self, shards: Iterable[tuple[str, int]]) -> dict[tuple[str, int], str]:
         """{(split, key): reason} of the photos of `shards` that did not exist when the source was listed."""
         wanted, shard_of = set(shards), self.plan.layout.shard_of
-        rows = self.database.run(
-            f"SELECT split, key FROM {self.rows} WHERE packed = {MISSING} AND skip IS NULL"
-        )
+        rows = self.database.run(f"SELECT split, key FROM {self.rows} WHERE packed = {MISSING} AND skip IS NULL")
         return {(split, key): NOT_THERE for split, key in rows if (split, shard_of(split, key)) in wanted}
 
     @property
@@ -175,7 +186,7 @@ class ShardPlan:
     def copy_to(self, path: Path) -> None:
         """Write the rows to a Parquet file."""
         self.database.run(
-            f"COPY (SELECT split, key, path, \"offset\", nbytes, packed, size_bytes, target, skip FROM {self.rows}) TO "
+            f'COPY (SELECT split, key, path, "offset", nbytes, packed, size_bytes, target, skip FROM {self.rows}) TO '
             f"'{self.database.path(path)}' (FORMAT parquet, COMPRESSION zstd)"
         )
 

@@ -19,9 +19,15 @@ from resolute.prep.storage.output import Store
 from .existing_set import MANIFEST, ExistingSet
 
 __all__ = [
-    "add_signature", "check_replaced_source", "is_other_source", "missing_source_error", "read_record", "record_of",
-    "rerun_command", "write_record",
-]  # fmt: skip
+    "add_signature",
+    "check_replaced_source",
+    "is_other_source",
+    "missing_source_error",
+    "read_record",
+    "record_of",
+    "rerun_command",
+    "write_record",
+]
 
 _OF_A_RUN = frozenset({"src", "out", "res", "rebuild", "extend"})  # settings that are not those of the set's contents
 
@@ -68,9 +74,7 @@ def is_other_source(record: Mapping[str, str] | None, settings: Settings) -> boo
     return os.path.realpath(record["SRC"]) != os.path.realpath(own_record["SRC"])
 
 
-def check_replaced_source(
-    store: Store, settings: Settings, existing: ExistingSet, source: Mapping[str, Any]
-) -> None:
+def check_replaced_source(store: Store, settings: Settings, existing: ExistingSet, source: Mapping[str, Any]) -> None:
     """Raise `ResoluteError` if a rebuild would replace a finished set of other photos.
 
     `source` is that of the new plan; the same photos at another path count as the same. If the old set has no record of
@@ -93,9 +97,7 @@ def check_replaced_source(
         say(f"{store.where}: replacing a set of {what}")
 
 
-def missing_source_error(
-    store: Store, resolutions: tuple[int, ...] = (), *, extend: bool = False
-) -> ResoluteError:
+def missing_source_error(store: Store, resolutions: tuple[int, ...] = (), *, extend: bool = False) -> ResoluteError:
     """The error for a command without SRC; it names the complete command if the set at `store` records its source.
 
     `resolutions` (px) are the requested ones; those of the set are added.
@@ -109,9 +111,7 @@ def missing_source_error(
     return ResoluteError(f"SRC: got none, but {store.where} was made from {record['SRC']}; run {command}")
 
 
-def rerun_command(
-    store: Store, resolutions: Iterable[int] = (), *, rebuild: bool = False, extend: bool = False
-) -> str:
+def rerun_command(store: Store, resolutions: Iterable[int] = (), *, rebuild: bool = False, extend: bool = False) -> str:
     """The command that made the set at `store`, with its resolutions (px) and `resolutions`."""
     stored = [int(name) for name in store.folders() if name.isdecimal()]
     return shards_command(store.where, {*stored, *resolutions}, read_record(store), rebuild=rebuild, extend=extend)

@@ -36,9 +36,7 @@ def member(name: str, content: bytes) -> bytes:
     size = b"%011o\0" % len(content)
     checksum = b"%06o\0 " % (sum(raw) + sum(size) + _CONSTANT_SUM)
     padding = bytes(padded_bytes(len(content)) - len(content))
-    return b"".join(
-        (raw.ljust(100, b"\0"), _MODE_OWNERS, size, _TIME, checksum, _AFTER_CHECKSUM, content, padding)
-    )
+    return b"".join((raw.ljust(100, b"\0"), _MODE_OWNERS, size, _TIME, checksum, _AFTER_CHECKSUM, content, padding))
 
 
 def member_bytes(header: bytes) -> int:

@@ -104,11 +104,16 @@ class ShardWriter:
         spec, name = self.spec, self.spec.name
         samples = _concatenate([result.samples for result in self._results], self.options.samples)
         record = ShardRecord(
-            plan=spec.plan, split=spec.split, number=spec.number, res=0, samples=samples,
+            plan=spec.plan,
+            split=spec.split,
+            number=spec.number,
+            res=0,
+            samples=samples,
             sources=_concatenate([result.sources for result in self._results], SOURCE),
-            stored=np.empty(0, STORED), files={},
+            stored=np.empty(0, STORED),
+            files={},
             rejects=tuple(reject for result in self._results for reject in result.rejects),
-        )  # fmt: skip
+        )
         if spec.contents not in (None, record.contents):
             raise ResoluteError(
                 f"{name}: its images have changed since it was first made, got other contents under the "

@@ -93,7 +93,7 @@ def _scan(scan_cache: Path, path: str, stop: Stop) -> ScanResult:
     copies = is_compressed(path)
     return cached_scan(
         scan_cache, path, "tar of folders", lambda out: _fill_from_tar(path, out, copies), copies=copies, stop=stop
-    )  # fmt: skip
+    )
 
 
 def _fill_from_zip(path: str, out: ScanWriter) -> None:

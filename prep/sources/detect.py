@@ -60,10 +60,14 @@ def open_source(
     if labels is not None:
         _require_folder(src, setting)
         return LabelTableSource(
-            src, labels.removeprefix("file://"), columns, target,
+            src,
+            labels.removeprefix("file://"),
+            columns,
+            target,
             elsewhere=None if elsewhere is None else plain_path(elsewhere),
-            only_files=setting == "VAL" and elsewhere is not None, listed=listed,
-        )  # fmt: skip
+            only_files=setting == "VAL" and elsewhere is not None,
+            listed=listed,
+        )
     files, note = _listed_files(src, setting), None
     if kind == "auto":
         kind, files = _detect_kind(src, files, setting)

@@ -25,9 +25,19 @@ from .image_ref import is_url
 from .names import ignore_reason, is_image
 
 __all__ = [
-    "Entry", "common_root", "expand_pattern", "file_name", "file_size", "is_pattern", "list_folder", "open_file",
-    "path_kind", "read_errors", "version_stamp", "without_query",
-]  # fmt: skip
+    "Entry",
+    "common_root",
+    "expand_pattern",
+    "file_name",
+    "file_size",
+    "is_pattern",
+    "list_folder",
+    "open_file",
+    "path_kind",
+    "read_errors",
+    "version_stamp",
+    "without_query",
+]
 
 T = TypeVar("T")
 _HTTP = ("http://", "https://")
@@ -159,7 +169,7 @@ def _remote_entries(folder: str) -> Iterator[Entry]:
 
 
 def path_kind(path: str) -> str:
-    """"file", "folder", or "" if nothing is there; over HTTP, which has no folders, always "file"."""
+    """ "file", "folder", or "" if nothing is there; over HTTP, which has no folders, always "file"."""
     if path.startswith(_HTTP):
         return "file"
     if is_url(path):

@@ -12,9 +12,18 @@ from typing import NamedTuple, Protocol
 from resolute.pipeline.dataset.target import TargetKind
 
 __all__ = [
-    "MAX_BYTES", "MISSING", "PLAIN", "UNSEEN", "ZIPPED", "ByteRange", "ImageRef", "Label", "Source", "SourceTarget",
+    "MAX_BYTES",
+    "MISSING",
+    "PLAIN",
+    "UNSEEN",
+    "ZIPPED",
+    "ByteRange",
+    "ImageRef",
+    "Label",
+    "Source",
+    "SourceTarget",
     "is_url",
-]  # fmt: skip
+]
 
 Label = str | tuple[str, ...] | tuple[float, ...]
 

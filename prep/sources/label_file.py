@@ -37,9 +37,16 @@ class LabelTableSource:
     stamps: Sequence[str] = ()
 
     def __init__(
-        self, src: str, labels: str, columns: str | None, setting: TargetSetting = AUTO, *,
-        elsewhere: str | None = None, only_files: bool = False, listed: Mapping[str, FolderFiles] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        src: str,
+        labels: str,
+        columns: str | None,
+        setting: TargetSetting = AUTO,
+        *,
+        elsewhere: str | None = None,
+        only_files: bool = False,
+        listed: Mapping[str, FolderFiles] | None = None,
+    ) -> None:
         self.root = src
         self.ignored: Counter[str] = Counter()
         self.numbered = True
@@ -72,9 +79,11 @@ class LabelTableSource:
                     raise not_utf8(self._labels, line, repr(written))
                 below = safe_below(self.root, written)
                 if below is None:
-                    image = None if is_remote or label is None else _named_image(
-                        self.root, written, label, line, is_remote=False
-                    )  # fmt: skip
+                    image = (
+                        None
+                        if is_remote or label is None
+                        else _named_image(self.root, written, label, line, is_remote=False)
+                    )
                     if image is not None:
                         yield image
                     else:
@@ -96,7 +105,6 @@ class LabelTableSource:
             yield ImageRef.file(name, label, files.sizes.get(name), line)
         self.ignored["unlabelled"] += len(files.sizes.keys() - labelled)
         self.ignored += Counter()
-
 
     def _files(self, root: str) -> FolderFiles:
         return self._listed.get(root) or FolderFiles(root)
@@ -132,8 +140,7 @@ class FolderFiles:
 
 
 def table_covers(labels: str, columns: str | None, files: FolderFiles, others: FolderFiles) -> bool:
-    """Whether a table for the folder of `files` also names images in that of `others` which the former does not hold.
-    """
+    """Whether a table for the folder of `files` also names images that only the folder of `others` holds."""
     names = (name.removeprefix("./") for name, _, _ in table_rows(labels, columns))
     return any(name in others and name not in files for name in names)
 

@@ -12,16 +12,31 @@ from resolute.errors import ResoluteError
 from .image_ref import is_url
 
 __all__ = [
-    "SPLITS", "SUFFIXES", "ignore_reason", "is_image", "other_file_kind", "refuse_split_names", "safe_below",
+    "SPLITS",
+    "SUFFIXES",
+    "ignore_reason",
+    "is_image",
+    "other_file_kind",
+    "refuse_split_names",
+    "safe_below",
     "safe_relative_path",
-]  # fmt: skip
+]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"})
 # Files that operating systems leave in folders and archives, in lower case.
 _JUNK = frozenset(
-    {"__macosx", ".ds_store", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "lost+found",
-     "system volume information"}
-)  # fmt: skip
+    {
+        "__macosx",
+        ".ds_store",
+        "thumbs.db",
+        "ehthumbs.db",
+        "desktop.ini",
+        "@eadir",
+        "$recycle.bin",
+        "lost+found",
+        "system volume information",
+    }
+)
 _USUAL_SUFFIX = re.compile(r"\.(?=[a-z0-9]*[a-z])[a-z0-9]{1,4}")
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing", "dev"})
 _SPLIT_FILE = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?=[-_.\d])", re.IGNORECASE)

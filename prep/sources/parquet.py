@@ -48,7 +48,7 @@ class ParquetSource(ScannedSource):
         how = f"parquet {self._columns}"
         return cached_scan(
             self._scan_cache, path, how, lambda out: _fill(path, self._columns, out), copies=True, stop=stop
-        )  # fmt: skip
+        )
 
 
 def holds_images(path: str) -> bool:
@@ -103,8 +103,7 @@ def _named(path: str, file: ParquetFile, columns: str) -> list[str]:
 
 
 def _guess(path: str, file: ParquetFile) -> list[str]:
-    """The only column of images, and the only column of ClassLabels, or the first with a usual name, or the only other.
-    """
+    """The only image column; and the only ClassLabel column, or the first with a usual name, or the only other one."""
     names, types = list(file.types), file.types
     images = [name for name in names if file.features.get(name, {}).get("_type") == "Image"]
     images = images or [name for name in names if _IMAGE.fullmatch(types[name])]

@@ -31,8 +31,17 @@ from .image_ref import PLAIN, ImageRef, SourceTarget, is_url
 from .names import refuse_split_names
 from .targets import AUTO, Cell, Targets, TargetSetting
 
-__all__ = ["ScanResult", "ScanRow", "ScanWriter", "ScannedSource", "Stop", "cached_scan", "delete_old_versions",
-           "scan_all", "scans_at_once"]  # fmt: skip
+__all__ = [
+    "ScanResult",
+    "ScanRow",
+    "ScanWriter",
+    "ScannedSource",
+    "Stop",
+    "cached_scan",
+    "delete_old_versions",
+    "scan_all",
+    "scans_at_once",
+]
 
 _VERSION = 4
 
@@ -130,9 +139,14 @@ def scan_all(folder: Path, scan: Callable[[str, Stop], ScanResult], paths: Seque
 
 
 def cached_scan(
-    folder: Path, path: str, how: str, fill: Callable[[ScanWriter], None], *, copies: bool = False,
+    folder: Path,
+    path: str,
+    how: str,
+    fill: Callable[[ScanWriter], None],
+    *,
+    copies: bool = False,
     stop: threading.Event | None = None,
-) -> ScanResult:  # fmt: skip
+) -> ScanResult:
     """The scan of the file `path` by `fill`: from the cache if neither the file nor `how` has changed, else a new one.
 
     `copies`: the images' bytes are in the blob. `stop`, once set, ends the scan. Several threads may scan different
@@ -155,9 +169,7 @@ def cached_scan(
         with write_errors(about):
             atomic_write(about, json.dumps(info).encode("ascii"))
     data_path = str(blob) if copies else path
-    return ScanResult(
-        data_path, rows, stamp, Counter(info["ignored"]), info["label_names"], info["columns"]
-    )
+    return ScanResult(data_path, rows, stamp, Counter(info["ignored"]), info["label_names"], info["columns"])
 
 
 def delete_old_versions(folder: Path, paths: Collection[str]) -> None:
@@ -199,9 +211,14 @@ class ScannedSource(ABC):
     stamps: Sequence[str] = ()
 
     def __init__(
-        self, paths: Sequence[str], scan_cache: Path, *, copies: bool, setting: TargetSetting = AUTO,
+        self,
+        paths: Sequence[str],
+        scan_cache: Path,
+        *,
+        copies: bool,
+        setting: TargetSetting = AUTO,
         note: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.root = common_root(paths)
         self.ignored: Counter[str] = Counter()
         self.numbered = True

@@ -25,15 +25,53 @@ from .parquet_file import open_parquet
 from .targets import AUTO, Cell, Meaning, Targets, TargetSetting
 
 __all__ = [
-    "LABEL_COLUMNS", "TargetTable", "as_cell", "column_names", "column_span", "is_text", "is_utf16", "not_utf8",
+    "LABEL_COLUMNS",
+    "TargetTable",
+    "as_cell",
+    "column_names",
+    "column_span",
+    "is_text",
+    "is_utf16",
+    "not_utf8",
     "table_rows",
-]  # fmt: skip
+]
 
 _UTF16_MARKS = ("\udcff\udcfe", "\udcfe\udcff")  # the byte-order marks, decoded with surrogateescape
-_NAME_COLUMNS = ("id", "image", "image_id", "image_name", "filename", "file_name", "file", "path", "filepath",
-                 "image_path", "img", "name", "image index", "img_id", "img_name", "img_path", "photo")  # fmt: skip
-LABEL_COLUMNS = ("label", "labels", "breed", "class", "category", "target", "species", "kind", "diagnosis",
-                 "class_name", "tags", "finding labels", "attribute_ids", "targets")  # fmt: skip
+_NAME_COLUMNS = (
+    "id",
+    "image",
+    "image_id",
+    "image_name",
+    "filename",
+    "file_name",
+    "file",
+    "path",
+    "filepath",
+    "image_path",
+    "img",
+    "name",
+    "image index",
+    "img_id",
+    "img_name",
+    "img_path",
+    "photo",
+)
+LABEL_COLUMNS = (
+    "label",
+    "labels",
+    "breed",
+    "class",
+    "category",
+    "target",
+    "species",
+    "kind",
+    "diagnosis",
+    "class_name",
+    "tags",
+    "finding labels",
+    "attribute_ids",
+    "targets",
+)
 _DELIMITERS = (",", "\t", ";", "|")
 _PARQUET_ROWS = 1 << 14  # in memory at once
 _LINES = 1 << 10  # of a list, likewise
@@ -56,9 +94,12 @@ class TargetTable:
         """The targets of the file. Raises `ResoluteError` for a file that is unreadable, malformed, or without rows."""
         with _open_rows(self._path, self._columns) as (layout, rows):
             targets = Targets(
-                self._path, layout.names, self._setting, is_text=layout.is_text,
+                self._path,
+                layout.names,
+                self._setting,
+                is_text=layout.is_text,
                 are_chosen=self._columns is not None,
-            )  # fmt: skip
+            )
             add = targets.add
             for name, cells, line in rows:
                 add(name, cells, line)

@@ -23,8 +23,18 @@ from resolute.pipeline.dataset.target import TargetKind
 
 from .image_ref import Label, SourceTarget
 
-__all__ = ["AUTO", "Cell", "Meaning", "Place", "TargetSetting", "Targets", "describe_label", "is_number",
-           "name_and_unit", "parse_target"]  # fmt: skip
+__all__ = [
+    "AUTO",
+    "Cell",
+    "Meaning",
+    "Place",
+    "TargetSetting",
+    "Targets",
+    "describe_label",
+    "is_number",
+    "name_and_unit",
+    "parse_target",
+]
 
 Cell = str | int | float | list[str | int | float] | None
 Place = int | str  # the line of a row, from 1; or the name of the image
@@ -211,9 +221,14 @@ class Targets:
     """
 
     def __init__(
-        self, path: str, columns: Sequence[str], setting: TargetSetting = AUTO, *, is_text: bool,
+        self,
+        path: str,
+        columns: Sequence[str],
+        setting: TargetSetting = AUTO,
+        *,
+        is_text: bool,
         are_chosen: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._path, self._setting, self._are_chosen = path, setting, are_chosen
         self._form = _Form(is_text, setting.separator)
         self._columns = [_Column(name) for name in columns or ["target"]]
@@ -243,10 +258,17 @@ class Targets:
         if kind == "class" and self._form.is_text and columns[0].first("list", "vector"):
             numbered = False  # `[0]` is a name
         return Meaning(
-            path=self._path, kind=kind, columns=tuple(column.name for column in columns), names=names, units=units,
-            numbered=numbered and kind != "values", why="as TARGET says" if setting.kind else why, rows=self._rows,
-            first=tuple(self._first), form=self._form,
-        )  # fmt: skip
+            path=self._path,
+            kind=kind,
+            columns=tuple(column.name for column in columns),
+            names=names,
+            units=units,
+            numbered=numbered and kind != "values",
+            why="as TARGET says" if setting.kind else why,
+            rows=self._rows,
+            first=tuple(self._first),
+            form=self._form,
+        )
 
     def _width(self) -> int:
         """How many numbers the first target has."""
@@ -259,14 +281,18 @@ class Targets:
         name, kind = column.name, self._setting.kind
         if kind != "class" and (bad := column.first("bad list")):
             raise self._error(
-                bad, f"in column {name}", "a list of texts or numbers in JSON",
+                bad,
+                f"in column {name}",
+                "a list of texts or numbers in JSON",
                 "correct it, or set TARGET=class if it is a name",
             )
         # One label that is written with spaces looks like several of them.
         is_one_label = kind == "labels" and self._setting.separator is None and self._form.is_text
         if is_one_label and (words := column.first("separated text", "several words")):
             raise self._error(
-                words, f"in column {name}", "one label, or a list in JSON",
+                words,
+                f"in column {name}",
+                "one label, or a list in JSON",
                 "say what separates labels with TARGET=labels:space, :comma, :semicolon or :bar (a sign that no label "
                 "has, if there is one label in each cell)",
             )
@@ -280,12 +306,16 @@ class Targets:
             return "labels", f"column {name} holds lists"
         if mixed := column.first("separated text"):
             raise self._error(
-                mixed, f"in column {name}", "one class, a number, or a list in JSON",
+                mixed,
+                f"in column {name}",
+                "one class, a number, or a list in JSON",
                 "set TARGET=labels:bar or labels:semicolon if these are several labels, or TARGET=class",
             )
         if mixed := column.first("decimal comma"):
             raise self._error(
-                mixed, f"in column {name}", "a number with a decimal point, or labels",
+                mixed,
+                f"in column {name}",
+                "a number with a decimal point, or labels",
                 "write 0.5 for 0,5, or set TARGET=labels:comma or TARGET=class",
             )
         if column.first("fraction", "bit with a fraction"):
@@ -321,7 +351,9 @@ class Targets:
             )
         if texts:
             raise self._error(
-                texts[0].first(*others), f"in column {texts[0].name}", "a number, as in other columns",
+                texts[0].first(*others),
+                f"in column {texts[0].name}",
+                "a number, as in other columns",
                 "correct it, or leave the column out of COLUMNS",
             )
         of_bits = [column for column in columns if column.only("bit", "bit word", "bit with a fraction")]
@@ -358,7 +390,9 @@ class Targets:
         other = column.first("text", "several words", "bit word") or other
         cell, place = column.examples[kind]
         return self._error(
-            other, f"in column {column.name}, in which {_place(place)} has {_shown(cell)}", "cells of one kind",
+            other,
+            f"in column {column.name}, in which {_place(place)} has {_shown(cell)}",
+            "cells of one kind",
             "correct it, or set TARGET=class if these are names",
         )
 
@@ -390,10 +424,14 @@ class Meaning:
     def source_target(self, label_names: Sequence[str] | None = None) -> SourceTarget:
         """For a `Source`, with what was recognised in words; `label_names` are those of class numbers."""
         return SourceTarget(
-            kind=self.kind, names=self.names, units=self.units,
+            kind=self.kind,
+            names=self.names,
+            units=self.units,
             classes=self.columns if self.kind != "values" and len(self.columns) > 1 else (),
-            columns=self.columns, separator=self.form.separator, about=tuple(self._about(label_names)),
-        )  # fmt: skip
+            columns=self.columns,
+            separator=self.form.separator,
+            about=tuple(self._about(label_names)),
+        )
 
     def _about(self, label_names: Sequence[str] | None) -> Iterator[str]:
         values = "a number" if len(self.names) == 1 else f"{len(self.names)} numbers"
@@ -438,7 +476,10 @@ class Meaning:
             return tuple(dict.fromkeys(labels))
         if len(labels) != 1:
             raise self._error(
-                place, f"{len(labels)} labels", self.columns[0], "one, as TARGET=class says",
+                place,
+                f"{len(labels)} labels",
+                self.columns[0],
+                "one, as TARGET=class says",
                 "correct it, or set TARGET=labels",
             )
         return labels[0]
@@ -464,7 +505,10 @@ class Meaning:
         if cell is not None and text in _ONES | _ZEROS:
             return text in _ONES
         raise self._error(
-            place, _shown(cell), name, "0 or 1",
+            place,
+            _shown(cell),
+            name,
+            "0 or 1",
             "decide what it counts as and correct it, leave the column out with COLUMNS, or set TARGET=values if the "
             "columns hold numbers",
         )

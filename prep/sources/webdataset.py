@@ -42,9 +42,7 @@ class WebDatasetSource(ScannedSource):
 
     def _scan(self, path: str, stop: Stop) -> ScanResult:
         copies = is_compressed(path)
-        return cached_scan(
-            self._scan_cache, path, "samples", lambda out: _fill(path, out), copies=copies, stop=stop
-        )  # fmt: skip
+        return cached_scan(self._scan_cache, path, "samples", lambda out: _fill(path, out), copies=copies, stop=stop)
 
 
 def is_webdataset_tar(path: str) -> bool:
@@ -64,9 +62,7 @@ def _first_samples(path: str) -> dict[str, set[str]]:
     kinds: dict[str, set[str]] = {}
     for key, extension in (_split(name) for name in names if name):
         kinds.setdefault(key, set()).add(extension)
-    return {
-        key: kind for key, kind in kinds.items() if _images(kind) and not kind.isdisjoint({"cls", "json", "txt"})
-    }  # fmt: skip
+    return {key: kind for key, kind in kinds.items() if _images(kind) and not kind.isdisjoint({"cls", "json", "txt"})}
 
 
 def _split(name: str) -> tuple[str, str]:

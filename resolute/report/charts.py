@@ -115,11 +115,18 @@ def chart(
         ],
         x_ticks=[(f"{px(tick) / 10:.2f}%", short(tick)) for tick in x_ticks if left <= tick <= right],
         y_ticks=[(f"{py(tick) / 3:.2f}%", short(tick)) for tick in ticks],
-        data={"x": x_name, "unit": unit, "left": left, "right": right, "log": "x" in log, "series": [
-            {"name": curve.name, "x": _rounded(_middles(curve)), "y": _rounded(curve.tooltip or curve.y)}
-            for curve in series
-        ]},
-    )  # fmt: skip
+        data={
+            "x": x_name,
+            "unit": unit,
+            "left": left,
+            "right": right,
+            "log": "x" in log,
+            "series": [
+                {"name": curve.name, "x": _rounded(_middles(curve)), "y": _rounded(curve.tooltip or curve.y)}
+                for curve in series
+            ],
+        },
+    )
 
 
 def short(value: float) -> str:
@@ -131,9 +138,7 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _paths(
-    curve: Series, px: Callable[[float], float], py: Callable[[float], float]
-) -> list[tuple[str, str]]:
+def _paths(curve: Series, px: Callable[[float], float], py: Callable[[float], float]) -> list[tuple[str, str]]:
     base = curve.base or [0.0] * len(curve.x)
     if curve.right is not None:
         corners = zip(map(px, curve.x), map(px, curve.right), map(py, curve.y), map(py, base), strict=True)
@@ -143,8 +148,11 @@ def _paths(
     if curve.kind == "points":
         return [(f"points {curve.colour}", "".join(f"M{x:g} {y:g}h0" for x, y, _ in points))]
     if curve.stepped:
-        points = [corner for (x, y, b), before in zip(points, [points[0], *points], strict=False)
-                  for corner in ((x, before[1], b), (x, y, b))]  # fmt: skip
+        points = [
+            corner
+            for (x, y, b), before in zip(points, [points[0], *points], strict=False)
+            for corner in ((x, before[1], b), (x, y, b))
+        ]
     line = "M" + "L".join(f"{x:g} {y:g}" for x, y, _ in points)
     if curve.kind == "area":
         back = "L".join(f"{x:g} {b:g}" for x, _, b in reversed(points))

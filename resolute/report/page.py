@@ -46,9 +46,15 @@ def figures_page(
     (heading, heads, rows, note). `sheets`: (heading, figures as the macro `sheet` takes them, WebP).
     """
     return render(
-        Path(__file__).with_name("figures.html"), title=title, subtitle=subtitle, numbers=numbers, findings=findings,
-        charts=[*filter(None, charts)], tables=tables, sheets=sheets,
-    )  # fmt: skip
+        Path(__file__).with_name("figures.html"),
+        title=title,
+        subtitle=subtitle,
+        numbers=numbers,
+        findings=findings,
+        charts=[*filter(None, charts)],
+        tables=tables,
+        sheets=sheets,
+    )
 
 
 def load(template: Path) -> None:
@@ -62,9 +68,14 @@ def _environment(folder: Path) -> jinja2.Environment:
     import jinja2  # why here: slow, and commands that write no page do not need it
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([folder, Path(__file__).parent]), autoescape=True, finalize=_visible,
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, auto_reload=False,
-    )  # fmt: skip
+        loader=jinja2.FileSystemLoader([folder, Path(__file__).parent]),
+        autoescape=True,
+        finalize=_visible,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
     environment.filters |= {"base64": _base64, "code": _code, "thousands": "{:,}".format}
     return environment
 

@@ -36,11 +36,14 @@ def test_the_cost_of_a_change_is_that_of_the_worst_in_steady_steps() -> None:
     assert figures.training[224][0] == pytest.approx(32 / 0.06, rel=0.02)
 
 
-@pytest.mark.parametrize(("sample_s", "workers", "expected"), [
-    (1e-4, 2, (60, 64)),  # a fast model: as many steps as are drawn
-    (0.05, 2, (14, 19)),  # as few as a cost can be computed from, and smaller batches
-    (100.0, 2, (14, 2)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sample_s", "workers", "expected"),
+    [
+        (1e-4, 2, (60, 64)),  # a fast model: as many steps as are drawn
+        (0.05, 2, (14, 19)),  # as few as a cost can be computed from, and smaller batches
+        (100.0, 2, (14, 2)),
+    ],
+)
 def test_training_across_the_changes_keeps_to_its_time(
     sample_s: float, workers: int, expected: tuple[int, int]
 ) -> None:

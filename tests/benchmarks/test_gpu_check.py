@@ -64,8 +64,11 @@ def test_every_part_runs_on_a_cpu_in_the_order_of_the_list(
     monkeypatch.setattr(subprocess, "run", run_forked)
     monkeypatch.setattr(correctness, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start_forked}))
     monkeypatch.setattr(command, "run_part", run_quickly)
-    monkeypatch.setattr(Settings, "for_device", lambda device, **keys: dataclasses.replace(
-        for_device(device, **keys), seconds=0.05, rounds=1))  # fmt: skip
+    monkeypatch.setattr(
+        Settings,
+        "for_device",
+        lambda device, **keys: dataclasses.replace(for_device(device, **keys), seconds=0.05, rounds=1),
+    )
     status, document = check(tmp_path / "out")
     verdicts = {part["part"]: part["verdict"] for part in document["parts"]}
     skipped = {"tests", "sync", "memory", "graphs", "sanitizer"}
@@ -84,10 +87,13 @@ def loaded(part: Part, folder: Path, done: Ended | None = None) -> Result:
     return result
 
 
-@pytest.mark.parametrize(("code", "words"), [
-    ("raise SystemExit('no such GPU')", "ended with status 1; last line of pixels.log: no such GPU"),
-    ("print('done')", "wrote no result; last line of pixels.log: done"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise SystemExit('no such GPU')", "ended with status 1; last line of pixels.log: no such GPU"),
+        ("print('done')", "wrote no result; last line of pixels.log: done"),
+    ],
+)
 def test_a_part_that_ends_without_a_result_has_failed(tmp_path: Path, code: str, words: str) -> None:
     (tmp_path / "pixels.json").write_text('{"verdict": "passed", "summary": "of an earlier check"}')
     result = run_part(PART, tmp_path, limit_s=20, words=[sys.executable, "-c", code])
@@ -133,8 +139,7 @@ def every_other(self):
     return batch
 Loader._deliver = every_other
 """
-PLANTED = {"kernels": WRONG_KERNEL, "pixels": WRONG_BATCHES, "buffers": WRONG_BATCHES, "resume": HANG,
-           "memory": CRASH}  # fmt: skip
+PLANTED = {"kernels": WRONG_KERNEL, "pixels": WRONG_BATCHES, "buffers": WRONG_BATCHES, "resume": HANG, "memory": CRASH}
 
 
 @pytest.mark.slow  # starts a process for each part

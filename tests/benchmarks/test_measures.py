@@ -131,8 +131,16 @@ def test_drained_and_paced_consumers_are_measured_and_shown(monkeypatch: pytest.
 
 
 def rate(images_per_s: float) -> dict[str, Any]:
-    return {"images_per_s": images_per_s, "cpu_s_per_1000": 2.0, "cores_busy": 1.5, "first_batch_s": 0.1,
-            "host_us_per_image": 9.0, "processes": 3, "threads": 9, "layout": "NCHW"}  # fmt: skip
+    return {
+        "images_per_s": images_per_s,
+        "cpu_s_per_1000": 2.0,
+        "cores_busy": 1.5,
+        "first_batch_s": 0.1,
+        "host_us_per_image": 9.0,
+        "processes": 3,
+        "threads": 9,
+        "layout": "NCHW",
+    }
 
 
 def test_ratios_are_taken_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:

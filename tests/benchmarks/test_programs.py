@@ -80,8 +80,21 @@ def test_bench_measures_all_and_ends_with_the_sentence(
 def test_bench_all_measures_every_part_resolution_and_loader_in_rounds(
     shard_root: Path, shard_set: ShardSet, tmp_path: Path
 ) -> None:
-    words = texts("--shards", shard_root, "--out", tmp_path / "r.json", "--seconds", 0.02, "--rounds", 2,
-                  "--res", "32,64", "--batch-size", 8, *CPU)  # fmt: skip
+    words = texts(
+        "--shards",
+        shard_root,
+        "--out",
+        tmp_path / "r.json",
+        "--seconds",
+        0.02,
+        "--rounds",
+        2,
+        "--res",
+        "32,64",
+        "--batch-size",
+        8,
+        *CPU,
+    )
     assert bench(words) == 0
     text = (tmp_path / "r.json").read_text()
     assert_anonymous(text, shard_root.parent)
@@ -105,8 +118,21 @@ def test_bench_all_runs_only_the_requested_parts_and_names_the_result_after_the_
     shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = texts("--shards", shard_root, "--only", "loader", "--res", 32, "--seconds", 0.02, "--rounds", 1,
-                  "--batch-size", 8, *CPU)  # fmt: skip
+    words = texts(
+        "--shards",
+        shard_root,
+        "--only",
+        "loader",
+        "--res",
+        32,
+        "--seconds",
+        0.02,
+        "--rounds",
+        1,
+        "--batch-size",
+        8,
+        *CPU,
+    )
     assert bench(words) == 0
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json")] == ["bench/bench-cpu.json"]
     result = json.loads((tmp_path / "bench/bench-cpu.json").read_text())
@@ -159,15 +185,33 @@ def test_change_measures_changes_of_resolution_and_every_other_kind(
 def test_storage_measures_a_cold_disk_and_a_store(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = texts("--shards", shard_root, "--res", 32, "--pace", 400, "--seconds", 0.1, "--batch-size", 8,
-                  "--latency-ms", 1, "--only", "cold,store", "--out", tmp_path / "s.json")  # fmt: skip
+    words = texts(
+        "--shards",
+        shard_root,
+        "--res",
+        32,
+        "--pace",
+        400,
+        "--seconds",
+        0.1,
+        "--batch-size",
+        8,
+        "--latency-ms",
+        1,
+        "--only",
+        "cold,store",
+        "--out",
+        tmp_path / "s.json",
+    )
     assert storage(words) == 0
     text = (tmp_path / "s.json").read_text()
     assert_anonymous(text, shard_root.parent)
     rows = json.loads(text)["rows"]
     assert [(row["name"], row["order"]) for row in rows] == [
-        ("cold disk", "full"), ("cold disk", "block"), *(("store, empty cache", order) for order in ("full", "block")),
-    ]  # fmt: skip
+        ("cold disk", "full"),
+        ("cold disk", "block"),
+        *(("store, empty cache", order) for order in ("full", "block")),
+    ]
     for row in rows:
         assert len(row["epochs"]) == 2
         assert all(0 <= epoch["stall_frac"] < 1 for epoch in row["epochs"])
@@ -199,8 +243,19 @@ def test_training_trains_and_writes_a_result_and_charts(
         assert forked("resolute", *words).status == 0
 
     recipe = tiny(tmp_path, "steps", [(32, 1), (48, 1)])
-    words = texts("--shards", shard_root, "--recipes", recipe, "--seeds", 1, *CPU, "--out", tmp_path / "o.json",
-                  "--charts", tmp_path / "p.html")  # fmt: skip
+    words = texts(
+        "--shards",
+        shard_root,
+        "--recipes",
+        recipe,
+        "--seeds",
+        1,
+        *CPU,
+        "--out",
+        tmp_path / "o.json",
+        "--charts",
+        tmp_path / "p.html",
+    )
     assert training(words, run=train) == 0
     text, out = (tmp_path / "o.json").read_text(), capsys.readouterr().out
     assert_anonymous(text, tmp_path, shard_root.parent)
@@ -217,18 +272,26 @@ def test_training_trains_and_writes_a_result_and_charts(
     assert (tmp_path / "q.html").read_text() == (tmp_path / "p.html").read_text()
 
 
-@pytest.mark.parametrize(("module", "words", "message"), [
-    ("bench", ["--out", "page.pdf"], "page.pdf, expected a name that ends in .html"),
-    ("bench", ["--model", "nosuch"], "--model: got 'nosuch', expected a timm model"),
-    ("loader", ["--only", "nvjpeg"], "--only: got nvjpeg, expected some of ours,pillow"),
-    ("loader", ["--res", "128"], "expected some of 32,48,64"),
-    ("change", ["--batches", "3"], "--batches: got 3, expected at least"),
-    ("storage.__main__", ["--only", "tape"], "got tape"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "words", "message"),
+    [
+        ("bench", ["--out", "page.pdf"], "page.pdf, expected a name that ends in .html"),
+        ("bench", ["--model", "nosuch"], "--model: got 'nosuch', expected a timm model"),
+        ("loader", ["--only", "nvjpeg"], "--only: got nvjpeg, expected some of ours,pillow"),
+        ("loader", ["--res", "128"], "expected some of 32,48,64"),
+        ("change", ["--batches", "3"], "--batches: got 3, expected at least"),
+        ("storage.__main__", ["--only", "tape"], "got tape"),
+    ],
+)
 def test_mistakes_are_reported_in_one_line(
-    shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    module: str, words: list[str], message: str,
-) -> None:  # fmt: skip
+    shard_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    module: str,
+    words: list[str],
+    message: str,
+) -> None:
     monkeypatch.chdir(tmp_path)
     if module == "bench":
         assert main(["bench", "--shards", str(shard_root), "--device", "cpu", *words]) == 2

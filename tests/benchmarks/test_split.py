@@ -101,8 +101,11 @@ def fake_trainer(words: Sequence[str]) -> None:
     options = {flag: value for flag, value in pairwise(words) if flag.startswith("--")}
     recipe = Recipe.load(options["--recipe"])
     best = 0.1 if recipe.name.startswith("a") else 0.2
-    write_log(Path(options["--runs"]) / options["--run"] / "run.jsonl", [(32, 1.0)],
-              top1=0.9 - abs(recipe.optim.lr - best) - 0.01 * recipe.seed)  # fmt: skip
+    write_log(
+        Path(options["--runs"]) / options["--run"] / "run.jsonl",
+        [(32, 1.0)],
+        top1=0.9 - abs(recipe.optim.lr - best) - 0.01 * recipe.seed,
+    )
 
 
 def test_learning_rates_are_tuned_before_the_reported_part_is_read_and_each_run_is_logged(
@@ -111,8 +114,18 @@ def test_learning_rates_are_tuned_before_the_reported_part_is_read_and_each_run_
     log = divided / "tuning.jsonl"
     log.unlink(missing_ok=True)
     recipes = ",".join(str(tiny(tmp_path, name, [(32, 2)])) for name in ("a", "b"))
-    words = ["--split", divided, "--recipes", recipes, "--device", "cpu", "--out", tmp_path / "o.json", "--runs",
-             tmp_path / "runs"]  # fmt: skip
+    words = [
+        "--split",
+        divided,
+        "--recipes",
+        recipes,
+        "--device",
+        "cpu",
+        "--out",
+        tmp_path / "o.json",
+        "--runs",
+        tmp_path / "runs",
+    ]
     tuning = [str(word) for word in [*words, "--seeds", "5"]]
     report = [str(word) for word in [*words, "--seeds", "0,1", "--report", "--tune-lr", "0.5,1,2"]]
     assert compare(tuning, run=fake_trainer) == 0

@@ -26,12 +26,29 @@ from tests import ROOT
 
 # 2 epochs of 150 images at 10 images/s, each validated in 5 s and saved in 0.5 s: 30 + 10 + 1 s, and 9 s to start
 FORECAST = Forecast(
-    stages=(StageForecast(
-        stage=0, res=64, batch_size=10, epochs=2, images=150, eval_images=50,
-        pace=Pace(loader_images_per_s=30.0, model_images_per_s=15.0, live_images_per_s=10.0, stall_frac=0.1,
-                  eval_images_per_s=10.0, memory_bytes=0),
-    ),), eval_every=1, start_s=9.0, save_s=0.5, save_every_s=300.0,
-)  # fmt: skip
+    stages=(
+        StageForecast(
+            stage=0,
+            res=64,
+            batch_size=10,
+            epochs=2,
+            images=150,
+            eval_images=50,
+            pace=Pace(
+                loader_images_per_s=30.0,
+                model_images_per_s=15.0,
+                live_images_per_s=10.0,
+                stall_frac=0.1,
+                eval_images_per_s=10.0,
+                memory_bytes=0,
+            ),
+        ),
+    ),
+    eval_every=1,
+    start_s=9.0,
+    save_s=0.5,
+    save_every_s=300.0,
+)
 RECIPES = ROOT / "benchmarks" / "recipes"
 TINY = """[model]
 name = "test_resnet"
@@ -63,17 +80,39 @@ def write_log(
     for stage, (res, step_s) in enumerate(stages):
         for each in range(2):
             times = [step_s + (each == 0 and number < 2) for number in range(int(8 * fraction))]
-            records += [{"kind": "step", "step": 0, "epoch": epoch, "stage": stage, "res": res, "samples": 10,
-                         "wait_s": 0.25 * time_s, "compute_s": 0.75 * time_s} for time_s in times]  # fmt: skip
+            records += [
+                {
+                    "kind": "step",
+                    "step": 0,
+                    "epoch": epoch,
+                    "stage": stage,
+                    "res": res,
+                    "samples": 10,
+                    "wait_s": 0.25 * time_s,
+                    "compute_s": 0.75 * time_s,
+                }
+                for time_s in times
+            ]
             elapsed_s += sum(times) + 2.0
             validated = epoch % 2 == 1
-            records.append({
-                "kind": "epoch", "epoch": epoch, "stage": stage, "res": res, "eval_res": res,
-                "unix_s": began_unix_s + 7.0 + elapsed_s, "samples": 10 * len(times),
-                "train_s": sum(times), "wait_s": 0.25 * sum(times), "eval_s": 2.0,
-                "images_per_s": 10 * len(times) / sum(times), "loss": 2.0 - 0.1 * epoch,
-                "top1": top1 if validated else None, "ema_top1": ema if validated else None,
-            })  # fmt: skip
+            records.append(
+                {
+                    "kind": "epoch",
+                    "epoch": epoch,
+                    "stage": stage,
+                    "res": res,
+                    "eval_res": res,
+                    "unix_s": began_unix_s + 7.0 + elapsed_s,
+                    "samples": 10 * len(times),
+                    "train_s": sum(times),
+                    "wait_s": 0.25 * sum(times),
+                    "eval_s": 2.0,
+                    "images_per_s": 10 * len(times) / sum(times),
+                    "loss": 2.0 - 0.1 * epoch,
+                    "top1": top1 if validated else None,
+                    "ema_top1": ema if validated else None,
+                }
+            )
             epoch += 1
     records.append({"kind": "end", "elapsed_s": elapsed_s, "best_top1": top1 + 0.01})
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,8 +200,9 @@ def test_a_change_of_resolution_inside_a_stage_has_its_own_cost(tmp_path: Path) 
     path = tmp_path / "run.jsonl"
     write_log(path, [(32, 1.0)], top1=0.5)
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    slow, usual = ([record for record in records if record["kind"] == "step" and record["epoch"] == epoch]
-                   for epoch in (0, 1))  # fmt: skip
+    slow, usual = (
+        [record for record in records if record["kind"] == "step" and record["epoch"] == epoch] for epoch in (0, 1)
+    )
     others = [record for record in records if record["kind"] != "step"]
     ramp = [*usual, *(record | {"res": 64} for record in slow)]  # why: the first epoch's first steps are slow
     path.write_text("".join(json.dumps(record) + "\n" for record in (others[0], *ramp, *others[1:])))
@@ -214,8 +254,15 @@ def test_finished_runs_are_not_repeated_and_runs_of_other_code_refused(tmp_path:
     new: list[tuple[str, int]] = []
 
     def call(seeds: Sequence[int], commit: str = "a", run: Any = trainer, **more: Any) -> list[dict[str, Any]]:
-        return measure([side(recipe, **more)], seeds, runs=runs, settings=[], run=run, expect={"commit": commit},
-                       on_run=lambda result: new.append((result["recipe"], result["seed"])))  # fmt: skip
+        return measure(
+            [side(recipe, **more)],
+            seeds,
+            runs=runs,
+            settings=[],
+            run=run,
+            expect={"commit": commit},
+            on_run=lambda result: new.append((result["recipe"], result["seed"])),
+        )
 
     first = call([0])
     again = call([0, 1])
@@ -261,8 +308,18 @@ def test_a_failed_run_ends_the_benchmark_with_its_error(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny(tmp_path, "some", [(32, 1)])
-    words = ["--shards", shard_root, "--recipes", recipe, "--seeds", "4", "--device", "cpu", "--out",
-             tmp_path / "o.json"]  # fmt: skip
+    words = [
+        "--shards",
+        shard_root,
+        "--recipes",
+        recipe,
+        "--seeds",
+        "4",
+        "--device",
+        "cpu",
+        "--out",
+        tmp_path / "o.json",
+    ]
     monkeypatch.chdir(tmp_path)  # the trainer can be started from any folder
     # of several lines on stderr, the usage first
     assert main([str(word) for word in words], run=lambda arguments: train([*arguments, "--keep", "many"])) == 2
@@ -278,7 +335,15 @@ def test_comparison_recipes_differ_only_in_the_named_property() -> None:
         return Recipe.load(RECIPES / f"{name}.toml")
 
     fixed, progressive = load("fixed224"), load("progressive")
-    assert replace(fixed, name="progressive", stages=progressive.stages, schedule=progressive.schedule,
-                   freeze=progressive.freeze) == progressive  # fmt: skip
+    assert (
+        replace(
+            fixed,
+            name="progressive",
+            stages=progressive.stages,
+            schedule=progressive.schedule,
+            freeze=progressive.freeze,
+        )
+        == progressive
+    )
     for recipe in (fixed, progressive):
         assert (recipe.total_epochs, recipe.stages[-1].res) == (12, 224)

@@ -44,8 +44,18 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     (tmp_path / "val.txt").write_text("\n".join(held_out))
     (tmp_path / "timm").mkdir()
     (tmp_path / "timm/train.py").write_text(TIMM)
-    return ["--photos", str(photos), "--val-list", str(tmp_path / "val.txt"), "--timm", str(tmp_path / "timm"),
-            "--work", str(tmp_path / "work"), "--out", str(tmp_path / "whole.json")]  # fmt: skip
+    return [
+        "--photos",
+        str(photos),
+        "--val-list",
+        str(tmp_path / "val.txt"),
+        "--timm",
+        str(tmp_path / "timm"),
+        "--work",
+        str(tmp_path / "work"),
+        "--out",
+        str(tmp_path / "whole.json"),
+    ]
 
 
 @pytest.mark.slow  # trains five times
@@ -75,8 +85,9 @@ def test_tools_train_the_same_photos_in_turns(
         assert 0 < times[0] < times[1] <= run["wall_s"] + 0.2, run
         assert run["top1"] == run["curve"][-1]["top1"]
     assert result["photos"] == 3 * 8 - len((tmp_path / "val.txt").read_text().split())
-    fixed, sizes = (json.loads((tmp_path / "work" / tool / "words.json").read_text())
-                    for tool in ("timm", "timm-sizes"))
+    fixed, sizes = (
+        json.loads((tmp_path / "work" / tool / "words.json").read_text()) for tool in ("timm", "timm-sizes")
+    )
     assert sizes[-5:] == ["--train-img-sizes", "32", "48", "--train-size-schedule", "progressive"]
     assert fixed[fixed.index("--img-size") + 1] == "48"
     printed = capsys.readouterr().out
@@ -119,11 +130,22 @@ def test_peers_train_as_many_epochs_as_fit_in_the_time_of_ours(
 def test_the_summary_adds_prep_and_finds_the_time_of_equal_accuracy() -> None:
     def run(tool: str, wall_s: float, *top1: float) -> dict[str, Any]:
         curve = [{"elapsed_s": wall_s * (i + 1) / len(top1), "top1": value} for i, value in enumerate(top1)]
-        return {"tool": tool, "round": 0, "seed": 0, "lr": 0.1, "workers": 2, "epochs": 2, "wall_s": wall_s,
-                "curve": curve, "top1": top1[-1]}  # fmt: skip
+        return {
+            "tool": tool,
+            "round": 0,
+            "seed": 0,
+            "lr": 0.1,
+            "workers": 2,
+            "epochs": 2,
+            "wall_s": wall_s,
+            "curve": curve,
+            "top1": top1[-1],
+        }
 
-    result = {"prep_s": {"ours": 5.0}, "runs": [run("ours", 10.0, 0.6, 0.7), run("timm", 40.0, 0.3, 0.5),
-                                                 run("plain", 20.0, 0.1, 0.2)]}  # fmt: skip
+    result = {
+        "prep_s": {"ours": 5.0},
+        "runs": [run("ours", 10.0, 0.6, 0.7), run("timm", 40.0, 0.3, 0.5), run("plain", 20.0, 0.1, 0.2)],
+    }
     ours, timm, plain = whole.summary(result)
     assert (ours["wall_s"][0], ours["equal_s"]) == (15.0, (10.0, 0.0))
     assert (timm["wall_s"][0], timm["equal_s"]) == (40.0, (40.0, 0.0))

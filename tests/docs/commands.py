@@ -23,7 +23,7 @@ LEFT_OUT = {
     ("docs/planning.md", "make train RECIPE=mine.toml .*"): "trains for the whole budget of eleven minutes",
     ("docs/planning.md", "make plan RECIPE=base.toml SHARDS=shards BUDGET=11m"): "as the next, which writes a recipe",
     ("docs/training.md", "make plan .*"): "as in docs/planning.md",
-}  # fmt: skip
+}
 
 
 def pages() -> list[Path]:

@@ -105,9 +105,12 @@ class Sandbox:
             "planet": ("planet", ["image_name", "tags"], [[" ".join(row)] for row in chosen]),
             "plants": ("plants", ["image_id", "healthy", "rust", "scab"], [row[:3] for row in flags]),
             "pets": ("pets", ["Id", "Subject", "Pawpularity"], [[i % 2, 20 + i] for i in range(40)]),
-            "xray": ("xray", ["Path", "Sex", "No Finding", "Edema", "Support Devices"],
-                     [["F" if i % 2 else "M", *row[:3]] for i, row in enumerate(flags)]),
-        }  # fmt: skip
+            "xray": (
+                "xray",
+                ["Path", "Sex", "No Finding", "Edema", "Support Devices"],
+                [["F" if i % 2 else "M", *row[:3]] for i, row in enumerate(flags)],
+            ),
+        }
         photos = sorted(make_photos(self.folder / "flat", classes=1, each=40).rglob("*.jpg"))
         for name, (table, heads, rows) in tables.items():
             (self.folder / name).mkdir()

@@ -20,8 +20,10 @@ GROUPS = {
 }
 NAMES = [str(page.relative_to(ROOT)) for page in pages()]
 GROUPS[tuple(name for name in NAMES if all(name not in group for group in GROUPS))] = (
-    Sandbox.add_demo, Sandbox.add_photos, Sandbox.add_set,
-)  # fmt: skip
+    Sandbox.add_demo,
+    Sandbox.add_photos,
+    Sandbox.add_set,
+)
 
 
 def to_run() -> dict[tuple[str, ...], list[tuple[str, str]]]:
@@ -32,8 +34,9 @@ def to_run() -> dict[tuple[str, ...], list[tuple[str, str]]]:
         rows[group] = []
         for name in group:
             shown = commands(ROOT / name)
-            rows[group] += [(name, command) for command in shown
-                            if command not in earlier and not reason(ROOT / name, command)]  # fmt: skip
+            rows[group] += [
+                (name, command) for command in shown if command not in earlier and not reason(ROOT / name, command)
+            ]
             earlier |= {*shown}
     return rows
 
@@ -65,8 +68,9 @@ def test_the_recipes_of_the_pages_are_valid() -> None:
     assert len(texts) >= 10
     for text in texts:
         table = tomllib.loads(text)
-        table.setdefault("stages", [{"res": 128, "epochs": 8, "batch_size": 256},
-                                    {"res": 160, "epochs": 8, "batch_size": 128}])  # fmt: skip
+        table.setdefault(
+            "stages", [{"res": 128, "epochs": 8, "batch_size": 256}, {"res": 160, "epochs": 8, "batch_size": 128}]
+        )
         assert Recipe.parse(table, name="page").stages, text
 
 

@@ -41,7 +41,10 @@ def test_pages_load_nothing_from_another_host(site: Path) -> None:
 
 
 def test_files_that_pages_link_to_are_part_of_the_site(site: Path) -> None:
-    links = {link for page in site.glob("*.html")
-             for link in re.findall(r'href="(files/[^"#]+)', page.read_text(encoding="utf-8"))}  # fmt: skip
+    links = {
+        link
+        for page in site.glob("*.html")
+        for link in re.findall(r'href="(files/[^"#]+)', page.read_text(encoding="utf-8"))
+    }
     assert len(links) > 20
     assert [link for link in links if not (site / link).is_file()] == []

@@ -65,8 +65,12 @@ def test_batches_of_a_device_that_lags_behind_the_host_are_their_own(shard_set: 
 
 @pytest.mark.parametrize("amp", ["bf16", "fp16", "off"])
 def test_a_learner_overfits_a_single_batch(shard_set: ShardSet, amp: str) -> None:
-    table = {"model": {"name": "test_resnet"}, "precision": {"amp": amp}, "optim": {"lr": 0.1},
-             "stages": [{"res": 64, "epochs": 40, "batch_size": 75}]}  # fmt: skip
+    table = {
+        "model": {"name": "test_resnet"},
+        "precision": {"amp": amp},
+        "optim": {"lr": 0.1},
+        "stages": [{"res": 64, "epochs": 40, "batch_size": 75}],
+    }
     recipe = Recipe.parse(table, name="x")
     plan = Plan(shard_set, recipe.stages, eval_batch_size=None)
     learner = Learner(recipe, classes=3, total_steps=plan.total_steps, device=torch.device("cuda"))
@@ -93,17 +97,24 @@ def test_a_run_on_the_gpu_completes_with_finite_losses(shard_root: Path, tmp_pat
 @pytest.mark.parametrize(
     "keys",
     [
-        {"policy": "randaugment", "num_ops": 3}, {"policy": "trivialaugment"}, {"policy": "3-augment"},
-        {"jitter": (0.4, 0.4, 0.4, 0.1)}, {"grey_prob": 0.5, "vflip_prob": 0.5},
-        {"blur_prob": 1.0}, {"random_erasing_prob": 0.7}, {"random_erasing_prob": 0.7, "random_erasing_fill": "noise"},
+        {"policy": "randaugment", "num_ops": 3},
+        {"policy": "trivialaugment"},
+        {"policy": "3-augment"},
+        {"jitter": (0.4, 0.4, 0.4, 0.1)},
+        {"grey_prob": 0.5, "vflip_prob": 0.5},
+        {"blur_prob": 1.0},
+        {"random_erasing_prob": 0.7},
+        {"random_erasing_prob": 0.7, "random_erasing_fill": "noise"},
         {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "mixup_mode": "elem"},
     ],
     ids=lambda keys: "-".join(keys),
-)  # fmt: skip
+)
 def test_every_operation_gives_the_same_images_as_the_cpu(shard_set: ShardSet, keys: dict[str, Any]) -> None:
     """Decoders and resizes differ by about a level, which operations like equalize amplify: most images stay close."""
-    stages = [Stage(res=64, epochs=1, batch_size=16, augment=Augment(scale=(0.3, 1.0), **keys)),
-              Stage(res=48, epochs=1, batch_size=16)]  # fmt: skip
+    stages = [
+        Stage(res=64, epochs=1, batch_size=16, augment=Augment(scale=(0.3, 1.0), **keys)),
+        Stage(res=48, epochs=1, batch_size=16),
+    ]
     plan = Plan(shard_set, stages, seed=1, eval_batch_size=7)
     errors = []
     with Loader(plan) as on_cpu, Loader(plan, device="cuda") as on_gpu:

@@ -14,16 +14,24 @@ from resolute.pipeline.plan.stage import AUTO, Stage
 STAGE: dict[str, Any] = {"res": 32, "epochs": 1, "batch_size": 8}
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"fraction_mode": "rotating"}, 'Plan.fraction_mode: got \'rotating\', expected "rotate", "fixed"; correct it'),
-    ({"eval_batchsize": 8}, "Plan.eval_batchsize: no such argument; did you mean eval_batch_size?"),
-    ({"stages": []}, "Plan.stages: got [], expected a list of at least one Stage; correct it"),
-    ({"stages": [Stage(**{**STAGE, "batch_size": AUTO})]}, "stages.batch_size: got auto, expected a number"),
-    ({"stages": [Stage(**STAGE), Stage(**{**STAGE, "batch_size": 9999})]},
-     "stages[1].batch_size: got 9999, expected at most 75, the training samples of an epoch; lower it"),
-    ({"stages": [Stage(**{**STAGE, "batch_size": 75, "fraction": 0.5})]}, "stages[0].batch_size: got 75, expected at "
-     "most 38, the training samples of an epoch; lower it, or raise its fraction"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fraction_mode": "rotating"}, 'Plan.fraction_mode: got \'rotating\', expected "rotate", "fixed"; correct it'),
+        ({"eval_batchsize": 8}, "Plan.eval_batchsize: no such argument; did you mean eval_batch_size?"),
+        ({"stages": []}, "Plan.stages: got [], expected a list of at least one Stage; correct it"),
+        ({"stages": [Stage(**{**STAGE, "batch_size": AUTO})]}, "stages.batch_size: got auto, expected a number"),
+        (
+            {"stages": [Stage(**STAGE), Stage(**{**STAGE, "batch_size": 9999})]},
+            "stages[1].batch_size: got 9999, expected at most 75, the training samples of an epoch; lower it",
+        ),
+        (
+            {"stages": [Stage(**{**STAGE, "batch_size": 75, "fraction": 0.5})]},
+            "stages[0].batch_size: got 75, expected at "
+            "most 38, the training samples of an epoch; lower it, or raise its fraction",
+        ),
+    ],
+)
 def test_a_wrong_argument_of_a_plan_is_one_line(shard_set: ShardSet, options: dict[str, Any], message: str) -> None:
     arguments = {"stages": [Stage(**STAGE)], **options}
     with pytest.raises(ResoluteError) as error:

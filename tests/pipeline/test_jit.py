@@ -24,8 +24,10 @@ from tests.support.commands import Ended
 
 def digest() -> str:
     """Hash of everything random in a batch: positions, numbers and crops."""
-    ids = [sample_ids(order, np.arange(3000), seed=1, epoch=2, samples=3000, offset=900, total=4001)
-           for order in ("full", "block")]  # fmt: skip
+    ids = [
+        sample_ids(order, np.arange(3000), seed=1, epoch=2, samples=3000, offset=900, total=4001)
+        for order in ("full", "block")
+    ]
     u = uniforms(3, ids[0], 22)
     sizes = np.random.default_rng(0).integers(1, 700, (3000, 2))
     crops = random_crops(sizes, u, Augment(scale=(0.08, 1.0)))
@@ -36,8 +38,9 @@ def digest() -> str:
 def test_baseline_cpus_compute_the_same_numbers_without_a_compile_cache_folder() -> None:
     old = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": "/proc/none"}
     code = "from tests.pipeline.test_jit import digest; print(digest())"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **old}, capture_output=True,
-                          text=True, check=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **old}, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == digest()
 
 
@@ -61,10 +64,13 @@ def test_a_change_in_any_source_file_recompiles(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("decorator", [
-    "from resolute.pipeline.jit import compiled as c",
-    "from resolute.prep.convert.resize_kernel import _compiled as c_",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "decorator",
+    [
+        "from resolute.pipeline.jit import compiled as c",
+        "from resolute.prep.convert.resize_kernel import _compiled as c_",
+    ],
+)
 def test_a_renamed_module_does_not_use_the_cache_of_its_earlier_name(
     decorator: str, tmp_path: Path, forked: Callable[..., Ended]
 ) -> None:

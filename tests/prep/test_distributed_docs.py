@@ -56,10 +56,13 @@ class Shell:
     def local(self, script: str) -> str:
         """The script with the paths and numbers of this test."""
         for old, new in (
-            ("/shared/photos", f"{self.folder}/photos"), ("/shared/set", f"{self.folder}/set"),
-            ("s3://bucket/set", f"{self.folder}/set"), ("128,160,224", "32,48 --shard-samples 4 --val-frac 0"),
-            ("* 50", f"* {PER_JOB}"), ("+ 50", f"+ {PER_JOB}"),
-        ):  # fmt: skip
+            ("/shared/photos", f"{self.folder}/photos"),
+            ("/shared/set", f"{self.folder}/set"),
+            ("s3://bucket/set", f"{self.folder}/set"),
+            ("128,160,224", "32,48 --shard-samples 4 --val-frac 0"),
+            ("* 50", f"* {PER_JOB}"),
+            ("+ 50", f"+ {PER_JOB}"),
+        ):
             script = script.replace(old, new)
         return script
 

@@ -280,8 +280,13 @@ def test_damage_in_any_generation_is_repaired(photos: Path, tmp_path: Path, prep
     (photos / "bee" / "new_junk.jpg").write_bytes(b"junk")
     growing.extend("--max-bad", 0.1)
     before = tree(growing.out)
-    files = ["48/train-000001.tar", "48/train-000003.tar", "index/train.g001.npy", "index/val.g001.sources.jsonl",
-             "rejects.g001.jsonl"]  # fmt: skip
+    files = [
+        "48/train-000001.tar",
+        "48/train-000003.tar",
+        "index/train.g001.npy",
+        "index/val.g001.sources.jsonl",
+        "rejects.g001.jsonl",
+    ]
     for damaged in (files, ["records/plan.json"], ["records/plan-001.json"]):
         for name in damaged:
             flip(growing.out / name)
@@ -360,8 +365,18 @@ def test_a_set_with_several_labels_per_photo_grows_beyond_a_byte_of_them(
 ) -> None:
     files = sorted(str(path.relative_to(photos)) for path in photos.rglob("[0-9]*.*"))
     rows = [(name, f"t{i % 8} t{(3 * i + 1) % 8}") for i, name in enumerate(files)]
-    argv = ("--src", photos, "--labels", tmp_path / "l.csv", "--target", "labels:space", "--out", tmp_path / "s",
-            "--res", "32")  # fmt: skip
+    argv = (
+        "--src",
+        photos,
+        "--labels",
+        tmp_path / "l.csv",
+        "--target",
+        "labels:space",
+        "--out",
+        tmp_path / "s",
+        "--res",
+        "32",
+    )
     pack_table(tmp_path / "l.csv", rows[:40])
     assert prep(*argv).status == 0
     before = ShardSet.open(tmp_path / "s")

@@ -197,9 +197,7 @@ def test_too_many_rejects_are_refused_at_the_end_and_a_new_plan_may_allow_them(j
 
 
 @SLOW
-def test_a_finished_set_is_recognised_and_a_resolution_is_added_by_jobs(
-    jobs: Jobs, tmp_path: Path, prep: Prep
-) -> None:
+def test_a_finished_set_is_recognised_and_a_resolution_is_added_by_jobs(jobs: Jobs, tmp_path: Path, prep: Prep) -> None:
     assert jobs.plan()[0] == 0
     before = jobs.complete(":")
     for status, text, _ in (jobs.plan(), jobs.finish()):
@@ -297,7 +295,10 @@ def test_jobs_need_no_lock_and_end_when_their_plan_is_replaced(
 
 @SLOW
 def test_jobs_on_s3_produce_the_bytes_of_a_local_set(
-    s3_server: str, jobs: Jobs, tmp_path: Path, single: dict[str, str]  # noqa: F811
+    s3_server: str,  # noqa: F811
+    jobs: Jobs,
+    tmp_path: Path,
+    single: dict[str, str],
 ) -> None:
     jobs.out = f"{s3_server}/set"
     assert jobs.plan()[0] == 0

@@ -27,9 +27,9 @@ def contents(photos: Path) -> dict[str, bytes]:
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("kind", ["zip", *(
-    pytest.param(kind, marks=SLOW) for kind in ("url", "tar", "tar.gz", "list", "table")
-)])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind", ["zip", *(pytest.param(kind, marks=SLOW) for kind in ("url", "tar", "tar.gz", "list", "table"))]
+)
 def test_every_kind_of_source_gives_the_set_of_the_folders(
     photos: Path, set_template: Path, tmp_path: Path, prep: Prep, kind: str
 ) -> None:

@@ -124,8 +124,9 @@ def check_targets(shards: ShardSet, dense: NDArray[np.float32], number_of: Calla
 
 def refused(ran: Any, *words: str) -> None:
     """One line, *where: got X, expected Y; do Z*, that contains `words`."""
-    lines = [line for line in ran.err.splitlines()
-             if "(TARGET=" not in line and not line.startswith("resolute shards:   ")]  # fmt: skip
+    lines = [
+        line for line in ran.err.splitlines() if "(TARGET=" not in line and not line.startswith("resolute shards:   ")
+    ]
     assert (ran.status, ran.out, len(lines)) == (2, "", 1), (ran.out, ran.err)
     assert re.fullmatch(r"resolute shards: .+: .*got .+expected .+; .+", lines[0]), ran.err
     for word in words:
@@ -196,7 +197,7 @@ def test_a_changed_table_is_a_changed_source(case: Case) -> None:
     case.write_labels([own if i != 17 else [*own, "red"] if "red" not in own else [] for i, own in enumerate(LABELS)])
     assert "the source has changed in train red" in case.run().err
     case.write_values()
-    refused(case.run(), "target kind: got \"labels\", expected \"values\"")
+    refused(case.run(), 'target kind: got "labels", expected "values"')
     assert case.made("--rebuild").target.kind == "values"
     case.table.write_text(case.table.read_text().replace(repr(float(VALUES[5, 0])), "1.5"))
     assert "the source has changed in train (values)" in case.run().err

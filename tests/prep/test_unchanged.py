@@ -83,8 +83,19 @@ def test_a_change_of_the_source_or_a_setting_is_never_missed(tmp_path: Path, pre
     photos, val_list, classes = tmp_path / "p", tmp_path / "val.txt", tmp_path / "classes.txt"
     val_list.write_text("a/0.jpg\nb/1.jpg\n")
     classes.write_text("a\nb\n")
-    argv = (*make(photos, "table"), "--out", tmp_path / "s", "--res", "16", "--val-list", val_list,
-            "--classes", classes, "--max-bad", 0.5)  # fmt: skip
+    argv = (
+        *make(photos, "table"),
+        "--out",
+        tmp_path / "s",
+        "--res",
+        "16",
+        "--val-list",
+        val_list,
+        "--classes",
+        classes,
+        "--max-bad",
+        0.5,
+    )
     changes: dict[str, Callable[[], object]] = {
         "nothing yet": lambda: None,
         "a photo's size": lambda: (photos / "a/2.jpg").write_bytes(jpeg(2) + b"12345"),

@@ -112,8 +112,11 @@ def test_what_cannot_be_verified_is_reported_in_one_line(whole: Path, capfd: pyt
     manifest = json.loads((whole / "manifest.json").read_text())
     (whole / "manifest.json").write_bytes(manifest_bytes({**manifest, "version": 99}))
     for argv, words in (
-        (["nowhere"], "nowhere"), ([], "missing"), ([whole, "--workers", "-1"], "--workers"), ([whole], "version 6"),
-    ):  # fmt: skip
+        (["nowhere"], "nowhere"),
+        ([], "missing"),
+        ([whole, "--workers", "-1"], "--workers"),
+        ([whole], "version 6"),
+    ):
         assert main(argv) == 2
         out, err = capfd.readouterr()
         assert (out, err.count("\n")) == ("", 1)
@@ -131,8 +134,11 @@ def test_an_interrupted_verify_ends_in_one_line_and_leaves_no_process(whole: Pat
     (whole / "manifest.json").write_bytes(manifest_bytes(manifest))
     process = subprocess.Popen(
         [sys.executable, "-m", "resolute", "verify", str(whole), "--workers", "2"],
-        cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     with pipe.open("wb"):  # why: opens when the worker does
         os.killpg(process.pid, signal.SIGINT)
         time.sleep(0.3)

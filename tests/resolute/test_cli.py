@@ -41,14 +41,17 @@ print({"torch", "numpy", "numba", "timm", "fsspec"} & {*sys.modules}, file=sys.s
     assert done.stderr.splitlines()[-1] == "set()"
 
 
-@pytest.mark.parametrize(("words", "line"), [
-    (["jobs", "finsh"], 'resolute: Unknown command "finsh". Did you mean "finish"; see `resolute --help`'),
-    (["shards", "--scr", "x"], "resolute shards: Unknown option: --scr. Did you mean --src?"),
-    (["verify"], "resolute verify: --shards: missing, expected text"),
-    (["shards", "--src="], "resolute shards: --src: got an empty value"),
-    (["shards", "--quality", "101"], "resolute shards: --quality: got '101', expected integer, 1 to 100"),
-    (["train", "--shards", "a", "--recipe", "b", "--from"], "resolute train: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["jobs", "finsh"], 'resolute: Unknown command "finsh". Did you mean "finish"; see `resolute --help`'),
+        (["shards", "--scr", "x"], "resolute shards: Unknown option: --scr. Did you mean --src?"),
+        (["verify"], "resolute verify: --shards: missing, expected text"),
+        (["shards", "--src="], "resolute shards: --src: got an empty value"),
+        (["shards", "--quality", "101"], "resolute shards: --quality: got '101', expected integer, 1 to 100"),
+        (["train", "--shards", "a", "--recipe", "b", "--from"], "resolute train: "),
+    ],
+)
 def test_a_mistake_is_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     err = capsys.readouterr().err

@@ -12,12 +12,18 @@ from tests import ROOT
 from tests.support.fake_make import Make
 
 
-@pytest.mark.parametrize(("driver", "gpus", "stack"), [
-    ("580.65.06", [], "cuda13"), ("579.99", [], "cuda12"), (None, [], "cuda13"),
-    ("580.65.06", [(7, 2)], "cuda12"), ("580.65.06", [(7, 5)], "cuda13"),
-    ("580.65.06", [(9, 0), (7, 0)], "cuda12"),  # the stack that has kernels for both
-    ("580.65.06", [(3, 5), (8, 6)], "cuda13"),  # an old card for the display
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("driver", "gpus", "stack"),
+    [
+        ("580.65.06", [], "cuda13"),
+        ("579.99", [], "cuda12"),
+        (None, [], "cuda13"),
+        ("580.65.06", [(7, 2)], "cuda12"),
+        ("580.65.06", [(7, 5)], "cuda13"),
+        ("580.65.06", [(9, 0), (7, 0)], "cuda12"),  # the stack that has kernels for both
+        ("580.65.06", [(3, 5), (8, 6)], "cuda13"),  # an old card for the display
+    ],
+)
 def test_the_newest_stack_that_driver_and_gpus_can_run_is_chosen(
     driver: str | None, gpus: list[tuple[int, int]], stack: str
 ) -> None:

@@ -14,13 +14,15 @@ from resolute.errors import as_typed, is_unavailable, strip_credentials
     [
         ("https://user:secret@host/a.jpg: not there", "https://host/a.jpg: not there"),
         ("s3://KEY:SECRET@bucket/x and gs://b/y", "s3://bucket/x and gs://b/y"),
-        ("https://h/a?X-Amz-Signature=abc&X-Amz-Credential=k/2&part=1",
-         "https://h/a?X-Amz-Signature=***&X-Amz-Credential=***&part=1"),
+        (
+            "https://h/a?X-Amz-Signature=abc&X-Amz-Credential=k/2&part=1",
+            "https://h/a?X-Amz-Signature=***&X-Amz-Credential=***&part=1",
+        ),
         ("https://h/a?sig=a:b=: not there, got no.", "https://h/a?sig=***: not there, got no."),
         ("photos/a@b.jpg: no image", "photos/a@b.jpg: no image"),
         ("https://h/design=1/a.jpg?id=3", "https://h/design=1/a.jpg?id=3"),
     ],
-)  # fmt: skip
+)
 def test_only_credentials_are_stripped(text: str, expected: str) -> None:
     assert strip_credentials(text) == expected
 

@@ -14,13 +14,20 @@ from resolute.machine import available_cpus
 from tests import ROOT
 
 
-@pytest.mark.parametrize(("membership", "files", "cpus"), [
-    ("", {}, 8),
-    ("0::/\n", {"cpu.max": "max 100000\n"}, 8),
-    ("0::/pod/box\n", {"pod/cpu.max": "200000 100000", "pod/box/cpu.max": "max 100000"}, 2),
-    ("4:cpu,cpuacct:/docker\n2:memory:/x\n",
-     {"cpu/docker/cpu.cfs_quota_us": "50000\n", "cpu/docker/cpu.cfs_period_us": "100000\n"}, 1),
-], ids=["affinity", "no quota", "quota of a parent group", "version 1"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("membership", "files", "cpus"),
+    [
+        ("", {}, 8),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, 8),
+        ("0::/pod/box\n", {"pod/cpu.max": "200000 100000", "pod/box/cpu.max": "max 100000"}, 2),
+        (
+            "4:cpu,cpuacct:/docker\n2:memory:/x\n",
+            {"cpu/docker/cpu.cfs_quota_us": "50000\n", "cpu/docker/cpu.cfs_period_us": "100000\n"},
+            1,
+        ),
+    ],
+    ids=["affinity", "no quota", "quota of a parent group", "version 1"],
+)
 def test_affinity_and_cgroup_quotas_bound_the_number_of_cpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, membership: str, files: dict[str, str], cpus: int
 ) -> None:
@@ -35,8 +42,12 @@ def test_affinity_and_cgroup_quotas_bound_the_number_of_cpus(
 def test_default_thread_counts_respect_the_affinity_mask() -> None:
     few = {min(os.sched_getaffinity(0))}
     done = subprocess.run(
-        [sys.executable, "-m", "resolute", "train", "--help"], cwd=ROOT, capture_output=True, text=True, check=True,
+        [sys.executable, "-m", "resolute", "train", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
         preexec_fn=lambda: os.sched_setaffinity(0, few),
-    )  # fmt: skip
+    )
     text = " ".join(done.stdout.replace("│", " ").split())
     assert re.search(r"--threads \w+ [^-]*?(default: |all cores, )1\)", text), text

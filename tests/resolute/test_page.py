@@ -22,7 +22,7 @@ def rendered(folder: Path, body: str, **values: object) -> str:
 
 
 def test_values_are_escaped_and_invisible_characters_are_shown_as_escapes(tmp_path: Path) -> None:
-    value = "caf\udce9\x07\n\u202e <é> & \"q\""
+    value = 'caf\udce9\x07\n\u202e <é> & "q"'
     expected = "caf\\udce9\\x07\\n\\u202e &lt;é&gt; &amp; &#34;q&#34;"
     page = rendered(tmp_path, "{{ value }}{{ table(['h'], [[value]], 'Table') }}", value=value)
     assert page.startswith(expected)

@@ -29,8 +29,12 @@ __all__ = ["main"]
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m tests.soak", description=(__doc__ or "").partition("\n\n")[0],
-                    epilog=(__doc__ or "").rpartition("\n\n")[2], allow_abbrev=False)  # fmt: skip
+    parser = Parser(
+        prog="python -m tests.soak",
+        description=(__doc__ or "").partition("\n\n")[0],
+        epilog=(__doc__ or "").rpartition("\n\n")[2],
+        allow_abbrev=False,
+    )
     add, count = parser.add_argument, number(0, 10**9)
     add("--seed", type=int, default=0, metavar="N", help="seed of all events (default: %(default)s)")
     add("--kills", type=count, default=300, metavar="N", help="minimum number of kills (default: %(default)s)")
@@ -63,8 +67,10 @@ def _run(args: argparse.Namespace) -> int:
         first_fields = header()
         soak.run()
         result = soak.result()
-        print(f"{result['kills']} kills and {result['faults']} storage faults in {result['starts']} starts: "
-              f"{len(soak.findings)} findings")  # fmt: skip
+        print(
+            f"{result['kills']} kills and {result['faults']} storage faults in {result['starts']} starts: "
+            f"{len(soak.findings)} findings"
+        )
         write(args.out, {**first_fields, **result}, indent=None)
         is_kept = args.index is not None and bool(soak.findings)
     finally:

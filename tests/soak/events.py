@@ -57,8 +57,13 @@ class Event:
 
     def describe(self) -> str:
         times = {0: "", -1: ", from then on"}.get(self.limit, f", {self.limit} times")
-        words = [self.how, self.target, f"on {self.place}" if self.place else "",
-                 f"for {self.duration_s:.1f} s" if self.duration_s else "", f"at {self.at:.3f}"]  # fmt: skip
+        words = [
+            self.how,
+            self.target,
+            f"on {self.place}" if self.place else "",
+            f"for {self.duration_s:.1f} s" if self.duration_s else "",
+            f"at {self.at:.3f}",
+        ]
         return " ".join(word for word in words if word) + times
 
 
@@ -110,9 +115,18 @@ def _kill(rng: random.Random, at: float, places: Mapping[str, Sequence[str]], lo
     written = [name for name, place in places.items() if "writes" in place]
     target, choice = rng.choice(["all", "main", "one"]) if loss else "all", rng.random()
     if choice < 0.25 and written:
-        return Event(kind="kill", how="SIGKILL at a file call", at=at, action="kill", calls=WRITE | SYNC | NAME,
-                     place=rng.choice(written), after=_few(rng), limit=1, target=rng.choice(["all", "all", "one"]),
-                     expected=frozenset({-9, 137, 2}))  # fmt: skip
+        return Event(
+            kind="kill",
+            how="SIGKILL at a file call",
+            at=at,
+            action="kill",
+            calls=WRITE | SYNC | NAME,
+            place=rng.choice(written),
+            after=_few(rng),
+            limit=1,
+            target=rng.choice(["all", "all", "one"]),
+            expected=frozenset({-9, 137, 2}),
+        )
     if choice < 0.65:
         expected = loss if target == "one" else frozenset({-9, 137})
         return Event(kind="kill", how="SIGKILL", at=at, target=target, expected=expected)
@@ -144,8 +158,19 @@ def _local(rng: random.Random, at: float, name: str, place: Sequence[str]) -> Ev
         limit, may_fail = -1, False
     else:
         duration_s = rng.choice([0.0, rng.uniform(0.05, 1.5)])
-    return Event(kind="fault", how=how, at=at, place=name, action=action, calls=calls, error=error, limit=limit,
-                 after=_few(rng), duration_s=duration_s, expected=frozenset({2} if may_fail else ()))  # fmt: skip
+    return Event(
+        kind="fault",
+        how=how,
+        at=at,
+        place=name,
+        action=action,
+        calls=calls,
+        error=error,
+        limit=limit,
+        after=_few(rng),
+        duration_s=duration_s,
+        expected=frozenset({2} if may_fail else ()),
+    )
 
 
 # no errors: logs of torch, notes of prep about shards that it keeps, and two lines of multiprocessing's helper about a

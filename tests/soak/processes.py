@@ -34,9 +34,14 @@ class Process:
         output.mkdir(parents=True, exist_ok=True)
         with (output / f"{number}.out").open("wb") as out, self._stderr.open("wb") as err:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", module, *map(str, words)], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out,
-                stderr=err, env={**os.environ, **env, _VARIABLE: self._mark}, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-m", module, *map(str, words)],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**os.environ, **env, _VARIABLE: self._mark},
+                start_new_session=True,
+            )
         self.pid = self._popen.pid
 
     @property

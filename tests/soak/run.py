@@ -57,9 +57,12 @@ class Soak:
             self._run_cycle(name, index)
             self._elapsed_s = time.monotonic() - began
             events = self._events[before[0] :]
-            print(f"{self._elapsed_s:6.0f} s  {name} {index}: {sum(each['delivered'] for each in events)} of "
-                  f"{len(events)} events, {time.monotonic() - cycle_began:.1f} s, "
-                  f"{len(self.findings) - before[1]} findings", flush=True)  # fmt: skip
+            print(
+                f"{self._elapsed_s:6.0f} s  {name} {index}: {sum(each['delivered'] for each in events)} of "
+                f"{len(events)} events, {time.monotonic() - cycle_began:.1f} s, "
+                f"{len(self.findings) - before[1]} findings",
+                flush=True,
+            )
 
     def result(self) -> dict[str, Any]:
         by_kind: dict[str, Counter[str]] = {"kill": Counter(), "fault": Counter()}
@@ -67,12 +70,18 @@ class Soak:
             if event["delivered"]:
                 by_kind[event["kind"]][event["how"]] += 1
         return {
-            "seed": self._settings.seed, "kills": by_kind["kill"].total(), "faults": by_kind["fault"].total(),
-            "late": sum(not event["delivered"] for event in self._events), "cycles": self._cycles,
-            "starts": self._starts, "elapsed_s": round(self._elapsed_s, 1), "by_kind": by_kind,
-            "findings": self.findings, "events": self._events,
+            "seed": self._settings.seed,
+            "kills": by_kind["kill"].total(),
+            "faults": by_kind["fault"].total(),
+            "late": sum(not event["delivered"] for event in self._events),
+            "cycles": self._cycles,
+            "starts": self._starts,
+            "elapsed_s": round(self._elapsed_s, 1),
+            "by_kind": by_kind,
+            "findings": self.findings,
+            "events": self._events,
             "undisturbed_s": {key: round(value, 2) for key, value in self._times_s.items()},
-        }  # fmt: skip
+        }
 
     def _next(self) -> str | None:
         """The scenario with the fewest events; None if there are enough in total."""
@@ -138,18 +147,31 @@ class Soak:
         survivors = end_leftovers(grace_s=10.0)  # first: they may still write
         problems = start.problems() + [f"{phase.name}: left a process running: {name}" for name in survivors]
         if event is not None:
-            self._events.append({
-                "scenario": cycle.name, "index": cycle.index, "phase": phase.name, "kind": event.kind, "how": event.how,
-                "event": event.describe(), "delivered": start.delivered,
-            })  # fmt: skip
+            self._events.append(
+                {
+                    "scenario": cycle.name,
+                    "index": cycle.index,
+                    "phase": phase.name,
+                    "kind": event.kind,
+                    "how": event.how,
+                    "event": event.describe(),
+                    "delivered": start.delivered,
+                }
+            )
         return start, problems
 
     def _add_finding(self, cycle: Cycle, event: str, problem: str, stderr: str = "") -> None:
         repeat = f"python -m tests.soak --seed {self._settings.seed} --only {cycle.name} --index {cycle.index}"
-        self.findings.append({
-            "scenario": cycle.name, "index": cycle.index, "event": event, "problem": problem,
-            "stderr": stderr[-4000:].replace(f"{ROOT}/", ""), "repeat": repeat,
-        })  # fmt: skip
+        self.findings.append(
+            {
+                "scenario": cycle.name,
+                "index": cycle.index,
+                "event": event,
+                "problem": problem,
+                "stderr": stderr[-4000:].replace(f"{ROOT}/", ""),
+                "repeat": repeat,
+            }
+        )
         print(f"FINDING {cycle.name} {cycle.index}: {problem}\n    after: {event}; {repeat}", flush=True)
 
 
@@ -159,9 +181,7 @@ class _Start:
     processes: the main command, then concurrent ones. delivered: whether the event met a living process.
     """
 
-    def __init__(
-        self, cycle: Cycle, phase: Phase, event: Event | None, expected_s: float, rng: random.Random
-    ) -> None:
+    def __init__(self, cycle: Cycle, phase: Phase, event: Event | None, expected_s: float, rng: random.Random) -> None:
         """expected_s: the time that the command would take undisturbed."""
         self._cycle, self._phase, self._event, self._expected_s, self._rng = cycle, phase, event, expected_s, rng
         self._moment_s = max(_START_S, event.at * expected_s) if event is not None else 0.0
@@ -212,8 +232,14 @@ class _Start:
                 expected = event.expected | ({-9, 137} if self._is_killed else set())
                 event = dataclasses.replace(event, expected=expected) if process is self._victim else None
             status = None if process in self._hung else process.status
-            problems += problems_of(event, status=status, success=phase.success, stderr=process.stderr,
-                                    what=phase.name, ranks=self._cycle.ranks)  # fmt: skip
+            problems += problems_of(
+                event,
+                status=status,
+                success=phase.success,
+                stderr=process.stderr,
+                what=phase.name,
+                ranks=self._cycle.ranks,
+            )
         return problems
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:

@@ -84,10 +84,13 @@ class Cycle:
     def env(self) -> dict[str, str]:
         """Environment of the commands."""
         return {
-            "TMPDIR": str(self.path("tmp")), "RESOLUTE_CACHE": str(self.path("cache")), "OMP_NUM_THREADS": "1",
-            "TORCHINDUCTOR_CACHE_DIR": str(self.world.root / "inductor"), "PYTHONFAULTHANDLER": "1",
+            "TMPDIR": str(self.path("tmp")),
+            "RESOLUTE_CACHE": str(self.path("cache")),
+            "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(self.world.root / "inductor"),
+            "PYTHONFAULTHANDLER": "1",
             **self.world.faults.variables,
-        }  # fmt: skip
+        }
 
     def prepare(self) -> list[Phase]:
         """Create the files as they are before the first start; returns the commands."""
@@ -140,9 +143,12 @@ def _prep_jobs(cycle: Cycle) -> list[Phase]:
         words: Words = ["jobs", "range", "--out", cycle.out, "--range", selected, "--workers", workers]
         return Phase(f"range {selected}", words, concurrent=concurrent)
 
-    return [Phase("plan", ["jobs", "plan", *_settings(cycle)]),
-            job(":5", 2, job("2:4", 1), job("1:5", 3)), job(":", 2, job("3:6", 1), job("4:", 3)),
-            Phase("finish", ["jobs", "finish", "--out", cycle.out])]  # fmt: skip
+    return [
+        Phase("plan", ["jobs", "plan", *_settings(cycle)]),
+        job(":5", 2, job("2:4", 1), job("1:5", 3)),
+        job(":", 2, job("3:6", 1), job("4:", 3)),
+        Phase("finish", ["jobs", "finish", "--out", cycle.out]),
+    ]
 
 
 def _verify(cycle: Cycle) -> list[Phase]:
@@ -152,15 +158,34 @@ def _verify(cycle: Cycle) -> list[Phase]:
     data = bytearray(tar.read_bytes())
     data[len(data) // 3] ^= 4
     tar.write_bytes(data)
-    return [Phase("verify", ["verify", cycle.out], success=(1,)), _prep(cycle),
-            Phase("verify again", ["verify", cycle.out])]  # fmt: skip
+    return [
+        Phase("verify", ["verify", cycle.out], success=(1,)),
+        _prep(cycle),
+        Phase("verify again", ["verify", cycle.out]),
+    ]
 
 
 def _training(cycle: Cycle, shards: object) -> Phase:
-    return Phase("train", [
-        "train", "--shards", shards, "--recipe", cycle.world.root / f"{cycle.scenario.recipe}.toml",
-        "--runs", cycle.path("runs"), "--run", "run", "--device", "cpu", "--threads", 1, "--save-every-steps", 3,
-    ])  # fmt: skip
+    return Phase(
+        "train",
+        [
+            "train",
+            "--shards",
+            shards,
+            "--recipe",
+            cycle.world.root / f"{cycle.scenario.recipe}.toml",
+            "--runs",
+            cycle.path("runs"),
+            "--run",
+            "run",
+            "--device",
+            "cpu",
+            "--threads",
+            1,
+            "--save-every-steps",
+            3,
+        ],
+    )
 
 
 def _train(cycle: Cycle) -> list[Phase]:
@@ -204,25 +229,47 @@ def make_photos(folder: Path) -> None:
 
 
 def _stages(batch_size: int, large: int, first: str = "") -> str:
-    return (f"[{{ res = 32, epochs = 2, batch_size = {batch_size}, fraction = 0.5{first} }}, "
-            f"{{ res = 48, epochs = 1, batch_size = {batch_size} }}, "
-            f"{{ res = 64, epochs = 1, batch_size = {large} }}]")  # fmt: skip
+    return (
+        f"[{{ res = 32, epochs = 2, batch_size = {batch_size}, fraction = 0.5{first} }}, "
+        f"{{ res = 48, epochs = 1, batch_size = {batch_size} }}, "
+        f"{{ res = 64, epochs = 1, batch_size = {large} }}]"
+    )
 
 
 _ONE = {
-    "seed": 5, "model.name": '"test_resnet"', "precision.amp": '"bf16"', "optim.name": '"sgd"', "optim.lr": 0.05,
-    "optim.grad_accum_steps": 2, "ema.decay": 0.9, "augment.mixup_alpha": 0.2, "augment.mixup_prob": 0.5,
-    "eval.batch_size": 16, "stages": _stages(8, 12),
-}  # fmt: skip
+    "seed": 5,
+    "model.name": '"test_resnet"',
+    "precision.amp": '"bf16"',
+    "optim.name": '"sgd"',
+    "optim.lr": 0.05,
+    "optim.grad_accum_steps": 2,
+    "ema.decay": 0.9,
+    "augment.mixup_alpha": 0.2,
+    "augment.mixup_prob": 0.5,
+    "eval.batch_size": 16,
+    "stages": _stages(8, 12),
+}
 # why: batch statistics depend on which samples share a rank, bf16 rounds each rank's gradient, large steps amplify
 # differences in the last bits, and with mixing each of four ranks takes a pair of the smallest batch
-_MANY = {"model.name": '"test_convnext"', "precision.amp": '"off"', "optim.lr": 0.005, "optim.grad_accum_steps": 1,
-         "stages": _stages(16, 18)}  # fmt: skip
+_MANY = {
+    "model.name": '"test_convnext"',
+    "precision.amp": '"off"',
+    "optim.lr": 0.005,
+    "optim.grad_accum_steps": 1,
+    "stages": _stages(16, 18),
+}
 _ALL = {
-    "model.kwargs.drop_rate": 0.2, "precision.compile": "true", "optim.clip_norm": 1.0, "optim.lookahead": 5,
-    "augment.policy": '"randaugment"', "augment.cutmix_alpha": 1.0, "augment.mixup_mode": '"elem"',
-    "loss.label_smoothing": 0.1, "freeze.mode": '"unfreeze"', "stages": _stages(8, 12, ', unfreeze_to = "layer2"'),
-}  # fmt: skip
+    "model.kwargs.drop_rate": 0.2,
+    "precision.compile": "true",
+    "optim.clip_norm": 1.0,
+    "optim.lookahead": 5,
+    "augment.policy": '"randaugment"',
+    "augment.cutmix_alpha": 1.0,
+    "augment.mixup_mode": '"elem"',
+    "loss.label_smoothing": 0.1,
+    "freeze.mode": '"unfreeze"',
+    "stages": _stages(8, 12, ', unfreeze_to = "layer2"'),
+}
 
 
 def write_recipes(folder: Path) -> None:

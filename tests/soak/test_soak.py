@@ -56,8 +56,9 @@ def test_a_run_that_differs_from_the_undisturbed_run_is_detected(tmp_path: Path)
 def test_a_short_soak_has_no_findings(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
     words = ["--only", "prep-folder", "--seed", 4, "--index", 0, "--out", out]
-    done = subprocess.run([sys.executable, "-m", "tests.soak", *map(str, words)], cwd=ROOT, text=True,
-                          capture_output=True, timeout=900)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.soak", *map(str, words)], cwd=ROOT, text=True, capture_output=True, timeout=900
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(out.read_text())
     assert result["findings"] == []

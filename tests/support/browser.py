@@ -21,9 +21,17 @@ __all__ = ["BROWSER", "Browser", "Tab"]
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 _TIMEOUT_S = 60.0
-_FLAGS = ("--headless", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-background-networking",
-          "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-          "--remote-debugging-pipe")  # fmt: skip
+_FLAGS = (
+    "--headless",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--remote-debugging-pipe",
+)
 
 
 class Browser:
@@ -37,9 +45,12 @@ class Browser:
         words = [BROWSER, *_FLAGS, *sandbox, f"--user-data-dir={profile}", "about:blank"]
         # why bash: it puts the pipes on descriptors 3 and 4 without a fork hook, which Python 3.12 warns about
         self._process = subprocess.Popen(
-            ["bash", "-c", f'exec "$0" "$@" 3<&{theirs} 4>&{answers}', *words], pass_fds=(theirs, answers),
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            ["bash", "-c", f'exec "$0" "$@" 3<&{theirs} 4>&{answers}', *words],
+            pass_fds=(theirs, answers),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(theirs)
         os.close(answers)
         self._buffer, self._number = b"", 0
@@ -103,10 +114,19 @@ class Browser:
         try:
             for domain in ("Page", "Runtime", "Log", "Network"):
                 self.call(f"{domain}.enable", session)
-            self.call("Emulation.setDeviceMetricsOverride", session, width=width, height=height, deviceScaleFactor=1,
-                      mobile=False)  # fmt: skip
-            self.call("Emulation.setEmulatedMedia", session, features=[
-                {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])  # fmt: skip
+            self.call(
+                "Emulation.setDeviceMetricsOverride",
+                session,
+                width=width,
+                height=height,
+                deviceScaleFactor=1,
+                mobile=False,
+            )
+            self.call(
+                "Emulation.setEmulatedMedia",
+                session,
+                features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+            )
             self.events.clear()
             self.call("Page.navigate", session, url=url)
             self.wait_for("Page.loadEventFired", session)
@@ -145,19 +165,29 @@ class Tab:
         """Uncaught exceptions, and the warnings and errors of the console."""
         self.run("new Promise(done => setTimeout(done, 0))")
         thrown = [event["params"]["exceptionDetails"]["text"] for event in self._events("Runtime.exceptionThrown")]
-        printed = [str(event["params"]["args"]) for event in self._events("Runtime.consoleAPICalled")
-                   if event["params"]["type"] in ("error", "warning", "assert")]  # fmt: skip
-        logged = [event["params"]["entry"]["text"] for event in self._events("Log.entryAdded")
-                  if event["params"]["entry"]["level"] in ("error", "warning")]  # fmt: skip
+        printed = [
+            str(event["params"]["args"])
+            for event in self._events("Runtime.consoleAPICalled")
+            if event["params"]["type"] in ("error", "warning", "assert")
+        ]
+        logged = [
+            event["params"]["entry"]["text"]
+            for event in self._events("Log.entryAdded")
+            if event["params"]["entry"]["level"] in ("error", "warning")
+        ]
         return thrown + printed + logged
 
     def _events(self, method: str) -> list[dict[str, Any]]:
-        return [event for event in self._browser.events
-                if event.get("method") == method and event.get("sessionId") == self._session]  # fmt: skip
+        return [
+            event
+            for event in self._browser.events
+            if event.get("method") == method and event.get("sessionId") == self._session
+        ]
 
     def accessible(self, *roles: str) -> list[tuple[str, str]]:
         """(role, name) of the nodes of the accessibility tree with these roles, as a screen reader gets them."""
         nodes = self.call("Accessibility.getFullAXTree")["nodes"]
-        named = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes
-                 if not node.get("ignored")]  # fmt: skip
+        named = [
+            (node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node.get("ignored")
+        ]
         return [(role, name) for role, name in named if role in roles]

@@ -48,10 +48,14 @@ class Server:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.commands"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True, start_new_session=True,
+            [sys.executable, "-m", "tests.support.commands"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # why: it starts threads when it is loaded
-        )  # fmt: skip
+        )
         atexit.register(self.stop)
 
     @classmethod
@@ -76,9 +80,15 @@ class Command:
     """A running command line. `out` and `err` are the paths of its outputs."""
 
     def __init__(
-        self, name: str, arguments: Sequence[object], *, folder: Path, scratch: Path, stdout: str = "",
+        self,
+        name: str,
+        arguments: Sequence[object],
+        *,
+        folder: Path,
+        scratch: Path,
+        stdout: str = "",
         unprivileged: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """name: a command of `resolute`, such as "jobs plan", or a module. `stdout`: a file instead of the one in
         `scratch`."""
         module, words = (name, []) if "." in name or name == "resolute" else ("resolute", name.split())
@@ -88,9 +98,13 @@ class Command:
         self.err.touch()
         self._status: int | None = None
         self.pid: int = Server.get().ask(
-            start=module, arguments=[*words, *map(str, arguments)], folder=str(folder),
-            out=stdout or str(self.out), err=str(self.err), unprivileged=unprivileged,
-        )  # fmt: skip
+            start=module,
+            arguments=[*words, *map(str, arguments)],
+            folder=str(folder),
+            out=stdout or str(self.out),
+            err=str(self.err),
+            unprivileged=unprivileged,
+        )
 
     @property
     def running(self) -> bool:
@@ -121,8 +135,9 @@ class Command:
         assert self._status is not None
         return Ended(
             status=self._status if self._status >= 0 else 128 - self._status,
-            out=self.out.read_text(errors="replace"), err=self.err.read_text(errors="replace"),
-        )  # fmt: skip
+            out=self.out.read_text(errors="replace"),
+            err=self.err.read_text(errors="replace"),
+        )
 
 
 def run(name: str, arguments: Sequence[object], *, folder: Path, scratch: Path, **words: Any) -> Ended:
@@ -153,9 +168,7 @@ def _serve() -> None:
         sys.stdout.flush()
 
 
-def _run(
-    module: str, *, arguments: list[str], folder: str, out: str, err: str, unprivileged: bool
-) -> None:
+def _run(module: str, *, arguments: list[str], folder: str, out: str, err: str, unprivileged: bool) -> None:
     os.setpgid(0, 0)
     os.chdir(folder)
     redirect_streams(Path(out), Path(err))

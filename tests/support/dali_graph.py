@@ -56,8 +56,9 @@ def graph_faults(define: Callable[[], Any]) -> list[str]:
         check = next((name for words, name in _REFUSALS.items() if re.search(words, text)), "definition")
         return [f"{check}: {text[-300:]}"]
     faults = [fault for operator in pipe._ops for fault in _operator_faults(operator)]
-    return faults + [f"output device: {name} is on the {device}" for name, device in pipe._names_and_devices[:1]
-                     if device != "gpu"]  # fmt: skip
+    return faults + [
+        f"output device: {name} is on the {device}" for name, device in pipe._names_and_devices[:1] if device != "gpu"
+    ]
 
 
 def _operator_faults(operator: Any) -> list[str]:
@@ -77,6 +78,9 @@ def _operator_faults(operator: Any) -> list[str]:
         if got == "cpu" and source.source is not None and source.source._op.device != "cpu":
             faults.append(f"host copy: input {index} of {name}")
     arguments = re.findall(r"^    (\w+):", str(spec).partition("  Arguments:")[2], re.MULTILINE)
-    faults += [f"argument name: {argument} of {name}" for argument in arguments
-               if argument[0] != "_" and argument not in _COMMON and not schema.HasArgument(argument)]  # fmt: skip
+    faults += [
+        f"argument name: {argument} of {name}"
+        for argument in arguments
+        if argument[0] != "_" and argument not in _COMMON and not schema.HasArgument(argument)
+    ]
     return faults

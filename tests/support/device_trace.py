@@ -77,8 +77,11 @@ class DeviceTrace(TorchDispatchMode):
         return torch.empty_like(source, device=to, dtype=kwargs.get("dtype"))
 
     def _record(self, kind: str) -> None:
-        calls = [f"{Path(frame.filename).relative_to(ROOT / 'resolute')}, {frame.name}"
-                 for frame in traceback.extract_stack() if frame.filename.startswith(_PACKAGES)]  # fmt: skip
+        calls = [
+            f"{Path(frame.filename).relative_to(ROOT / 'resolute')}, {frame.name}"
+            for frame in traceback.extract_stack()
+            if frame.filename.startswith(_PACKAGES)
+        ]
         self.events.append(f"{kind}: {calls[-1] if calls else 'elsewhere'}")
 
 

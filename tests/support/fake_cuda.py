@@ -23,9 +23,14 @@ class FakeCuda:
     """`devices` GPUs of `gib` GiB each, of which a process may use `fraction`."""
 
     def __init__(
-        self, *, devices: int = 1, gib: float = 80, fraction: float = 1.0, current: int = 0,
+        self,
+        *,
+        devices: int = 1,
+        gib: float = 80,
+        fraction: float = 1.0,
+        current: int = 0,
         capability: tuple[int, int] = (9, 0),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.capability = capability
         self.devices, self.gib, self.fractions, self.current = devices, gib, [fraction], current
         self.peak_reserved, self.allocated, self.percent = 0, 3 * GIB, 40

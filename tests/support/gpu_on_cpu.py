@@ -35,10 +35,23 @@ class FinishOnCpu:
         return self._launch
 
     def _launch(
-        self, source: torch.Tensor, target: torch.Tensor, packed: torch.Tensor, noise: torch.Tensor,
-        fill: torch.Tensor, scales: torch.Tensor, fields: int, erase: int, mix: int, side: int, blocks: int, *,
-        ERASES: bool, MIXES: bool, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        packed: torch.Tensor,
+        noise: torch.Tensor,
+        fill: torch.Tensor,
+        scales: torch.Tensor,
+        fields: int,
+        erase: int,
+        mix: int,
+        side: int,
+        blocks: int,
+        *,
+        ERASES: bool,
+        MIXES: bool,
+        **options: Any,
+    ) -> None:
         assert tuple(packed.shape) == (len(source), fields) or not (ERASES or MIXES)
         images = source.clone()
         boxes = packed[:, erase : erase + ERASE_FIELDS].tolist() if ERASES else []

@@ -63,8 +63,10 @@ class _Recorder:
 def launches(ops: AugmentOps, dtype: torch.dtype, *, n: int = 1, res: int = 1) -> list[Launch]:
     """The launches of `GpuFinish` for a batch of `n` images of `res` px in which every slot is used."""
     recorded, meta = list[Launch](), torch.device("meta")
-    with (mock.patch.object(gpu_finish, "apply_slot", _Recorder(gpu_finish.apply_slot, recorded)),
-          mock.patch.object(gpu_finish, "finish", _Recorder(gpu_finish.finish, recorded))):  # fmt: skip
+    with (
+        mock.patch.object(gpu_finish, "apply_slot", _Recorder(gpu_finish.apply_slot, recorded)),
+        mock.patch.object(gpu_finish, "finish", _Recorder(gpu_finish.finish, recorded)),
+    ):
         noise = np.zeros((NOISE_PX, NOISE_PX, 3), np.uint8)
         kernels = GpuFinish(ops, mean=(0.5,) * 3, std=(0.2,) * 3, noise=noise, dtype=dtype, device=meta)
         images = torch.empty((n, res, res, 3), dtype=torch.uint8, device=meta)
@@ -108,8 +110,11 @@ def compiled(launch: Launch, capability: int) -> dict[str, Any]:
         line = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
         text = subprocess.run(line, capture_output=True, text=True, check=True).stdout
     usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
-    return {"registers": usage["REG"], "local_bytes": usage["STACK"] + usage["LOCAL"],
-            "code_bytes": len(built.asm["cubin"])}  # fmt: skip
+    return {
+        "registers": usage["REG"],
+        "local_bytes": usage["STACK"] + usage["LOCAL"],
+        "code_bytes": len(built.asm["cubin"]),
+    }
 
 
 def over_budget(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -33,11 +33,26 @@ def make_batch(
     """Batch `index` of a run whose stages have one epoch each: n random images of 32 px, mixed with weight 0.7."""
     generator = torch.Generator().manual_seed(index)
     labels = torch.randint(0, classes, (n,), generator=generator)
-    spec = batch_spec(n, res=32, index=index, step=index, split=split, stage=stage, epoch=stage, last=last,
-                      partners=np.arange(n, dtype=np.int32))  # fmt: skip
+    spec = batch_spec(
+        n,
+        res=32,
+        index=index,
+        step=index,
+        split=split,
+        stage=stage,
+        epoch=stage,
+        last=last,
+        partners=np.arange(n, dtype=np.int32),
+    )
     images = torch.randn(n, 3, 32, 32, generator=generator).to(memory_format=torch.channels_last)
-    return Batch(images=images, targets=labels, partner_labels=labels.flip(0), lam=torch.full((n,), 0.7),
-                 keys=np.arange(n), spec=spec)  # fmt: skip
+    return Batch(
+        images=images,
+        targets=labels,
+        partner_labels=labels.flip(0),
+        lam=torch.full((n,), 0.7),
+        keys=np.arange(n),
+        spec=spec,
+    )
 
 
 def save_weights(network: nn.Module, path: Path) -> Path:

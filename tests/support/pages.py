@@ -60,15 +60,23 @@ def _report(folder: Path, *, classes: int) -> bytes:
     rng, names = random.Random(0), _names(classes)
     per_cell = -(-classes // 100)
     cells = -(-classes // per_cell)
-    confused = [{"label": names[k], "predicted": names[-k - 1], "count": 20 - k, "samples": [k, 20 + k]}
-                for k in range(min(20, classes // 2))]  # fmt: skip
+    confused = [
+        {"label": names[k], "predicted": names[-k - 1], "count": 20 - k, "samples": [k, 20 + k]}
+        for k in range(min(20, classes // 2))
+    ]
     details = {
-        "kind": "class", "epoch": 7, "res": 224, "weights": "ema", "confused": confused,
-        "confusion": {"classes_per_cell": per_cell,
-                      "counts": [[rng.choice((0, 0, 1, 12, 130)) for _ in range(cells)] for _ in range(cells)]},
+        "kind": "class",
+        "epoch": 7,
+        "res": 224,
+        "weights": "ema",
+        "confused": confused,
+        "confusion": {
+            "classes_per_cell": per_cell,
+            "counts": [[rng.choice((0, 0, 1, 12, 130)) for _ in range(cells)] for _ in range(cells)],
+        },
         "classes": [{"name": name, "samples": 50, "accuracy": rng.random()} for name in names],
         "photos": {str(k): _jpeg(k) for k in range(40)},
-    }  # fmt: skip
+    }
     (folder / FILE).write_text(json.dumps(details))
     log = RunLogReader(folder / "run.jsonl")
     log.read()
@@ -109,19 +117,28 @@ def bench_result() -> dict[str, Any]:
         return {"images_per_s": {"raw": [value, value], "median": value}}
 
     def steps(late_s: float) -> list[list[float]]:
-        return [[step_s * rng.uniform(0.98, 1.02) + (late_s if i and not k else 0.0) for k in range(30)]
-                for i, step_s in enumerate((0.02, 0.03, 0.06))]  # fmt: skip
+        return [
+            [step_s * rng.uniform(0.98, 1.02) + (late_s if i and not k else 0.0) for k in range(30)]
+            for i, step_s in enumerate((0.02, 0.03, 0.06))
+        ]
 
     return {
-        "command": "resolute bench", "date": "2026-01-02", "commit": "0123456789ab", "took_s": 88.0,
+        "command": "resolute bench",
+        "date": "2026-01-02",
+        "commit": "0123456789ab",
+        "took_s": 88.0,
         "machine": {"cpu": "Some CPU", "cores": 2, "gpu": None, "load_before": 1.5},
         "settings": {"device": "cpu", "threads": 2, "batch_size": 32, "model": "resnet10t"},
         "shards": {"name": "some <photos>", "resolutions": sizes},
         "model": {128: 1900.0, 160: 1066.0, 224: 533.0},
         "steps": {"batch_size": 32, "step_s": {"ours": steps(0.003), "pillow": steps(0.9)}},
-        "loader": {"res": [{"res": res, "loaders": {"ours": rate(ours), "pillow": rate(ours / 3)}}
-                           for res, ours in zip(sizes, (2000.0, 1500.0, 900.0), strict=True)]},
-    }  # fmt: skip
+        "loader": {
+            "res": [
+                {"res": res, "loaders": {"ours": rate(ours), "pillow": rate(ours / 3)}}
+                for res, ours in zip(sizes, (2000.0, 1500.0, 900.0), strict=True)
+            ]
+        },
+    }
 
 
 SCHEDULE = """
@@ -164,18 +181,38 @@ def _command(folder: Path, *words: object) -> bytes:
 
 def gpu_check(_: pytest.FixtureRequest, __: Path) -> bytes:
     parts = [
-        {"title": "Device", "verdict": "passed", "took_s": 1.0, "summary": "a GPU", "bad": False,
-         "tables": [(["property", "value#"], [["memory", "1"]])]},
+        {
+            "title": "Device",
+            "verdict": "passed",
+            "took_s": 1.0,
+            "summary": "a GPU",
+            "bad": False,
+            "tables": [(["property", "value#"], [["memory", "1"]])],
+        },
         {"title": "Tests", "verdict": "failed", "took_s": 2.0, "summary": "1 failed", "bad": True, "tables": []},
-    ]  # fmt: skip
-    return render(ROOT / "benchmarks" / "gpu_check" / "page.html", title="GPU check", subtitle="Some GPU",
-                  headline="The loader is faster than the model.", line="1 passed, 1 failed", parts=parts)  # fmt: skip
+    ]
+    return render(
+        ROOT / "benchmarks" / "gpu_check" / "page.html",
+        title="GPU check",
+        subtitle="Some GPU",
+        headline="The loader is faster than the model.",
+        line="1 passed, 1 failed",
+        parts=parts,
+    )
 
 
 # by name; each gets the fixtures and a folder that does not exist yet
 PAGES: dict[str, Callable[[pytest.FixtureRequest, Path], bytes]] = {
-    maker.__name__: maker for maker in (
-        shard_report, shard_report_of_many_classes, run_report, run_report_of_many_epochs_and_classes, comparison,
-        bench, model_input, schedule, gpu_check,
+    maker.__name__: maker
+    for maker in (
+        shard_report,
+        shard_report_of_many_classes,
+        run_report,
+        run_report_of_many_epochs_and_classes,
+        comparison,
+        bench,
+        model_input,
+        schedule,
+        gpu_check,
     )
-}  # fmt: skip
+}

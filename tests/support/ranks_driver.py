@@ -62,8 +62,12 @@ def work(folder: str, how: str, cue: int, *lines: Any) -> None:
     with join("cpu") as ranks:
         measure(ranks, Path(folder, f"measured{rank}"))
         for shards, recipe, place in lines:
-            runs.run(runs.Options(shards=shards, recipe=Path(recipe), folder=Path(place), device="cpu", threads=1,
-                                  save_every_s=0.0), ranks)  # each vote is to save
+            runs.run(
+                runs.Options(
+                    shards=shards, recipe=Path(recipe), folder=Path(place), device="cpu", threads=1, save_every_s=0.0
+                ),
+                ranks,
+            )  # each vote is to save
         Path(folder, f"after{rank}").write_text(json.dumps(ranks.vote(0, 0)))
 
 
@@ -96,12 +100,22 @@ def measure(ranks: Ranks, file: Path) -> None:
     own_mean = norm.running_mean.item()
     norm.bias.requires_grad_(False)  # another set of trainable parameters
     ranks.wrap(norm)
-    file.write_text(json.dumps({
-        "own_mean": own_mean, "rewrapped_mean": norm.running_mean.item(),
-        "votes": votes, "kept": wrapped[0] is wrapped[1], "remade": wrapped[1] is not wrapped[2],
-        "gradients": gradients, "drawn": drawn, "mean": statistics.running_mean.item(),
-        "agreed": ranks.broadcast(rank + 7), "collected": ranks.gather({rank: "x"}),
-    }))  # fmt: skip
+    file.write_text(
+        json.dumps(
+            {
+                "own_mean": own_mean,
+                "rewrapped_mean": norm.running_mean.item(),
+                "votes": votes,
+                "kept": wrapped[0] is wrapped[1],
+                "remade": wrapped[1] is not wrapped[2],
+                "gradients": gradients,
+                "drawn": drawn,
+                "mean": statistics.running_mean.item(),
+                "agreed": ranks.broadcast(rank + 7),
+                "collected": ranks.gather({rank: "x"}),
+            }
+        )
+    )
 
 
 def train_compiled(ranks: Ranks, file: Path) -> None:
@@ -109,8 +123,12 @@ def train_compiled(ranks: Ranks, file: Path) -> None:
     buckets of gradients were ready."""
     from torch._dynamo.testing import CompileCounterWithBackend  # why here: the import is slow
 
-    table = {"model": {"name": "test_resnet"}, "precision": {"amp": "off"}, "eval": {"flip": True},
-             "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}  # fmt: skip
+    table = {
+        "model": {"name": "test_resnet"},
+        "precision": {"amp": "off"},
+        "eval": {"flip": True},
+        "stages": [{"res": 32, "epochs": 1, "batch_size": 8}],
+    }
     cpu = torch.device("cpu")
     learner = loop.Learner(Recipe.parse(table, name="x"), classes=2000, total_steps=9, device=cpu, ranks=ranks)
     counter, graphs, ready = CompileCounterWithBackend("aot_eager"), list[int](), list[str]()
@@ -137,7 +155,17 @@ def train_compiled(ranks: Ranks, file: Path) -> None:
 if __name__ == "__main__":
     guard_process()
     for count, restarts, *words in json.loads(sys.argv[1]):
-        elastic_launch(LaunchConfig(
-            min_nodes=1, max_nodes=1, nproc_per_node=count, max_restarts=restarts, monitor_interval=0.1,
-            run_id=words[0], rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork",
-        ), work)(*words)  # fmt: skip
+        elastic_launch(
+            LaunchConfig(
+                min_nodes=1,
+                max_nodes=1,
+                nproc_per_node=count,
+                max_restarts=restarts,
+                monitor_interval=0.1,
+                run_id=words[0],
+                rdzv_backend="c10d",
+                rdzv_endpoint="localhost:0",
+                start_method="fork",
+            ),
+            work,
+        )(*words)

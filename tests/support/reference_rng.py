@@ -16,8 +16,11 @@ def philox(counter: NDArray[np.uint64], key: int) -> NDArray[np.uint32]:
     for _ in range(10):
         p0, p1 = c0 * _M0, c2 * _M1
         c0, c1, c2, c3 = (
-            (p1 >> _SHIFT32) ^ c1 ^ U64(k0), p1 & _LOW32, (p0 >> _SHIFT32) ^ c3 ^ U64(k1), p0 & _LOW32,
-        )  # fmt: skip
+            (p1 >> _SHIFT32) ^ c1 ^ U64(k0),
+            p1 & _LOW32,
+            (p0 >> _SHIFT32) ^ c3 ^ U64(k1),
+            p0 & _LOW32,
+        )
         k0, k1 = (k0 + _W0) & 0xFFFFFFFF, (k1 + _W1) & 0xFFFFFFFF
     return np.stack([c0, c1, c2, c3], axis=-1).astype(np.uint32)
 

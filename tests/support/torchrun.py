@@ -24,7 +24,17 @@ if __name__ == "__main__":
     guard_process()
     os.environ |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}  # the first as torchrun sets it
     importlib.import_module(sys.argv[1])
-    elastic_launch(LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=2, max_restarts=0, monitor_interval=0.1, run_id="ranks",
-        rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork",
-    ), work)(*sys.argv[1:])  # fmt: skip
+    elastic_launch(
+        LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=2,
+            max_restarts=0,
+            monitor_interval=0.1,
+            run_id="ranks",
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            start_method="fork",
+        ),
+        work,
+    )(*sys.argv[1:])

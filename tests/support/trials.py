@@ -44,7 +44,9 @@ def in_simulation(shards: Any, **settings: Any) -> str | None:
 
     with pytest.MonkeyPatch.context() as patch:
         real = gpu_decode.Loader
-        patch.setattr(gpu_decode, "Loader", lambda plan, **keys: (
-            GpuLoader(patch, plan, **keys) if "device" in keys else real(plan, **keys)
-        ))  # fmt: skip
+        patch.setattr(
+            gpu_decode,
+            "Loader",
+            lambda plan, **keys: GpuLoader(patch, plan, **keys) if "device" in keys else real(plan, **keys),
+        )
         return gpu_decode.difference(shards, **settings)

@@ -78,9 +78,20 @@ def build_guard(folder: Path) -> Path:
     (folder / "guard.cpp").write_text(_SOURCE)
     parts = Path(torch.__file__).parent
     library = folder / "guard.so"
-    line = ["g++", "-shared", "-fPIC", "-std=c++20", f"-I{parts / 'include'}", str(folder / "guard.cpp"),
-            "-o", str(library), f"-L{parts / 'lib'}", "-lc10", f"-Wl,-rpath,{parts / 'lib'}",
-            "-Wl,-soname,libcuda.so.1"]  # fmt: skip
+    line = [
+        "g++",
+        "-shared",
+        "-fPIC",
+        "-std=c++20",
+        f"-I{parts / 'include'}",
+        str(folder / "guard.cpp"),
+        "-o",
+        str(library),
+        f"-L{parts / 'lib'}",
+        "-lc10",
+        f"-Wl,-rpath,{parts / 'lib'}",
+        "-Wl,-soname,libcuda.so.1",
+    ]
     subprocess.run(line, check=True)
     return library
 
@@ -88,11 +99,19 @@ def build_guard(folder: Path) -> Path:
 def _properties(capability: tuple[int, int]) -> SimpleNamespace:
     """Those of an A100 (8.0) or H100 (9.0), as far as inductor asks. Source: torch.cuda.get_device_properties there."""
     return SimpleNamespace(
-        name="stand-in", major=capability[0], minor=capability[1], total_memory=80 * 2**30, warp_size=32,
-        multi_processor_count=132 if capability[0] == 9 else 108, regs_per_multiprocessor=65536,
-        max_threads_per_multi_processor=2048, max_threads_per_block=1024, shared_memory_per_block=49152,
-        shared_memory_per_block_optin=232448 if capability[0] == 9 else 166912, L2_cache_size=40 * 2**20,
-    )  # fmt: skip
+        name="stand-in",
+        major=capability[0],
+        minor=capability[1],
+        total_memory=80 * 2**30,
+        warp_size=32,
+        multi_processor_count=132 if capability[0] == 9 else 108,
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048,
+        max_threads_per_block=1024,
+        shared_memory_per_block=49152,
+        shared_memory_per_block_optin=232448 if capability[0] == 9 else 166912,
+        L2_cache_size=40 * 2**20,
+    )
 
 
 def stand_in(capability: tuple[int, int]) -> None:
@@ -101,12 +120,21 @@ def stand_in(capability: tuple[int, int]) -> None:
     patch = pytest.MonkeyPatch()
     FakeCuda(capability=capability).install(patch)
     answers: dict[str, Any] = {
-        "is_available": True, "device_count": 1, "current_device": 0, "get_device_capability": capability,
-        "get_device_properties": _properties(capability), "is_bf16_supported": True, "synchronize": None,
-        "set_device": None, "_exchange_device": 0, "_maybe_exchange_device": 0, "_lazy_init": None,
-        "is_current_stream_capturing": False, "get_rng_state": torch.zeros(16, dtype=torch.uint8),
+        "is_available": True,
+        "device_count": 1,
+        "current_device": 0,
+        "get_device_capability": capability,
+        "get_device_properties": _properties(capability),
+        "is_bf16_supported": True,
+        "synchronize": None,
+        "set_device": None,
+        "_exchange_device": 0,
+        "_maybe_exchange_device": 0,
+        "_lazy_init": None,
+        "is_current_stream_capturing": False,
+        "get_rng_state": torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": None,
-    }  # fmt: skip
+    }
     for name, answer in answers.items():
         patch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
     tensor = torch.tensor  # why: with a device it asks the driver
@@ -118,9 +146,14 @@ def stand_in(capability: tuple[int, int]) -> None:
 
 
 def _attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-) -> torch.Tensor:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
     tensors = [query, key, value]
     if torch.is_autocast_enabled("cuda"):  # as autocast does for the real function
         tensors = [tensor.to(torch.get_autocast_dtype("cuda")) for tensor in tensors]
@@ -140,12 +173,24 @@ def to_fakes(network: nn.Module, mode: FakeTensorMode) -> None:
                     if value is not None:
                         fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=DEVICE)
                         fake.requires_grad_(value.requires_grad)
-                        tensors[name] = nn.Parameter(fake, value.requires_grad) if isinstance(
-                            value, nn.Parameter) else fake  # fmt: skip
+                        tensors[name] = (
+                            nn.Parameter(fake, value.requires_grad) if isinstance(value, nn.Parameter) else fake
+                        )
 
 
-_PRODUCTS = ("convolution", "conv2d", "convolution_backward", "mm", "addmm", "bmm", "baddbmm", "linear", "matmul",
-             "_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward")  # fmt: skip
+_PRODUCTS = (
+    "convolution",
+    "conv2d",
+    "convolution_backward",
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "linear",
+    "matmul",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_efficient_attention_backward",
+)
 _BATCH_NORMS = ("batch_norm", "native_batch_norm", "cudnn_batch_norm", "_batch_norm_with_update")
 _OTHER_NORMS = {"layer_norm": 2, "native_layer_norm": 2, "group_norm": 2, "native_group_norm": 1}  # weight's place
 
@@ -188,19 +233,36 @@ class Recorder(TorchDispatchMode):
         output = func(*args, **(kwargs or {}))
         tensors = _tensors(args)
         if name in _PRODUCTS:
-            layout = all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors
-                         if tensor.dim() == 4) if "conv" in name else None  # fmt: skip
+            layout = (
+                all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors if tensor.dim() == 4)
+                if "conv" in name
+                else None
+            )
             self.add("product", name, [_dtype(tensor) for tensor in tensors], layout)
         elif name in _BATCH_NORMS or name in _OTHER_NORMS:
             self.add("norm", name, [_dtype(args[0])])
             kept = args[1:5] if name in _BATCH_NORMS else args[_OTHER_NORMS[name] : _OTHER_NORMS[name] + 2]
             batch = output[1:3] if isinstance(output, tuple | list) else ()
-            self.add("statistics", name, sorted({_dtype(tensor) for tensor in (*kept, *batch)
-                                                 if isinstance(tensor, torch.Tensor) and tensor.numel()}))  # fmt: skip
+            self.add(
+                "statistics",
+                name,
+                sorted(
+                    {
+                        _dtype(tensor)
+                        for tensor in (*kept, *batch)
+                        if isinstance(tensor, torch.Tensor) and tensor.numel()
+                    }
+                ),
+            )
         elif name == "linalg_vector_norm" and tensors[0].dim() == 4:
             self.add("statistics", name, [_dtype(output)])
-        elif (name == "_to_copy" and _dtype(args[0]) == "float32" and _dtype(output) in ("bfloat16", "float16")
-              and args[0].dim() > 2 and len(args[0]) in (N, N // 2)):  # fmt: skip
+        elif (
+            name == "_to_copy"
+            and _dtype(args[0]) == "float32"
+            and _dtype(output) in ("bfloat16", "float16")
+            and args[0].dim() > 2
+            and len(args[0]) in (N, N // 2)
+        ):
             self.add("narrowed", name, [_dtype(args[0])])
         return output
 
@@ -212,8 +274,14 @@ def _batch(recipe: Recipe, head: Head, stage: int, res: int, split: Any) -> Batc
     targets = torch.zeros(N, dtype=torch.int64, device=DEVICE)
     if head.target.kind != "class":
         targets = torch.zeros(N, CLASS_COUNT, device=DEVICE)
-    return Batch(images=images.to(memory_format=torch.channels_last), targets=targets, partner_labels=targets,
-                 lam=torch.ones(N, device=DEVICE), keys=numbers, spec=spec)  # fmt: skip
+    return Batch(
+        images=images.to(memory_format=torch.channels_last),
+        targets=targets,
+        partner_labels=targets,
+        lam=torch.ones(N, device=DEVICE),
+        keys=numbers,
+        spec=spec,
+    )
 
 
 # the same kinds of layers as the network of the recipe, fewer of each
@@ -239,8 +307,12 @@ def load(name: str, *, amp: str = "") -> Recipe:
 def _head(recipe: Recipe) -> Head:
     names = tuple(map(str, range(CLASS_COUNT)))
     if recipe.loss.kind in ("mse", "l1", "huber"):
-        return Head(target=Target(kind="values", names=names), loss=recipe.loss.kind, mean=(0.0,) * CLASS_COUNT,
-                    std=(1.0,) * CLASS_COUNT)  # fmt: skip
+        return Head(
+            target=Target(kind="values", names=names),
+            loss=recipe.loss.kind,
+            mean=(0.0,) * CLASS_COUNT,
+            std=(1.0,) * CLASS_COUNT,
+        )
     if recipe.name.startswith("labels"):
         return Head(target=Target(kind="labels", names=names), loss="bce")
     return CLASSES
@@ -272,8 +344,15 @@ def step(name: str, *, amp: str = "", capability: str = "80", mistakes: str = ""
     patch.setattr(loop, "build_model", build_real)
     head, epochs = _head(recipe), recipe.total_epochs
     with mode:
-        learner = Learner(recipe, classes=CLASS_COUNT, total_steps=epochs, epoch_steps=[1] * epochs,
-                          epoch_samples=[N] * epochs, device=DEVICE, head=head)  # fmt: skip
+        learner = Learner(
+            recipe,
+            classes=CLASS_COUNT,
+            total_steps=epochs,
+            epoch_steps=[1] * epochs,
+            epoch_samples=[N] * epochs,
+            device=DEVICE,
+            head=head,
+        )
         recorder = Recorder()
         if mistakes:
             _make_mistakes(learner, patch)
@@ -307,17 +386,20 @@ def _make_mistakes(learner: Learner, patch: pytest.MonkeyPatch) -> None:
     """Each in another layer of a ResNet."""
     layers: dict[str, Any] = dict(learner.network.named_children())
     float32, wide, contiguous = (layers[f"layer{number}"] for number in (1, 2, 3))
-    patch.setattr(float32, "forward", torch.autocast("cuda", enabled=False)(
-        lambda x, forward=float32.forward: forward(x.float())))  # fmt: skip
+    patch.setattr(
+        float32, "forward", torch.autocast("cuda", enabled=False)(lambda x, forward=float32.forward: forward(x.float()))
+    )
     wide.register_forward_pre_hook(lambda module, inputs: (inputs[0].float(),))
     contiguous.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
     half = next(module for module in layers["layer4"].modules() if isinstance(module, nn.BatchNorm2d))
     for values in (half._parameters, half._buffers):
-        values |= {name: nn.Parameter(value.detach().half()) if isinstance(value, nn.Parameter) else value.half()
-                   for name, value in values.items() if value.is_floating_point()}  # fmt: skip
+        values |= {
+            name: nn.Parameter(value.detach().half()) if isinstance(value, nn.Parameter) else value.half()
+            for name, value in values.items()
+            if value.is_floating_point()
+        }
     enter = learner.enter
-    patch.setattr(learner, "enter", lambda *args, **keys: (enter(*args, **keys), torch.ones(
-        (), device=DEVICE).item()))  # fmt: skip
+    patch.setattr(learner, "enter", lambda *args, **keys: (enter(*args, **keys), torch.ones((), device=DEVICE).item()))
 
 
 def main(jobs: list[str]) -> None:

@@ -43,8 +43,22 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train_words(shards: Path | str, recipe: Path, runs: Path, *more: str) -> list[str]:
     """The command line of a run named after its recipe file in the folder `runs`, on one core."""
-    return ["train", "--shards", str(shards), "--recipe", str(recipe), "--run", recipe.stem, "--runs", str(runs),
-            "--device", "cpu", "--threads", "1", *more]  # fmt: skip
+    return [
+        "train",
+        "--shards",
+        str(shards),
+        "--recipe",
+        str(recipe),
+        "--run",
+        recipe.stem,
+        "--runs",
+        str(runs),
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        *more,
+    ]
 
 
 def stop_at(monkeypatch: pytest.MonkeyPatch, index: int, *, number: int = 15) -> None:
@@ -73,8 +87,19 @@ def words(shard_root: Path, recipe_file: Path) -> Callable[[Path], list[str]]:
 
 def without_clocks(log: Path) -> list[dict[str, Any]]:
     """The log's records without measured times, and without checkpoint records, which depend on time."""
-    clocks = ("wait_s", "compute_s", "train_s", "eval_s", "elapsed_s", "unix_s", "images_per_s", "stall_frac",
-              "memory_bytes", "gpu_frac", "machine")  # fmt: skip
+    clocks = (
+        "wait_s",
+        "compute_s",
+        "train_s",
+        "eval_s",
+        "elapsed_s",
+        "unix_s",
+        "images_per_s",
+        "stall_frac",
+        "memory_bytes",
+        "gpu_frac",
+        "machine",
+    )
     records = [json.loads(line) for line in log.read_text().splitlines()]
     return [
         {key: value for key, value in record.items() if key not in clocks}

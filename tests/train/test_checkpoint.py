@@ -93,17 +93,17 @@ def test_code_in_a_checkpoint_is_not_executed(saved: Path) -> None:
     assert not (saved.parent / "pwned").exists()
 
 
-def test_an_io_error_is_reported_as_unavailable_and_deletes_nothing(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_io_error_is_reported_as_unavailable_and_deletes_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> Any:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:  # the file
         patch.setattr(Path, "open", fail)
-        for read in (lambda: checkpoint.load(run / "last.pt", expect=IDENTITY),
-                     lambda: checkpoint.resume(run / "last.pt", expect=IDENTITY),
-                     lambda: checkpoint.peek(run / "last.pt", "step")):  # fmt: skip
+        for read in (
+            lambda: checkpoint.load(run / "last.pt", expect=IDENTITY),
+            lambda: checkpoint.resume(run / "last.pt", expect=IDENTITY),
+            lambda: checkpoint.peek(run / "last.pt", "step"),
+        ):
             with pytest.raises(StorageError, match=os.strerror(errno.EIO)) as error:
                 read()
             assert "delete" not in str(error.value)
@@ -111,8 +111,10 @@ def test_an_io_error_is_reported_as_unavailable_and_deletes_nothing(
     with monkeypatch.context() as patch:  # the folder: a run with checkpoints never looks like one without
         patch.setattr(os, "listdir", fail)
         patch.setattr(os, "scandir", fail)
-        for read in (lambda: checkpoint.resume(run / "last.pt", expect=IDENTITY),
-                     lambda: checkpoint.newest(run, "last.pt")):  # fmt: skip
+        for read in (
+            lambda: checkpoint.resume(run / "last.pt", expect=IDENTITY),
+            lambda: checkpoint.newest(run, "last.pt"),
+        ):
             with pytest.raises(StorageError, match=os.strerror(errno.EIO)):
                 read()
     assert checkpoint.load(run / "last.pt", expect=IDENTITY)["step"] == 30

@@ -68,9 +68,7 @@ def test_each_fold_equals_the_run_of_that_fold_and_is_resumed(
 
 
 @pytest.mark.slow
-def test_a_fold_is_not_resumed_as_another_one(
-    folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fold_is_not_resumed_as_another_one(folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(folded, tmp_path, "--folds", "0/3") == 0
     capsys.readouterr()
     assert train(folded, tmp_path, "--folds", "0/2") == 2
@@ -80,12 +78,22 @@ def test_a_fold_is_not_resumed_as_another_one(
     assert "data.fold" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("more", "message"), [
-    (["--folds=0,2/3", "--from=best.pt"], "--from: got best.pt for 2 folds, expected one fold, such as --folds 0/3"),
-    (["--folds=3/3"], "--folds: got 3/3, expected the number of folds, such as 5 to train all 5"),
-    (["--folds=31"], "got 31 folds, expected 2 to 30, the number of training samples"),
-    ([], "split val has no samples, expected some; hold out a part with VAL_FRAC=0.1 (make shards), or a fold (FOLDS="),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            ["--folds=0,2/3", "--from=best.pt"],
+            "--from: got best.pt for 2 folds, expected one fold, such as --folds 0/3",
+        ),
+        (["--folds=3/3"], "--folds: got 3/3, expected the number of folds, such as 5 to train all 5"),
+        (["--folds=31"], "got 31 folds, expected 2 to 30, the number of training samples"),
+        (
+            [],
+            "split val has no samples, expected some; hold out a part with VAL_FRAC=0.1 (make shards), or a fold "
+            "(FOLDS=",
+        ),
+    ],
+)
 def test_folds_that_cannot_be_are_refused_in_one_line(
     folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str
 ) -> None:

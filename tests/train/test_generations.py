@@ -26,8 +26,20 @@ def extend(tmp_path: Path) -> Any:
         (tmp_path / "photos" / f"class{label}").mkdir(parents=True)
         for photo in sorted((tmp_path / "all" / f"class{label}").iterdir())[:20]:
             shutil.copy(photo, tmp_path / "photos" / f"class{label}")
-    words = ["--src", tmp_path / "photos", "--out", tmp_path / "s", "--res", "32,48", "--val-frac", "0.2",
-             "--shard-samples", "16", "--workers", "1"]  # fmt: skip
+    words = [
+        "--src",
+        tmp_path / "photos",
+        "--out",
+        tmp_path / "s",
+        "--res",
+        "32,48",
+        "--val-frac",
+        "0.2",
+        "--shard-samples",
+        "16",
+        "--workers",
+        "1",
+    ]
     assert prep([str(word) for word in words]) == 0
 
     def extend(label: str, *more: str) -> None:

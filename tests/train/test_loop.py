@@ -47,8 +47,9 @@ def test_clipping_bounds_the_size_of_a_step() -> None:
         learner = _learner(clip_norm=clip)
         before = [p.detach().clone() for p in learner.network.parameters()]
         _, lr = learner.train_step(make_batch())
-        moved = math.sqrt(sum(float((p.detach() - b).pow(2).sum())
-                              for p, b in zip(learner.network.parameters(), before, strict=True)))  # fmt: skip
+        moved = math.sqrt(
+            sum(float((p.detach() - b).pow(2).sum()) for p, b in zip(learner.network.parameters(), before, strict=True))
+        )
         lengths.append(moved / lr)
     assert lengths[0] > 0.1
     assert lengths[1] == pytest.approx(1e-3, rel=1e-2)

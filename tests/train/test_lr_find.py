@@ -46,11 +46,18 @@ def test_stored_range_tests_give_the_stored_suggestions() -> None:
     assert (near[0], near[-1], far) == pytest.approx((0.9, 1.6, 6), rel=0.06), "as the command says"
 
 
-@pytest.mark.parametrize(("losses", "diverged", "message"), [
-    (np.linspace(2.3, 1.0, 100), False, r"--max-lr: got 10, but the loss has not risen by then, expected it to; raise"),
-    (np.linspace(2.3, 9.0, 100), True, r"--min-lr: got 0\.001, but the loss only rises from there, expected it"),
-    (2.3 + np.sin(np.arange(100.0) ** 2), False, r"--steps: got 100, with a loss that falls by .* and noise of"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("losses", "diverged", "message"),
+    [
+        (
+            np.linspace(2.3, 1.0, 100),
+            False,
+            r"--max-lr: got 10, but the loss has not risen by then, expected it to; raise",
+        ),
+        (np.linspace(2.3, 9.0, 100), True, r"--min-lr: got 0\.001, but the loss only rises from there, expected it"),
+        (2.3 + np.sin(np.arange(100.0) ** 2), False, r"--steps: got 100, with a loss that falls by .* and noise of"),
+    ],
+)
 def test_a_curve_without_a_valley_gives_no_suggestion(
     losses: NDArray[np.float64], diverged: bool, message: str
 ) -> None:
@@ -61,10 +68,13 @@ def test_a_curve_without_a_valley_gives_no_suggestion(
 def test_a_noisy_loss_near_zero_is_no_divergence() -> None:
     losses = [2.3] * 10 + [0.01] * 70 + [0.8] * 10 + [9.0] * 50
     learner = SimpleNamespace(
-        recipe=Recipe.parse({"model": {"name": "test_resnet"}, "stages": [{"res": 32, "epochs": 1, "batch_size": 1}]},
-                            name="x"),
-        rates=None, ema=None, train_step=lambda batch: (batch,),
-    )  # fmt: skip
+        recipe=Recipe.parse(
+            {"model": {"name": "test_resnet"}, "stages": [{"res": 32, "epochs": 1, "batch_size": 1}]}, name="x"
+        ),
+        rates=None,
+        ema=None,
+        train_step=lambda batch: (batch,),
+    )
     test = range_test(None, losses, learner, low=1e-3, high=1e1, steps=140)  # type: ignore[arg-type]
     assert test.diverged
     assert 90 < len(test.losses) < 100
@@ -72,11 +82,17 @@ def test_a_noisy_loss_near_zero_is_no_divergence() -> None:
 
 def test_the_sweep_equals_a_plain_training_loop(shard_set: ShardSet) -> None:
     steps, low, high, factor = 6, 1e-4, 1e-2, 2.0
-    recipe = Recipe.parse({
-        "seed": 5, "model": {"name": "test_resnet"}, "precision": {"amp": "off", "channels_last": False},
-        "optim": {"name": "adamw", "weight_decay": 0.01}, "loss": {"label_smoothing": 0.1},
-        "stages": [{"res": 32, "epochs": 2, "batch_size": 16, "lr_scale": factor}],
-    }, name="x")  # fmt: skip
+    recipe = Recipe.parse(
+        {
+            "seed": 5,
+            "model": {"name": "test_resnet"},
+            "precision": {"amp": "off", "channels_last": False},
+            "optim": {"name": "adamw", "weight_decay": 0.01},
+            "loss": {"label_smoothing": 0.1},
+            "stages": [{"res": 32, "epochs": 2, "batch_size": 16, "lr_scale": factor}],
+        },
+        name="x",
+    )
     plan = recipe.plan(shard_set)
     learner = Learner(recipe, classes=3, total_steps=plan.total_steps, device=CPU)
     with Loader(plan, num_threads=1) as loader:
@@ -110,8 +126,20 @@ def test_the_sweep_equals_a_plain_training_loop(shard_set: ShardSet) -> None:
 
 def _words(folder: Path, shards: Path, *more: str, optim: str = "") -> list[str]:
     (folder / "x.toml").write_text(f'[model]\nname = "test_resnet"\n[precision]\namp = "off"\n{optim}{STAGES}')
-    return ["lr-find", "--shards", str(shards), "--recipe", str(folder / "x.toml"), "--device", "cpu", "--threads",
-            "1", "--out", str(folder / "a.html"), *more]  # fmt: skip
+    return [
+        "lr-find",
+        "--shards",
+        str(shards),
+        "--recipe",
+        str(folder / "x.toml"),
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--out",
+        str(folder / "a.html"),
+        *more,
+    ]
 
 
 @pytest.mark.slow

@@ -35,16 +35,34 @@ from tests.support.gpu_on_cpu import GpuLoader
 from tests.support.networks import make_batch
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "sgd": {}, "values": {},
-    "adamw": {"optim": {"name": "adamw", "lr": 1e-3, "clip_norm": 1.0}, "ema": {"decay": 0.9},
-              "loss": {"label_smoothing": 0.1}, "eval": {"flip": True}},
-    "lamb": {"optim": {"name": "lamb", "lr": 1e-3, "gradient_centralization": True, "clip_agc": 0.1,
-                       "gradient_normalization": True}, "loss": {"kind": "asl"}},
-    "labels": {"optim": {"lr": 0.1, "clip_value": 0.1, "grad_accum_steps": 2},
-               "model": {"name": "test_resnet", "grad_checkpointing": True}},
-    "freeze": {"freeze": {"mode": "freeze"}, "loss": {"kind": "bce"},
-               "stages": [{"res": 32, "epochs": 1, "batch_size": 8, "freeze_to": "all"}]},
-}  # fmt: skip
+    "sgd": {},
+    "values": {},
+    "adamw": {
+        "optim": {"name": "adamw", "lr": 1e-3, "clip_norm": 1.0},
+        "ema": {"decay": 0.9},
+        "loss": {"label_smoothing": 0.1},
+        "eval": {"flip": True},
+    },
+    "lamb": {
+        "optim": {
+            "name": "lamb",
+            "lr": 1e-3,
+            "gradient_centralization": True,
+            "clip_agc": 0.1,
+            "gradient_normalization": True,
+        },
+        "loss": {"kind": "asl"},
+    },
+    "labels": {
+        "optim": {"lr": 0.1, "clip_value": 0.1, "grad_accum_steps": 2},
+        "model": {"name": "test_resnet", "grad_checkpointing": True},
+    },
+    "freeze": {
+        "freeze": {"mode": "freeze"},
+        "loss": {"kind": "bce"},
+        "stages": [{"res": 32, "epochs": 1, "batch_size": 8, "freeze_to": "all"}],
+    },
+}
 
 
 @pytest.fixture(autouse=True)
@@ -102,17 +120,27 @@ def test_a_steady_step_waits_for_nothing_and_comments_explain_what_could_wait(na
 
 
 def test_comments_explain_what_could_wait_between_two_steps() -> None:
-    functions = (Meter.flush, Meter.mark, Meter._read_marks, cuda.record_event, GpuUtilization.poll, _Session._after,
-                 _Session._progress, Ranks.vote, Ranks.finish_vote)  # fmt: skip
+    functions = (
+        Meter.flush,
+        Meter.mark,
+        Meter._read_marks,
+        cuda.record_event,
+        GpuUtilization.poll,
+        _Session._after,
+        _Session._progress,
+        Ranks.vote,
+        Ranks.finish_vote,
+    )
     assert_waits_are_explained({function.__code__ for function in functions})
 
 
 MISTAKES: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
-    ("read", lambda loss: 1 if loss > 0 else 0), ("host copy", lambda loss: loss.cpu()),
+    ("read", lambda loss: 1 if loss > 0 else 0),
+    ("host copy", lambda loss: loss.cpu()),
     ("dynamic shape", lambda loss: loss.expand(8)[loss.expand(8) > 0]),
     ("pageable copy", lambda loss: torch.zeros(8).to(loss.device, non_blocking=True)),
     ("blocking copy", lambda loss: torch.empty(8, pin_memory=True).to(loss.device)),
-]  # fmt: skip
+]
 
 
 def test_the_trace_finds_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +188,7 @@ def trace_loader(
 AUGMENTS = {
     "plain": Augment(),
     "policy": Augment(policy="randaugment", jitter=(0.4, 0.4, 0.4, 0.1), random_erasing_prob=0.5, mixup_alpha=0.2),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ["plain", *(pytest.param(name, marks=pytest.mark.slow) for name in [*AUGMENTS][1:])])

@@ -11,8 +11,15 @@ from resolute.cli import main
 from tests.support.cli import bench
 
 Command = Callable[[str], int]
-SUFFIXES = {"eval": ".json", "predict": ".csv", "lr": ".html", "lr-find": ".html",
-            "show": ".html", "plan": ".json", "bench": ".json"}  # fmt: skip
+SUFFIXES = {
+    "eval": ".json",
+    "predict": ".csv",
+    "lr": ".html",
+    "lr-find": ".html",
+    "show": ".html",
+    "plan": ".json",
+    "bench": ".json",
+}
 
 
 @pytest.fixture
@@ -33,18 +40,22 @@ def commands(trained: Path, shard_root: Path) -> dict[str, Command]:
 
 @pytest.mark.parametrize("command", SUFFIXES)
 def test_every_command_checks_its_output_path_beforehand(
-    commands: dict[str, Command], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    commands: dict[str, Command],
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     suffix = SUFFIXES[command]
     (tmp_path / f"folder{suffix}").mkdir()
     (tmp_path / "photo.jpg").write_bytes(b"a photo")
     before = sorted(tmp_path.rglob("*"))
     for name, message in (
-        (f"photo.jpg/x{suffix}", "not written (No such folder)"), (f"folder{suffix}", "not written (Is a directory)"),
+        (f"photo.jpg/x{suffix}", "not written (No such folder)"),
+        (f"folder{suffix}", "not written (Is a directory)"),
         ("photo.txt", "expected a name that ends in"),
-    ):  # fmt: skip
+    ):
         assert commands[command](name) == 2
         err = capsys.readouterr().err
         assert message in err

@@ -65,9 +65,12 @@ class Cut(Exception):
 
 @pytest.mark.slow
 def test_a_run_cut_inside_its_ramps_is_bit_identical_even_if_a_resolution_is_added_in_between(
-    shard_root: Path, ramp_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    shard_root: Path,
+    ramp_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     """Ramps of resolution and of regularisation."""
     assert main(train_words(shard_root, ramp_file, tmp_path / "whole")) == 0
     out = capsys.readouterr().out
@@ -88,8 +91,18 @@ def test_a_run_cut_inside_its_ramps_is_bit_identical_even_if_a_resolution_is_add
             with pytest.raises(Cut):
                 main(words)
         if cut == 8:  # why 40: drawn in the second stage, and until now read from 48 px
-            added = ["--src", shard_root.parent / "photos", "--out", root, "--res", "32,40,48,64", "--val-frac", "0.17",
-                     "--shard-samples", "32"]  # fmt: skip
+            added = [
+                "--src",
+                shard_root.parent / "photos",
+                "--out",
+                root,
+                "--res",
+                "32,40,48,64",
+                "--val-frac",
+                "0.17",
+                "--shard-samples",
+                "32",
+            ]
             assert prep([str(word) for word in added]) == 0
             assert 40 in ShardSet.open(root).resolutions
     assert main(words) == 0
@@ -97,10 +110,16 @@ def test_a_run_cut_inside_its_ramps_is_bit_identical_even_if_a_resolution_is_add
 
 
 def test_logged_learning_rates_follow_the_batch_size_of_each_resolution() -> None:
-    recipe = Recipe.parse({"stages": [
-        {"res": [32, 64], "epochs": 2, "batch_size": [32, 8], "lr_scale": 0.5},
-        {"res": 64, "epochs": 1, "batch_size": 16},
-    ], "schedule": {"batch_rule": "linear"}}, name="x")  # fmt: skip
+    recipe = Recipe.parse(
+        {
+            "stages": [
+                {"res": [32, 64], "epochs": 2, "batch_size": [32, 8], "lr_scale": 0.5},
+                {"res": 64, "epochs": 1, "batch_size": 16},
+            ],
+            "schedule": {"batch_rule": "linear"},
+        },
+        name="x",
+    )
     steps = epoch_steps(recipe.stages, 64)
     assert (steps, epoch_samples(recipe.stages, 64)) == ([2, 8, 4], [64] * 3)
     rates = Rates(recipe.schedule, recipe.optim, recipe.stages, total_steps=14, epoch_steps=steps)

@@ -27,11 +27,15 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("target", "path"),
     [
-        ("first", "runs/first"), ("./runs/first/", "runs/first"), ("group/second", "runs/group/second"),
-        ("cv", "runs/cv"), ("runs/first/last.pt", "runs/first/last.pt"), ("first/last.pt", "runs/first/last.pt"),
+        ("first", "runs/first"),
+        ("./runs/first/", "runs/first"),
+        ("group/second", "runs/group/second"),
+        ("cv", "runs/cv"),
+        ("runs/first/last.pt", "runs/first/last.pt"),
+        ("first/last.pt", "runs/first/last.pt"),
         ("elsewhere", "elsewhere"),
     ],
-)  # fmt: skip
+)
 def test_name_and_path_refer_to_the_same_run(checkout: Path, target: str, path: str) -> None:
     assert existing_run(target) == Path(path)
     assert existing_run(str(checkout / path)) == checkout / path
@@ -40,13 +44,16 @@ def test_name_and_path_refer_to_the_same_run(checkout: Path, target: str, path: 
 @pytest.mark.parametrize(
     ("target", "path"),
     [
-        ("first", "runs/first"), ("runs/first", "runs/first"), ("new", "runs/new"), ("./runs/new", "runs/new"),
-        ("group/new", "runs/group/new"), ("./new", "new"), ("elsewhere", "runs/elsewhere"),
+        ("first", "runs/first"),
+        ("runs/first", "runs/first"),
+        ("new", "runs/new"),
+        ("./runs/new", "runs/new"),
+        ("group/new", "runs/group/new"),
+        ("./new", "new"),
+        ("elsewhere", "runs/elsewhere"),
     ],
-)  # fmt: skip
-def test_training_resumes_a_run_by_any_of_its_names(
-    checkout: Path, target: str, path: str
-) -> None:
+)
+def test_training_resumes_a_run_by_any_of_its_names(checkout: Path, target: str, path: str) -> None:
     before = sorted(checkout.rglob("*"))
     assert new_run(target) == Path(path)
     assert sorted(checkout.rglob("*")) == before
@@ -63,9 +70,16 @@ def test_a_missing_run_is_reported_with_a_list_of_the_runs(checkout: Path, capsy
         new_run("first/last.pt")
 
 
-@pytest.mark.parametrize(("shards", "name"), [
-    ("imagenet/", "rn50-imagenet"), ("/data/imagenet/shards", "rn50-imagenet"), ("../shards", "rn50-shards"),
-    ("s3://bucket/a/shards", "rn50-a"), ("rn50/shards", "rn50"), (".", "rn50"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shards", "name"),
+    [
+        ("imagenet/", "rn50-imagenet"),
+        ("/data/imagenet/shards", "rn50-imagenet"),
+        ("../shards", "rn50-shards"),
+        ("s3://bucket/a/shards", "rn50-a"),
+        ("rn50/shards", "rn50"),
+        (".", "rn50"),
+    ],
+)
 def test_a_run_is_named_after_its_recipe_and_set(shards: str, name: str) -> None:
     assert default_run(Path("recipes/rn50.toml"), shards) == name

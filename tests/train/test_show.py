@@ -38,9 +38,11 @@ def test_rows_equal_the_first_training_batches_of_each_stage(shard_set: ShardSet
     recipe = Recipe.load(recipe_file)
     rows = model_inputs(shard_set, recipe, count=6)
     assert [row.title.split(", epoch")[0] for row in rows] == [
-        "stage 0, training, 32 px", "stage 0, validation, 32 px", "stage 1, training, 48 px",
+        "stage 0, training, 32 px",
+        "stage 0, validation, 32 px",
+        "stage 1, training, 48 px",
         "stage 1, validation, 48 px",
-    ]  # fmt: skip
+    ]
     assert [row.pixels.shape for row in rows] == [(6, 32, 32, 3)] * 2 + [(6, 48, 48, 3)] * 2
     plan = Plan(shard_set, recipe.stages, seed=recipe.seed, eval_batch_size=8)
     first_batch = next(s for s in plan.phases if s.stage == 1 and s.split == "train").first
@@ -68,7 +70,7 @@ def test_the_sheet_draws_these_pixels_beside_their_originals(
     assert main([*words, "--count", "5"]) == 0
     page = (tmp_path / "seen.html").read_text()
     rows = model_inputs(shard_set, Recipe.load(recipe_file), count=5)
-    drawn = re.findall("image/webp;base64,(.+?)\"", page)
+    drawn = re.findall('image/webp;base64,(.+?)"', page)
     for data, pixels in zip(drawn, (pixels for row in rows for pixels in row.pixels), strict=True):
         np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))), pixels)
     assert re.findall("<h2>(.*?)</h2>", page) == [row.title for row in rows]

@@ -23,19 +23,29 @@ STAGES = [{"res": 32, "epochs": 2, "batch_size": 8}, {"res": 32, "epochs": 1, "b
 
 
 def recipe(*, graphs: bool = True, stages: Any = None, **tables: Any) -> Recipe:
-    table = {"model": {"name": "test_resnet", "drop_path_rate": 0.2}, "optim": {"lr": 0.1, "clip_norm": 1.0},
-             "ema": {"decay": 0.5}, "precision": {"amp": "off", "cuda_graphs": graphs}, "stages": stages or STAGES[:1],
-             }  # fmt: skip
+    table = {
+        "model": {"name": "test_resnet", "drop_path_rate": 0.2},
+        "optim": {"lr": 0.1, "clip_norm": 1.0},
+        "ema": {"decay": 0.5},
+        "precision": {"amp": "off", "cuda_graphs": graphs},
+        "stages": stages or STAGES[:1],
+    }
     return Recipe.parse({**table, **tables}, name="x")
 
 
-@pytest.mark.parametrize(("tables", "message"), [
-    ({}, ""),
-    ({"stages": [{"res": [32, 64], "epochs": 2, "batch_size": 8}]}, r"several shapes in stages\[0\] \(8 of 32 px, 8"),
-    ({"optim": {"grad_accum_steps": 2}}, "got true with optim.grad_accum_steps = 2, expected 1"),
-    ({"model": {"name": "test_resnet", "grad_checkpointing": True}}, "got true with model.grad_checkpointing"),
-    ({"precision": {"cuda_graphs": True, "compile": True}}, "got compile and cuda_graphs, expected one of them"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({}, ""),
+        (
+            {"stages": [{"res": [32, 64], "epochs": 2, "batch_size": 8}]},
+            r"several shapes in stages\[0\] \(8 of 32 px, 8",
+        ),
+        ({"optim": {"grad_accum_steps": 2}}, "got true with optim.grad_accum_steps = 2, expected 1"),
+        ({"model": {"name": "test_resnet", "grad_checkpointing": True}}, "got true with model.grad_checkpointing"),
+        ({"precision": {"cuda_graphs": True, "compile": True}}, "got compile and cuda_graphs, expected one of them"),
+    ],
+)
 def test_what_a_graph_cannot_capture_is_refused(tables: dict[str, Any], message: str) -> None:
     with pytest.raises(ResoluteError, match=message) if message else contextlib.nullcontext():
         check_cuda_graphs(recipe(**tables), device=GPU, world_size=1)

@@ -42,8 +42,9 @@ def of_kind(kind: str, shard_root: Path, root: Path) -> ShardSet:
     shutil.copytree(shard_root, root)
     splits = {name: split.samples[:]["label"].tolist() for name, split in ShardSet.open(root).splits.items()}
     if kind == "labels":
-        classes = {name: [[c for c in (0, 1) if c == label] + [2] for label in labels]
-                   for name, labels in splits.items()}  # fmt: skip
+        classes = {
+            name: [[c for c in (0, 1) if c == label] + [2] for label in labels] for name, labels in splits.items()
+        }
         return retarget(root, Target(kind="labels", names=LABELS), classes)
     numbers = {name: [(1000.0 + 100 * label, -5.0) for label in labels] for name, labels in splits.items()}
     return retarget(root, Target(kind="values", names=("size", "constant"), units=("mm", "")), numbers)
@@ -89,7 +90,7 @@ def test_a_run_learns_and_keeps_evaluates_and_draws_the_epoch_with_the_best_metr
     rows = json.loads(out.read_text())["rows"]
     assert max(row[key] for row in rows) == pytest.approx(saved.best_score, abs=1e-5)
     page = (run / "report.html").read_text(encoding="utf-8")
-    for text in (("first", "second", "average precision") if kind == "labels" else ("size [mm]", "RMSE")):
+    for text in ("first", "second", "average precision") if kind == "labels" else ("size [mm]", "RMSE"):
         assert text in page
 
 

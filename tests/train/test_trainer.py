@@ -211,9 +211,14 @@ def test_a_full_disk_is_reported_and_the_run_can_be_resumed(
 
 
 def test_a_run_that_went_back_from_a_damaged_checkpoint_resumes_from_there_without_from(
-    finished: Path, killed: Started, train_process: Started, words: Words, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    finished: Path,
+    killed: Started,
+    train_process: Started,
+    words: Words,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     shutil.copytree(finished, tmp_path / "tiny")
     for file in (tmp_path / "tiny" / "last.pt", tmp_path / "tiny" / "step-00000026.pt"):  # two names of one file
         file.write_bytes(file.read_bytes()[:-1000])

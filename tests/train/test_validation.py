@@ -69,8 +69,9 @@ def outcome(head: Head, outputs: torch.Tensor, targets: torch.Tensor, *, batch: 
 
 CLASS = Head(target=Target(kind="class", names=tuple("abcde")), loss="ce")
 MANY = Head(target=Target(kind="labels", names=(*"abcd", "never")), loss="bce")
-VALUES = Head(target=Target(kind="values", names=("x", "y"), units=("m", "")), loss="mse", mean=(3.0, -1e3),
-              std=(2.0, 50.0))  # fmt: skip
+VALUES = Head(
+    target=Target(kind="values", names=("x", "y"), units=("m", "")), loss="mse", mean=(3.0, -1e3), std=(2.0, 50.0)
+)
 
 
 def of_kind(head: Head) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,7 +113,8 @@ def test_the_metrics_of_classes_equal_a_count() -> None:
     names = CLASS.target.names
     for pair in raw["confused"]:
         assert {(names[labels[sample]], names[predicted[sample]]) for sample in pair["samples"]} == {
-            (pair["label"], pair["predicted"])}  # fmt: skip
+            (pair["label"], pair["predicted"])
+        }
 
 
 def test_the_metrics_of_labels_equal_their_definitions() -> None:

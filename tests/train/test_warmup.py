@@ -20,8 +20,10 @@ from resolute.train.recipe.schema import Recipe
 from resolute.train.warmup import shapes, warm_up
 from tests.train.conftest import stages, train_words
 
-STAGES = (Stage(res=32, epochs=2, batch_size=16), Stage(res=(40, 48), res_schedule="random", epochs=1,
-                                                       batch_size=20, fraction=0.5))  # fmt: skip
+STAGES = (
+    Stage(res=32, epochs=2, batch_size=16),
+    Stage(res=(40, 48), res_schedule="random", epochs=1, batch_size=20, fraction=0.5),
+)
 
 
 class Spy(nn.Module):
@@ -41,9 +43,15 @@ class Spy(nn.Module):
 def _warm_up(network: nn.Module, plan: Plan, grad_accum_steps: int = 1, ema: Any = None) -> None:
     table = {"stages": [{"res": 32, "epochs": 1, "batch_size": 8}], "optim": {"grad_accum_steps": grad_accum_steps}}
     learner = object.__new__(Learner)
-    learner.__dict__.update(network=network, device=torch.device("cpu"), ema=ema, teacher=None, ranks=Ranks(),
-                            recipe=Recipe.parse(table, name="x"),
-                            enter=lambda stage, res, training=True: network.train(training))  # fmt: skip
+    learner.__dict__.update(
+        network=network,
+        device=torch.device("cpu"),
+        ema=ema,
+        teacher=None,
+        ranks=Ranks(),
+        recipe=Recipe.parse(table, name="x"),
+        enter=lambda stage, res, training=True: network.train(training),
+    )
     warm_up(learner, shapes(plan))
 
 

@@ -19,8 +19,10 @@ from resolute.train.recipe.schema import RECIPES, Recipe
 from tests import ROOT
 from tests.support.whole_step import build_guard
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(
-    shutil.which("g++") is None, reason="no g++, which compiles the stand-in for CUDA's driver")]  # fmt: skip
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="no g++, which compiles the stand-in for CUDA's driver"),
+]
 
 # why: autocast computes layer norm and the norm of GRN in float32; layer scale, a float32 weight, also keeps DeiT's
 # residual stream in it. The next product converts to bf16.
@@ -66,8 +68,11 @@ def faults(rows: Rows, recipe: str, dtype: str) -> list[str]:
         if kind == "product":
             # float32: the log-sum-exp that attention keeps for its backward pass
             right = floats <= ({dtype, "float32"} if name.endswith("attention_backward") else {dtype})
-            right &= row["channels_last"] is not False or recipe in BLURRED or (
-                name == "convolution_backward" and recipe in NCHW_GRADIENTS)  # fmt: skip
+            right &= (
+                row["channels_last"] is not False
+                or recipe in BLURRED
+                or (name == "convolution_backward" and recipe in NCHW_GRADIENTS)
+            )
         elif kind == "norm":
             right = floats == ({dtype} if "batch" in name else {"float32"})
         elif kind == "narrowed":
@@ -98,8 +103,13 @@ def test_every_recipe_computes_in_the_right_dtypes_and_memory_formats(tmp_path: 
     jobs = [*different(), *OTHER_PRECISIONS, MISTAKES]
     steps = dict(zip(jobs, record_steps(tmp_path, jobs), strict=True))
     planted = faults(steps.pop(MISTAKES), "labels_cpu", "bfloat16")
-    for expected in ("product convolution: ['float32', 'float32']", "narrowed _to_copy", "statistics",
-                     "channels_last False", ": sync "):  # fmt: skip
+    for expected in (
+        "product convolution: ['float32', 'float32']",
+        "narrowed _to_copy",
+        "statistics",
+        "channels_last False",
+        ": sync ",
+    ):
         assert any(expected in line for line in planted), planted
     wrong = {}
     for job, rows in steps.items():

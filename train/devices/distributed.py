@@ -91,8 +91,7 @@ class Ranks:
         return contextlib.nullcontext()
 
     def seed(self, seed: int, step: int) -> None:
-        """Seed dropout as a function of (seed, rank, step), so that no state needs saving. No effect on a single rank.
-        """
+        """Seed dropout as a function of (seed, rank, step), so that no state is saved. No effect on a single rank."""
         if self.world_size > 1:
             torch.manual_seed(stream_key(seed, _DROPOUT, self.rank, step) >> 1)  # why: torch takes 63 bits
 
@@ -201,9 +200,10 @@ def join(device: str) -> Iterator[Ranks]:
             if not isinstance(error, dist.DistError) and "gloo" not in text.lower():
                 raise
             _raise_once(
-                store, f"rank {rank}: lost another rank ({text.splitlines()[0][:100]}); see its message; "
-                "the same command resumes from the last checkpoint"
-            )  # fmt: skip
+                store,
+                f"rank {rank}: lost another rank ({text.splitlines()[0][:100]}); see its message; "
+                "the same command resumes from the last checkpoint",
+            )
 
 
 def _raise_once(store: dist.Store, text: str) -> None:

@@ -16,8 +16,15 @@ import torch
 from resolute import cuda
 from resolute.machine import available_cpus
 
-__all__ = ["GpuUtilization", "bf16_is_emulated", "describe", "gpu_memory", "peak_memory_bytes", "process_age_s",
-           "reset_peak_memory"]  # fmt: skip
+__all__ = [
+    "GpuUtilization",
+    "bf16_is_emulated",
+    "describe",
+    "gpu_memory",
+    "peak_memory_bytes",
+    "process_age_s",
+    "reset_peak_memory",
+]
 
 _EVERY_S = 2.0  # NVML's own figure is a mean of the last 1/6 to 1 s
 
@@ -26,13 +33,15 @@ def describe(device: torch.device, *, threads: int) -> dict[str, Any]:
     """The machine record of run.jsonl, without host names or paths; None for what the machine does not have."""
     on_gpu = device.type == "cuda"
     return {
-        "system": platform.system(), "cpu": _cpuinfo("model name") or platform.processor() or platform.machine(),
-        "threads": threads, "cores": available_cpus(),
+        "system": platform.system(),
+        "cpu": _cpuinfo("model name") or platform.processor() or platform.machine(),
+        "threads": threads,
+        "cores": available_cpus(),
         "ram_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpu": cuda.device_name(device) if on_gpu else None,
         "gpu_memory_bytes": cuda.total_bytes(device) if on_gpu else None,
         "cuda": torch.version.cuda if on_gpu else None,
-    }  # fmt: skip
+    }
 
 
 def _cpuinfo(*fields: str) -> str:

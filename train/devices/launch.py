@@ -58,10 +58,16 @@ def torchrun_arguments(options: PlanOptions | TrainOptions) -> list[str]:
     """The arguments of torchrun before those of `resolute`."""
     resumes_elsewhere = getattr(options, "from_", "last.pt") != "last.pt"
     restarts = options.restarts if options.restarts is not None else 0 if resumes_elsewhere else _RESTARTS
-    place = ["--standalone"] if options.head is None else [
-        f"--nnodes={options.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={options.head}",
-        f"--rdzv-id={options.run or 'resolute'}",
-    ]  # fmt: skip
+    place = (
+        ["--standalone"]
+        if options.head is None
+        else [
+            f"--nnodes={options.nodes}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={options.head}",
+            f"--rdzv-id={options.run or 'resolute'}",
+        ]
+    )
     # why --: torchrun has a --run-path
     return [f"--nproc-per-node={options.gpus}", f"--max-restarts={restarts}", *place, "-m", "--", "resolute"]
 

@@ -26,9 +26,15 @@ __all__ = ["evaluate", "main"]
 
 
 def evaluate(
-    saved: SavedRun, shards: ShardSet, resolutions: list[int], *, device: torch.device, threads: int,
-    flip: bool = False, split: str = "val",
-) -> list[dict[str, Any]]:  # fmt: skip
+    saved: SavedRun,
+    shards: ShardSet,
+    resolutions: list[int],
+    *,
+    device: torch.device,
+    threads: int,
+    flip: bool = False,
+    split: str = "val",
+) -> list[dict[str, Any]]:
     """One row per resolution (px) and kind of weights: {"res", "weights", metrics …, "samples", "details"}.
 
     The metrics are those of the set's kind (`score.METRICS`), fractions in 0 to 1; `details` is as in
@@ -52,8 +58,9 @@ def evaluate(
         for which in networks:
             prefix = "" if which == "raw" else "ema_"
             values = {metric.key: metrics[prefix + metric.key] for metric in METRICS[saved.head.target.kind]}
-            rows.append({"res": res, "weights": which, **values, "samples": validation.samples,
-                         "details": details[which]})  # fmt: skip
+            rows.append(
+                {"res": res, "weights": which, **values, "samples": validation.samples, "details": details[which]}
+            )
     return rows
 
 
@@ -65,16 +72,23 @@ def main(args: EvalOptions) -> None:
     res = args.res or (saved.res,)
     shards = open_eval_set(args.shards, saved, fold=args.fold)
     device, flip = pick_device(args.device, threads=args.threads), args.flip or saved.recipe.eval.flip
-    rows = evaluate(saved, shards, list(res), device=device, threads=args.threads, flip=flip,
-                    split=args.split)  # fmt: skip
+    rows = evaluate(saved, shards, list(res), device=device, threads=args.threads, flip=flip, split=args.split)
     overlap = training_overlap(saved, shards, split=args.split, fold=args.fold)
-    about = {"checkpoint": str(saved.path), "step": saved.step, "recipe_hash": saved.recipe.hash,
-             "shards": shards.hash, "split": args.split, "flip": flip,
-             "note": overlap}  # fmt: skip
+    about = {
+        "checkpoint": str(saved.path),
+        "step": saved.step,
+        "recipe_hash": saved.recipe.hash,
+        "shards": shards.hash,
+        "split": args.split,
+        "flip": flip,
+        "note": overlap,
+    }
     with output_file(path) as file:
         file.write((json.dumps({**about, "rows": rows}, indent=1) + "\n").encode())
-    print(f"{saved.path} (step {saved.step}), {counted(rows[0]['samples'], 'sample')} of {shards.root}, {args.split}, "
-          f"flip {'on' if flip else 'off'}")  # fmt: skip
+    print(
+        f"{saved.path} (step {saved.step}), {counted(rows[0]['samples'], 'sample')} of {shards.root}, {args.split}, "
+        f"flip {'on' if flip else 'off'}"
+    )
     metrics = METRICS[saved.head.target.kind]
     print("  res  weights " + " ".join(metric.title.rjust(_width(metric)) for metric in metrics))
     for row in rows:
@@ -102,6 +116,8 @@ def _table(details: dict[str, Any]) -> list[str]:
     def number(value: float | None, digits: str) -> str:
         return "-" if value is None else f"{value:{digits}}"  # None: not finite
 
-    return [f"  {column['name']}: MAE {number(column['mae'], '.5g')}, RMSE {number(column['rmse'], '.5g')}"
-            f"{column['unit'] and ' '}{column['unit']}, R² {number(column['r2'], '.4f')}"
-            for column in details.get("columns", ())]  # fmt: skip
+    return [
+        f"  {column['name']}: MAE {number(column['mae'], '.5g')}, RMSE {number(column['rmse'], '.5g')}"
+        f"{column['unit'] and ' '}{column['unit']}, R² {number(column['r2'], '.4f')}"
+        for column in details.get("columns", ())
+    ]

@@ -49,8 +49,10 @@ def _timm_files(saved: SavedRun) -> dict[str, bytes]:
     model = saved.recipe.model
     for setting, is_set in (('norm = "group"', model.norm == "group"), ("blurpool = true", model.blurpool)):
         if is_set:
-            raise ResoluteError(f"--format: got timm for a model with {setting}, which timm's config.json cannot "
-                                "describe; choose --format onnx")  # fmt: skip
+            raise ResoluteError(
+                f"--format: got timm for a model with {setting}, which timm's config.json cannot "
+                "describe; choose --format onnx"
+            )
     origin = dict.fromkeys(("license", "origin_url", "paper_ids", "paper_name", "notes"))  # of timm's own weights
     options = {**size_options(model, saved.recipe.resolutions), **model.kwargs}
     network = timm.create_model(model.name, num_classes=len(saved.classes), pretrained_cfg_overlay=origin, **options)
@@ -68,13 +70,20 @@ def _onnx_files(saved: SavedRun) -> dict[str, bytes]:
     network = saved.network(saved.best_weights, torch.device("cpu")).to(memory_format=torch.contiguous_format)
     try:
         exported = torch.onnx.export(
-            network, (torch.zeros(2, 3, saved.res, saved.res),), dynamo=True, verbose=False, input_names=["images"],
-            output_names=["outputs"], dynamic_shapes=({0: torch.export.Dim("batch")},),
-        )  # fmt: skip
+            network,
+            (torch.zeros(2, 3, saved.res, saved.res),),
+            dynamo=True,
+            verbose=False,
+            input_names=["images"],
+            output_names=["outputs"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+        )
     except torch.onnx.OnnxExporterError as error:
         reason = str(error).strip().splitlines()[0]
-        raise ResoluteError(f"{saved.recipe.model.name}: torch cannot export it to ONNX ({reason}), expected another "
-                            "model; choose --format timm") from None  # fmt: skip
+        raise ResoluteError(
+            f"{saved.recipe.model.name}: torch cannot export it to ONNX ({reason}), expected another "
+            "model; choose --format timm"
+        ) from None
     assert exported is not None
     model, config = exported.model_proto, json.dumps({"resolute": _description(saved)}, indent=2)
     model.metadata_props.add(key="config", value=config)  # for readers who have the model alone
@@ -86,13 +95,26 @@ def _description(saved: SavedRun) -> dict[str, Any]:
     recipe, head, short_side = saved.recipe, saved.head.to_json(), round(saved.res * saved.margin)
     activation = None if head["kind"] == "values" else "softmax" if head["loss"] == "ce" else "sigmoid"
     return {
-        "target": head["kind"], "names": head["names"], "units": head["units"], "activation": activation,
-        "target_mean": head["mean"], "target_std": head["std"], "res": saved.res, "short_side": short_side,
-        "crop": recipe.eval.crop_pct or saved.res / short_side, "mean": recipe.data.mean, "std": recipe.data.std,
-        "flip": recipe.eval.flip, "weights": saved.best_weights, "step": saved.step,
-        f"best_{saved.metric.key}": saved.best_score, "model": recipe.model.name, "recipe": recipe.values(),
-        "recipe_hash": recipe.hash, "shards": saved.shards_hash,
-    }  # fmt: skip
+        "target": head["kind"],
+        "names": head["names"],
+        "units": head["units"],
+        "activation": activation,
+        "target_mean": head["mean"],
+        "target_std": head["std"],
+        "res": saved.res,
+        "short_side": short_side,
+        "crop": recipe.eval.crop_pct or saved.res / short_side,
+        "mean": recipe.data.mean,
+        "std": recipe.data.std,
+        "flip": recipe.eval.flip,
+        "weights": saved.best_weights,
+        "step": saved.step,
+        f"best_{saved.metric.key}": saved.best_score,
+        "model": recipe.model.name,
+        "recipe": recipe.values(),
+        "recipe_hash": recipe.hash,
+        "shards": saved.shards_hash,
+    }
 
 
 def preprocessing(saved: SavedRun) -> dict[str, Any]:
@@ -103,10 +125,13 @@ def preprocessing(saved: SavedRun) -> dict[str, Any]:
     """
     recipe, res = saved.recipe, saved.res
     return {
-        "input_size": (3, res, res), "mean": tuple(recipe.data.mean), "std": tuple(recipe.data.std),
-        "crop_pct": recipe.eval.crop_pct or _crop_pct(res, round(res * saved.margin)), "crop_mode": "center",
+        "input_size": (3, res, res),
+        "mean": tuple(recipe.data.mean),
+        "std": tuple(recipe.data.std),
+        "crop_pct": recipe.eval.crop_pct or _crop_pct(res, round(res * saved.margin)),
+        "crop_mode": "center",
         "interpolation": "bicubic",
-    }  # fmt: skip
+    }
 
 
 def _crop_pct(res: int, short_side: int) -> float:
@@ -132,15 +157,20 @@ def main(args: ExportOptions) -> None:
     onnx = args.format == "onnx"
     folder = args.out or saved.path.parent / ("export-onnx" if onnx else "export")
     if folder.suffix in (".onnx", ".safetensors"):
-        raise ResoluteError(f"--out: got {folder}, expected a folder; choose --out {folder.with_suffix('')}"
-                            f"{' --format onnx' * (folder.suffix == '.onnx')}")  # fmt: skip
+        raise ResoluteError(
+            f"--out: got {folder}, expected a folder; choose --out {folder.with_suffix('')}"
+            f"{' --format onnx' * (folder.suffix == '.onnx')}"
+        )
     is_empty = folder.is_dir() and not any(folder.iterdir())
     if folder.exists() and not is_empty and not _is_export(folder, "model.onnx" if onnx else "model.safetensors"):
-        raise ResoluteError(f"--out: {folder} exists and is not a run exported for {args.format}, expected a new name; "
-                            "choose another")  # fmt: skip
+        raise ResoluteError(
+            f"--out: {folder} exists and is not a run exported for {args.format}, expected a new name; choose another"
+        )
     export(saved, folder, onnx=onnx)
     names = ", ".join(saved.classes[:10]) + (", …" if len(saved.classes) > 10 else "")
     what = "values" if saved.head.target.kind == "values" else "classes"
-    print(f"{folder}: {saved.best_weights} weights of {saved.path} (step {saved.step}), {saved.metric.title} "
-          f"{saved.metric.text(saved.best_score)}; {len(saved.classes)} {what}: {names}\n"
-          f"python {shlex.quote(str(folder / 'predict.py'))} photo.jpg folder/ > predictions.csv")  # fmt: skip
+    print(
+        f"{folder}: {saved.best_weights} weights of {saved.path} (step {saved.step}), {saved.metric.title} "
+        f"{saved.metric.text(saved.best_score)}; {len(saved.classes)} {what}: {names}\n"
+        f"python {shlex.quote(str(folder / 'predict.py'))} photo.jpg folder/ > predictions.csv"
+    )

@@ -89,12 +89,16 @@ class Ensemble:
         self.first, self.device = members[0], device
         for member in members[1:]:
             if member.ensemble_key != self.first.ensemble_key:
-                raise ResoluteError(f"{member.path}: classes or values, mean, std, margin or folds differ from "
-                                    f"{self.first.path}, expected folds of the same recipe and set; predict with one "
-                                    "run")  # fmt: skip
+                raise ResoluteError(
+                    f"{member.path}: classes or values, mean, std, margin or folds differ from "
+                    f"{self.first.path}, expected folds of the same recipe and set; predict with one "
+                    "run"
+                )
             if res is None and member.res != self.first.res:
-                raise ResoluteError(f"{member.path}: validated at {member.res} px, expected {self.first.res} px as "
-                                    f"{self.first.path}; choose the resolution with --res")  # fmt: skip
+                raise ResoluteError(
+                    f"{member.path}: validated at {member.res} px, expected {self.first.res} px as "
+                    f"{self.first.path}; choose the resolution with --res"
+                )
         self.res = res or self.first.res
         self.flip = flip or self.first.recipe.eval.flip
         self._networks: list[nn.Module] = []
@@ -111,8 +115,10 @@ class Ensemble:
         They are the mean over the runs of `Head.predictions`, each with its own scale of values.
         """
         precision = self.first.recipe.precision
-        predictions = [head.predictions(eval_logits(network, images, precision, flip=self.flip))
-                       for head, network in zip(self._heads, self._networks, strict=True)]  # fmt: skip
+        predictions = [
+            head.predictions(eval_logits(network, images, precision, flip=self.flip))
+            for head, network in zip(self._heads, self._networks, strict=True)
+        ]
         return torch.stack(predictions).mean(0).cpu()
 
 
@@ -179,9 +185,14 @@ def predict_shards(ensemble: Ensemble, shards: ShardSet, *, split: str, threads:
         ensemble.first, shards, [ensemble.res], split=split, device=ensemble.device, threads=threads
     ) as loader:
         for batch in loader:
-            yield PredictionBatch(names=[names[row] for row in batch.spec.ids], predictions=ensemble(batch.images),
-                                  targets=batch.targets.cpu(), classes=shards.classes, split=stored,
-                                  errors={})  # fmt: skip
+            yield PredictionBatch(
+                names=[names[row] for row in batch.spec.ids],
+                predictions=ensemble(batch.images),
+                targets=batch.targets.cpu(),
+                classes=shards.classes,
+                split=stored,
+                errors={},
+            )
 
 
 def open_members(run: Path) -> list[SavedRun]:
@@ -204,15 +215,23 @@ def find_images(source: Path) -> tuple[list[Path], Path]:
         root, files = source, [name for name, entry in walk(str(source), Counter()) if entry.kind == "file"]
     images = [root / name for name in files if is_image(name)]
     if not images:
-        raise ResoluteError(f"{source}: no images among {counted(len(files), 'file')}, expected "
-                            f"{', '.join(sorted(SUFFIXES))}, or a shard set; correct SRC")  # fmt: skip
+        raise ResoluteError(
+            f"{source}: no images among {counted(len(files), 'file')}, expected "
+            f"{', '.join(sorted(SUFFIXES))}, or a shard set; correct SRC"
+        )
     return images, root
 
 
 def write_predictions(
-    batches: Iterable[PredictionBatch], out: Path, table: Table, *, head: Head, total: int, from_set: bool = False,
+    batches: Iterable[PredictionBatch],
+    out: Path,
+    table: Table,
+    *,
+    head: Head,
+    total: int,
+    from_set: bool = False,
     with_errors: bool = True,
-) -> str:  # fmt: skip
+) -> str:
     """Write the predictions to `out` as CSV, atomically; returns a one-line summary, with the metrics if known.
 
     `total`: number of images for the progress bar. `from_set`: with columns for the split and the targets of each
@@ -223,11 +242,13 @@ def write_predictions(
     header = [table.key, *(["split", *true_columns(head)] if from_set else []), *table.columns]
     # why first to another file: only at the end it is known whether there are errors
     with (
-        output_file(out) as file, tempfile.TemporaryFile(dir=out.parent) as other,
+        output_file(out) as file,
+        tempfile.TemporaryFile(dir=out.parent) as other,
         tqdm(total=total, unit="image", leave=False, disable=None) as bar,
-    ):  # fmt: skip
-        text, spool = (io.TextIOWrapper(each, newline="", encoding="utf-8", errors="surrogateescape")
-                       for each in (file, other))  # fmt: skip
+    ):
+        text, spool = (
+            io.TextIOWrapper(each, newline="", encoding="utf-8", errors="surrogateescape") for each in (file, other)
+        )
         rows = csv.writer(spool)
         for batch in batches:
             for i, name in enumerate(batch.names):
@@ -284,7 +305,7 @@ def main(args: PredictOptions) -> None:
         ("--format", args.format and args.sample, "the sample has the columns"),
         ("--sample", args.sample and from_set, "SRC is a shard set, and a sample has ids of photos"),
         ("--fold", args.fold is not None and not from_set, "SRC is no shard set"),
-    ):  # fmt: skip
+    ):
         if is_useless:
             raise ResoluteError(f"{option}: without effect, {why}; omit it")
     threshold = HALF if args.threshold is None else args.threshold
@@ -313,8 +334,11 @@ def main(args: PredictOptions) -> None:
     what = f"{len(classes)} {'values' if kind == 'values' else 'classes'}"
     sizes = ", ".join(map(str, sorted({ensemble.res for ensemble in ensembles})))
     print(f"{len(members)} {'runs' if len(members) > 1 else 'run'}, {what}, {sizes} px, {device}")
-    print(write_predictions(batches, args.out, table, head=head, total=total, from_set=from_set,
-                            with_errors=args.sample is None))  # fmt: skip
+    print(
+        write_predictions(
+            batches, args.out, table, head=head, total=total, from_set=from_set, with_errors=args.sample is None
+        )
+    )
     if note:
         print(note)
 
@@ -369,9 +393,10 @@ def _sources(members: list[SavedRun], args: PredictOptions) -> tuple[list[tuple[
             if args.fold is not None and args.fold not in sets:
                 raise ResoluteError(f"--fold: got {args.fold}, expected one of {sorted(sets)}; choose one")
             chosen = sorted(fold for fold in sets if args.fold in (None, fold))
-            return ([([folds[fold]], sets[fold]) for fold in chosen],
-                    f"out of fold: each photo of fold {', '.join(map(str, chosen))} by the run that held it out",
-                    )  # fmt: skip
+            return (
+                [([folds[fold]], sets[fold]) for fold in chosen],
+                f"out of fold: each photo of fold {', '.join(map(str, chosen))} by the run that held it out",
+            )
     notes = (training_overlap(member, first, split=args.split, fold=args.fold) for member in members)
     note = next(filter(None, notes), None)
     return [(members, first)], note and f"note: {note}"

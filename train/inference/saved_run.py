@@ -21,8 +21,15 @@ from resolute.train.model.head import Head
 from resolute.train.recipe.schema import Recipe
 from resolute.train.score import METRICS, Metric
 
-__all__ = ["SavedRun", "Weights", "left_out_note", "open_eval_set", "open_saved_run", "training_overlap",
-           "validation_loader"]  # fmt: skip
+__all__ = [
+    "SavedRun",
+    "Weights",
+    "left_out_note",
+    "open_eval_set",
+    "open_saved_run",
+    "training_overlap",
+    "validation_loader",
+]
 
 Weights = Literal["raw", "ema"]
 
@@ -67,9 +74,13 @@ class SavedRun:
         """The model with these weights in eval mode; it also accepts `resolutions` (px) not seen in training."""
         channels_last = self.recipe.precision.channels_last
         network = build_model(
-            self.recipe.model, classes=len(self.classes), channels_last=channels_last, device=device,
-            for_training=False, resolutions={*self.recipe.resolutions, *resolutions},
-        )  # fmt: skip
+            self.recipe.model,
+            classes=len(self.classes),
+            channels_last=channels_last,
+            device=device,
+            for_training=False,
+            resolutions={*self.recipe.resolutions, *resolutions},
+        )
         network.load_state_dict(self.weights[which])
         return network.eval()
 
@@ -90,12 +101,21 @@ def open_saved_run(run: Path) -> SavedRun:
     progress = state["progress"]
     try:
         return SavedRun(
-            path=path, recipe=Recipe.from_values(state["recipe"], name=state["name"]),
-            head=Head.from_json(state["head"]), shards_hash=state["shards"], own_set=state["set"]["source"],
-            data=state["data"], margin=state["margin"], generation=state["generation"], step=state["step"],
-            res=state["res"], decode=state["decode"], best_weights=progress["best_weights"],
-            best_score=progress["best_score"], weights={kind: tensors for kind, tensors in weights.items() if tensors},
-        )  # fmt: skip
+            path=path,
+            recipe=Recipe.from_values(state["recipe"], name=state["name"]),
+            head=Head.from_json(state["head"]),
+            shards_hash=state["shards"],
+            own_set=state["set"]["source"],
+            data=state["data"],
+            margin=state["margin"],
+            generation=state["generation"],
+            step=state["step"],
+            res=state["res"],
+            decode=state["decode"],
+            best_weights=progress["best_weights"],
+            best_score=progress["best_score"],
+            weights={kind: tensors for kind, tensors in weights.items() if tensors},
+        )
     except ResoluteError as error:
         raise ResoluteError(f"{path}: made by another version: {error}") from None
     except KeyError as error:
@@ -147,8 +167,10 @@ def training_overlap(saved: SavedRun, shards: ShardSet, *, split: str, fold: int
     own_fold = saved.recipe.data.fold
     eval_fold = own_fold if fold is None else fold
     if not _is_own(saved, shards):
-        return (f"{saved.path} was not trained on {shards.root} in its present state: if its training photos are among "
-                "these, the accuracy is too high")  # fmt: skip
+        return (
+            f"{saved.path} was not trained on {shards.root} in its present state: if its training photos are among "
+            "these, the accuracy is too high"
+        )
     if eval_fold != own_fold:
         return f"{saved.path} held out fold {own_fold}; it was trained on photos of fold {eval_fold}"
     if split == "train":
@@ -175,5 +197,12 @@ def validation_loader(
     plan = Plan.evaluation(
         shards, resolutions, split=split, batch_size=recipe.eval.batch_size, crop_frac=recipe.eval.crop_pct
     )
-    return Loader(plan, device=device, decode=saved.decode if on_gpu else None, num_threads=threads,
-                  mean=recipe.data.mean, std=recipe.data.std, dtype=image_dtype(recipe.precision, device))  # fmt: skip
+    return Loader(
+        plan,
+        device=device,
+        decode=saved.decode if on_gpu else None,
+        num_threads=threads,
+        mean=recipe.data.mean,
+        std=recipe.data.std,
+        dtype=image_dtype(recipe.precision, device),
+    )

@@ -19,8 +19,18 @@ from resolute.errors import ResoluteError
 from resolute.prep.sources.names import is_image
 from resolute.train.model.head import Head
 
-__all__ = ["HALF", "Sample", "Table", "default_table", "match_photos", "read_sample", "submission", "true_cells",
-           "true_columns", "wide_table"]  # fmt: skip
+__all__ = [
+    "HALF",
+    "Sample",
+    "Table",
+    "default_table",
+    "match_photos",
+    "read_sample",
+    "submission",
+    "true_cells",
+    "true_columns",
+    "wide_table",
+]
 
 HALF = 0.5  # probability from which on a label is predicted
 _SHOWN = 3  # ids in a message
@@ -50,9 +60,11 @@ def default_table(head: Head, *, topk: int, threshold: float = HALF) -> Table:
     if head.target.kind == "values":
         return Table(key="image", columns=[f"predicted {name}" for name in names], cells=_values)
     if head.target.kind == "labels":
-        return Table(key="image", columns=["predicted", *names], cells=lambda prediction: [
-            "|".join(_above(names, prediction, threshold)), *_probabilities(prediction)
-        ])  # fmt: skip
+        return Table(
+            key="image",
+            columns=["predicted", *names],
+            cells=lambda prediction: ["|".join(_above(names, prediction, threshold)), *_probabilities(prediction)],
+        )
 
     def cells(prediction: torch.Tensor) -> list[str]:
         values, indices = prediction.topk(topk)
@@ -76,11 +88,14 @@ def read_sample(path: Path) -> Sample:
         ids = [row[0] for row in rows if row]
     except (OSError, ValueError, csv.Error) as error:  # a ValueError: empty, or not UTF-8
         reason = error.strerror if isinstance(error, OSError) else "not a CSV file"
-        raise ResoluteError(f"--sample: {path} cannot be read ({reason}), expected sample_submission.csv; "
-                            "correct it") from None  # fmt: skip
+        raise ResoluteError(
+            f"--sample: {path} cannot be read ({reason}), expected sample_submission.csv; correct it"
+        ) from None
     if len(header) < 2 or not ids:
-        raise ResoluteError(f"--sample: {path} has {len(header)} columns and {len(ids)} rows, expected ids and at "
-                            "least one other column; correct it")  # fmt: skip
+        raise ResoluteError(
+            f"--sample: {path} has {len(header)} columns and {len(ids)} rows, expected ids and at "
+            "least one other column; correct it"
+        )
     return Sample(path=path, header=header, ids=ids)
 
 
@@ -95,8 +110,10 @@ def submission(sample: Sample, head: Head, *, threshold: float = HALF) -> Table:
     if len(columns) > 1 or (kind == "values" and len(names) > 1):
         unknown = next(name for name in columns if name not in names)
         what = "classes" if kind == "class" else kind
-        raise ResoluteError(f"--sample: {sample.path} has the column {unknown!r}, expected one column besides the ids, "
-                            f"or names of the run's {what} ({', '.join(names[:_SHOWN])} …); correct it")  # fmt: skip
+        raise ResoluteError(
+            f"--sample: {sample.path} has the column {unknown!r}, expected one column besides the ids, "
+            f"or names of the run's {what} ({', '.join(names[:_SHOWN])} …); correct it"
+        )
     if kind == "values":
         return Table(key=key, columns=columns, cells=_values)
     if kind == "labels":
@@ -112,8 +129,11 @@ def match_photos(sample: Sample, paths: Sequence[Path], root: Path) -> list[tupl
     """
     tried = []
     ways: tuple[Callable[[Path], Path], ...] = (
-        Path, _stem, lambda path: Path(path.name), lambda path: _stem(Path(path.name))
-    )  # fmt: skip
+        Path,
+        _stem,
+        lambda path: Path(path.name),
+        lambda path: _stem(Path(path.name)),
+    )
     for name_of in ways:
         found = defaultdict[Path, list[Path]](list)
         for path in paths:
@@ -127,11 +147,15 @@ def match_photos(sample: Sample, paths: Sequence[Path], root: Path) -> list[tupl
     absent = [key for key, photos in wrong.items() if not photos]
     if absent:
         more = ", …" if len(absent) > _SHOWN else ""
-        raise ResoluteError(f"--sample: {len(absent)} of {len(sample.ids)} ids have no photo in {root} "
-                            f"({', '.join(absent[:_SHOWN])}{more}), expected one each; correct SRC")  # fmt: skip
+        raise ResoluteError(
+            f"--sample: {len(absent)} of {len(sample.ids)} ids have no photo in {root} "
+            f"({', '.join(absent[:_SHOWN])}{more}), expected one each; correct SRC"
+        )
     key, photos = next(iter(wrong.items()))
-    raise ResoluteError(f"--sample: the id {key} fits {len(photos)} photos, {photos[0]} and {photos[1]} for example, "
-                        "expected one; use paths as ids, or correct SRC")  # fmt: skip
+    raise ResoluteError(
+        f"--sample: the id {key} fits {len(photos)} photos, {photos[0]} and {photos[1]} for example, "
+        "expected one; use paths as ids, or correct SRC"
+    )
 
 
 def true_columns(head: Head) -> list[str]:

@@ -30,15 +30,29 @@ _MOST_S = 30.0
 _METRICS = tuple(metric.key for metrics in METRICS.values() for metric in metrics)
 _NAMES = {
     "step": ("wait_s", "compute_s", "lr", "momentum", "loss"),
-    "epoch": ("epoch", "stage", "res", "images_per_s", "stall_frac", "loss", "eval_loss", "ema_eval_loss", *_METRICS,
-              *(f"ema_{name}" for name in _METRICS), "memory_bytes", "gpu_frac"),
-}  # fmt: skip
+    "epoch": (
+        "epoch",
+        "stage",
+        "res",
+        "images_per_s",
+        "stall_frac",
+        "loss",
+        "eval_loss",
+        "ema_eval_loss",
+        *_METRICS,
+        *(f"ema_{name}" for name in _METRICS),
+        "memory_bytes",
+        "gpu_frac",
+    ),
+}
 
 # read when mlflow is imported, unless they are set
 _OF_MLFLOW = {
-    "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_ALLOW_FILE_STORE": "true",  # why: the store in a folder is no longer its default
-}  # fmt: skip
+}
 
 
 class Point(NamedTuple):
@@ -206,10 +220,15 @@ class Wandb:
         wandb.setup(settings)
         is_offline = "WANDB_MODE" not in os.environ and not wandb.login(prompt=False)  # why: never wait for input
         self._run = wandb.init(
-            id=id_ or uuid.uuid4().hex[:12], resume="allow", dir=folder, name=folder.name, settings=settings,
-            project=os.environ.get("WANDB_PROJECT", "resolute"), config=configuration(start),
+            id=id_ or uuid.uuid4().hex[:12],
+            resume="allow",
+            dir=folder,
+            name=folder.name,
+            settings=settings,
+            project=os.environ.get("WANDB_PROJECT", "resolute"),
+            config=configuration(start),
             mode="offline" if is_offline else None,
-        )  # fmt: skip
+        )
         self.id: str | None = self._run.id
         self.place = self._run.url or f"wandb sync {folder}/wandb/offline-run-*"
 
@@ -251,8 +270,9 @@ class Mlflow:
 
     def add(self, points: Sequence[Point]) -> None:
         now, began = round(time.time() * 1000), time.monotonic()
-        metrics = [self._metric(name, value, now, point.step) for point in points
-                   for name, value in point.scalars.items()]  # fmt: skip
+        metrics = [
+            self._metric(name, value, now, point.step) for point in points for name, value in point.scalars.items()
+        ]
         for first in range(0, len(metrics), 1000):  # the most that a request may have
             _check_time(began)
             self._client.log_batch(self.id, metrics=metrics[first : first + 1000])
@@ -263,9 +283,11 @@ class Mlflow:
 
 # by name: the class, and the package that it needs, which is also the extra that installs it
 LOGGERS: dict[str, tuple[Callable[[Path, Mapping[str, Any], str | None], Logger], str]] = {
-    "csv": (Csv, ""), "tensorboard": (TensorBoard, "tensorboard"), "wandb": (Wandb, "wandb"),
+    "csv": (Csv, ""),
+    "tensorboard": (TensorBoard, "tensorboard"),
+    "wandb": (Wandb, "wandb"),
     "mlflow": (Mlflow, "mlflow"),
-}  # fmt: skip
+}
 
 
 def check_loggers(names: Sequence[str]) -> None:
@@ -278,8 +300,10 @@ def check_loggers(names: Sequence[str]) -> None:
 def configuration(start: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """`recipe`: all values of the recipe; `environment`: data, machine and versions, from the log's first record."""
     left_out = ("kind", "recipe_text", "recipe_values", "stages", "class_names", "class_samples")
-    return {"recipe": start.get("recipe_values", {}),
-            "environment": {name: value for name, value in start.items() if name not in left_out}}  # fmt: skip
+    return {
+        "recipe": start.get("recipe_values", {}),
+        "environment": {name: value for name, value in start.items() if name not in left_out},
+    }
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -118,9 +118,16 @@ class Meter:
         self._validation.start()
 
     def step(
-        self, spec: BatchSpec, loss: torch.Tensor, lr: float, *, momentum: float, wait_s: float, compute_s: float,
+        self,
+        spec: BatchSpec,
+        loss: torch.Tensor,
+        lr: float,
+        *,
+        momentum: float,
+        wait_s: float,
+        compute_s: float,
         marks: tuple[Any, Any] = (None, None),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Record a training step. `loss`: this rank's part of the mean loss, on the device. `wait_s`: host time blocked
         waiting for the batch. `compute_s`: host time of the step (on a GPU: of its launches). `marks`: from `mark`,
         before and after the step. Times are per rank; the log has rank 0's."""
@@ -134,10 +141,18 @@ class Meter:
         sums["lr"] = lr
         self.elapsed_s += step_s
         record = {
-            "kind": "step", "index": spec.index, "step": spec.step, "stage": spec.stage, "epoch": spec.epoch,
-            "res": spec.res, "samples": spec.global_size, "lr": lr, "momentum": momentum,
-            "wait_s": wait_s, "compute_s": compute_s,
-        }  # fmt: skip
+            "kind": "step",
+            "index": spec.index,
+            "step": spec.step,
+            "stage": spec.stage,
+            "epoch": spec.epoch,
+            "res": spec.res,
+            "samples": spec.global_size,
+            "lr": lr,
+            "momentum": momentum,
+            "wait_s": wait_s,
+            "compute_s": compute_s,
+        }
         if (utilization := self._gpu.poll()) is not None:
             sums["gpu_frac"] += utilization
             sums["gpu_asked"] += 1
@@ -241,19 +256,29 @@ class Meter:
         sums = self.sums
         metrics, self.details = self._validation.finish()
         record = {
-            "kind": "epoch", "epoch": spec.epoch, "stage": spec.stage, "res": res,
+            "kind": "epoch",
+            "epoch": spec.epoch,
+            "stage": spec.stage,
+            "res": res,
             "batch_size": min(batch_size, sums["samples"]),  # why: a small set has smaller batches
             "eval_res": spec.res if spec.split == "val" else None,
             "unix_s": time.time(),
-            "samples": sums["samples"], "steps": sums["steps"], "train_s": sums["train_s"],
-            "wait_s": sums["wait_s"], "eval_s": sums["eval_s"], "elapsed_s": self.elapsed_s,
-            "images_per_s": sums["samples"] / sums["train_s"], "stall_frac": sums["wait_s"] / sums["train_s"],
-            "lr": sums["lr"], "loss": sums["loss"] / sums["samples"],
+            "samples": sums["samples"],
+            "steps": sums["steps"],
+            "train_s": sums["train_s"],
+            "wait_s": sums["wait_s"],
+            "eval_s": sums["eval_s"],
+            "elapsed_s": self.elapsed_s,
+            "images_per_s": sums["samples"] / sums["train_s"],
+            "stall_frac": sums["wait_s"] / sums["train_s"],
+            "lr": sums["lr"],
+            "loss": sums["loss"] / sums["samples"],
             **metrics,
-            "memory_bytes": peak_memory_bytes(self._device), **self._gpu_memory(),
+            "memory_bytes": peak_memory_bytes(self._device),
+            **self._gpu_memory(),
             "gpu_frac": sums["gpu_frac"] / sums["gpu_asked"] if sums["gpu_asked"] else None,
             "class_counts": list(class_counts),
-        }  # fmt: skip
+        }
         self._log.write(record)
         self.start_epoch()
         return record

@@ -137,12 +137,17 @@ def switch_costs(
             groups = steps[start:end][SWITCH_STEPS:]
             groups = groups[: len(groups) // SWITCH_STEPS * SWITCH_STEPS].reshape(-1, SWITCH_STEPS)
             extra_s = (times_s[groups] - usual[groups]).sum(1)
-            costs.append({
-                "stage": int(stage), "res": int(res[first[0]]), "in_stage": start > 0,
-                "cost_s": float((times_s[first] - usual[first]).sum()), "median_s": float(usual[first].mean()),
-                "slowest_ratio": float((times_s[first] / usual[first]).max()),
-                "noise_s": np.quantile(extra_s, (0.05, 0.95)).tolist() if len(extra_s) >= _MIN_GROUPS else None,
-            })  # fmt: skip
+            costs.append(
+                {
+                    "stage": int(stage),
+                    "res": int(res[first[0]]),
+                    "in_stage": start > 0,
+                    "cost_s": float((times_s[first] - usual[first]).sum()),
+                    "median_s": float(usual[first].mean()),
+                    "slowest_ratio": float((times_s[first] / usual[first]).max()),
+                    "noise_s": np.quantile(extra_s, (0.05, 0.95)).tolist() if len(extra_s) >= _MIN_GROUPS else None,
+                }
+            )
     return costs
 
 

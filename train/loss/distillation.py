@@ -17,34 +17,55 @@ __all__ = ["Teacher", "build_teacher", "distilled"]
 
 
 def build_teacher(
-    distill: Distill, data: Data, *, classes: int, channels_last: bool, device: torch.device,
+    distill: Distill,
+    data: Data,
+    *,
+    classes: int,
+    channels_last: bool,
+    device: torch.device,
     resolutions: Collection[int] = (),
-) -> Teacher | None:  # fmt: skip
+) -> Teacher | None:
     """The recipe's teacher, or None. Raises `ResoluteError` as `build_model` does, and if its classes differ."""
     if not distill.teacher:
         return None
     return Teacher(
-        distill, classes=classes, mean=data.mean, std=data.std, channels_last=channels_last, device=device,
+        distill,
+        classes=classes,
+        mean=data.mean,
+        std=data.std,
+        channels_last=channels_last,
+        device=device,
         resolutions=resolutions,
-    )  # fmt: skip
+    )
 
 
 class Teacher(nn.Module):
     """A trained network with the run's classes, always in eval mode and without gradients."""
 
     def __init__(
-        self, distill: Distill, *, classes: int, mean: Sequence[float], std: Sequence[float], channels_last: bool,
-        device: torch.device, resolutions: Collection[int] = (),
-    ) -> None:  # fmt: skip
+        self,
+        distill: Distill,
+        *,
+        classes: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        channels_last: bool,
+        device: torch.device,
+        resolutions: Collection[int] = (),
+    ) -> None:
         """`mean`, `std`: normalisation of the run's images, also assumed for a teacher loaded from a file.
         `resolutions` (px): input sizes that it must accept."""
         super().__init__()
         model = Model(name=distill.teacher, weights=distill.weights, kwargs=distill.kwargs)
         try:
             self.network = build_model(
-                model, classes=classes, channels_last=channels_last, device=device, same_head=True,
+                model,
+                classes=classes,
+                channels_last=channels_last,
+                device=device,
+                same_head=True,
                 resolutions=resolutions,
-            )  # fmt: skip
+            )
         except ResoluteError as error:
             raise ResoluteError(f"distill: {error}") from None
         self.requires_grad_(False).eval()

@@ -48,21 +48,30 @@ def build_loss(
             asymmetric_loss, gamma_neg=loss.gamma_neg, gamma_pos=loss.gamma_pos, clip=loss.clip, weights=weights
         )
         mixed = _mixed_asymmetric_loss if head.target.kind == "class" else _dense_loss
-        return functools.partial(mixed, terms=lambda logits, targets, smoothing: asymmetric(logits, targets),
-                                 sum_classes=loss.sum_classes)  # fmt: skip
+        return functools.partial(
+            mixed, terms=lambda logits, targets, smoothing: asymmetric(logits, targets), sum_classes=loss.sum_classes
+        )
     if head.target.kind == "class":
         return functools.partial(
-            mixed_binary_cross_entropy, smoothing=smoothing, threshold=loss.threshold, sum_classes=loss.sum_classes,
+            mixed_binary_cross_entropy,
+            smoothing=smoothing,
+            threshold=loss.threshold,
+            sum_classes=loss.sum_classes,
             weights=weights,
-        )  # fmt: skip
+        )
     terms = functools.partial(_binary_cross_entropy, threshold=loss.threshold, weights=weights)
     return functools.partial(_dense_loss, terms=terms, sum_classes=loss.sum_classes, smoothing=smoothing)
 
 
 def mixed_cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, partner_labels: torch.Tensor, lam: torch.Tensor, *, smoothing: float,
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    partner_labels: torch.Tensor,
+    lam: torch.Tensor,
+    *,
+    smoothing: float,
     weights: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Cross-entropy (N,) float32 against the smoothed target lam * label + (1 - lam) * partner label.
 
     `logits` (N, C), `labels` and `partner_labels` (N,) int64, `lam` (N,) float32. The loss is linear in the target, so
@@ -78,9 +87,16 @@ def mixed_cross_entropy(
 
 
 def mixed_binary_cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, partner_labels: torch.Tensor, lam: torch.Tensor, *,
-    smoothing: float, threshold: float, sum_classes: bool, weights: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    partner_labels: torch.Tensor,
+    lam: torch.Tensor,
+    *,
+    smoothing: float,
+    threshold: float,
+    sum_classes: bool,
+    weights: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Binary cross-entropy (N,) float32, mean or sum over the classes, against the mixed targets. Shapes as above.
 
     Source: Wightman et al., arXiv 2110.00476; targets, smoothing and threshold as timm.loss.BinaryCrossEntropy.
@@ -88,16 +104,19 @@ def mixed_binary_cross_entropy(
     target = _mixed_one_hot(logits, labels, partner_labels, lam, smoothing=smoothing)
     if threshold:
         target = (target > threshold).float()
-    losses = functional.binary_cross_entropy_with_logits(
-        logits.float(), target, reduction="none", pos_weight=weights
-    )  # fmt: skip
+    losses = functional.binary_cross_entropy_with_logits(logits.float(), target, reduction="none", pos_weight=weights)
     return _over_classes(losses, sum_classes=sum_classes)
 
 
 def asymmetric_loss(
-    logits: torch.Tensor, targets: torch.Tensor, *, gamma_neg: float, gamma_pos: float, clip: float,
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    gamma_neg: float,
+    gamma_pos: float,
+    clip: float,
     weights: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Asymmetric loss (N, C) float32 of each class; `targets` (N, C) float32 in 0 to 1.
 
     The term of a present class has the weight (1 - p)^gamma_pos, that of an absent one q^gamma_neg, where
@@ -119,9 +138,13 @@ def asymmetric_loss(
 
 
 def _binary_cross_entropy(
-    logits: torch.Tensor, targets: torch.Tensor, smoothing: float, *, threshold: float,
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    smoothing: float,
+    *,
+    threshold: float,
     weights: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Binary cross-entropy (N, C) float32 of several labels; smoothing moves 0 and 1 towards 0.5.
 
     Source of the smoothing: keras.losses.BinaryCrossentropy.
@@ -129,15 +152,17 @@ def _binary_cross_entropy(
     if threshold:
         targets = (targets > threshold).float()
     targets = targets * (1.0 - smoothing) + 0.5 * smoothing if smoothing else targets
-    return functional.binary_cross_entropy_with_logits(
-        logits.float(), targets, reduction="none", pos_weight=weights
-    )  # fmt: skip
+    return functional.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none", pos_weight=weights)
 
 
 def _mixed_one_hot(
-    logits: torch.Tensor, labels: torch.Tensor, partner_labels: torch.Tensor, lam: torch.Tensor, *,
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    partner_labels: torch.Tensor,
+    lam: torch.Tensor,
+    *,
     smoothing: float = 0.0,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """lam * one-hot label + (1 - lam) * one-hot partner label, (N, C) float32; smoothing adds smoothing / C to all."""
     target = torch.full(logits.shape, smoothing / logits.shape[1], device=logits.device)
     for label, share in ((labels, lam), (partner_labels, 1.0 - lam)):
@@ -146,17 +171,29 @@ def _mixed_one_hot(
 
 
 def _mixed_asymmetric_loss(
-    logits: torch.Tensor, labels: torch.Tensor, partner_labels: torch.Tensor, lam: torch.Tensor, *,
-    terms: Callable[..., torch.Tensor], sum_classes: bool, smoothing: float = 0.0,
-) -> torch.Tensor:  # fmt: skip
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    partner_labels: torch.Tensor,
+    lam: torch.Tensor,
+    *,
+    terms: Callable[..., torch.Tensor],
+    sum_classes: bool,
+    smoothing: float = 0.0,
+) -> torch.Tensor:
     target = _mixed_one_hot(logits, labels, partner_labels, lam)
     return _over_classes(terms(logits, target, smoothing), sum_classes=sum_classes)
 
 
 def _dense_loss(
-    logits: torch.Tensor, targets: torch.Tensor, _partner_labels: torch.Tensor, _lam: torch.Tensor, *,
-    terms: Callable[..., torch.Tensor], sum_classes: bool, smoothing: float = 0.0,
-) -> torch.Tensor:  # fmt: skip
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    _partner_labels: torch.Tensor,
+    _lam: torch.Tensor,
+    *,
+    terms: Callable[..., torch.Tensor],
+    sum_classes: bool,
+    smoothing: float = 0.0,
+) -> torch.Tensor:
     """Targets (N, C) that are already mixed, see `Batch.targets`."""
     return _over_classes(terms(logits, targets, smoothing), sum_classes=sum_classes)
 
@@ -172,7 +209,11 @@ class _StandardizedLoss:
         self._elements, self._mean, self._std = elements, mean, std
 
     def __call__(
-        self, outputs: torch.Tensor, targets: torch.Tensor, _partner_labels: torch.Tensor, _lam: torch.Tensor,
+        self,
+        outputs: torch.Tensor,
+        targets: torch.Tensor,
+        _partner_labels: torch.Tensor,
+        _lam: torch.Tensor,
         smoothing: float = 0.0,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         return self._elements(outputs.float(), (targets - self._mean) / self._std).mean(1)

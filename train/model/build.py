@@ -28,9 +28,16 @@ __all__ = ["build_model", "compile_network", "head_parameters", "set_tf32", "sha
 
 
 def build_model(
-    model: Model, *, classes: int, channels_last: bool, device: torch.device, ranks: int = 1, for_training: bool = True,
-    same_head: bool = False, resolutions: Collection[int] = (),
-) -> nn.Module:  # fmt: skip
+    model: Model,
+    *,
+    classes: int,
+    channels_last: bool,
+    device: torch.device,
+    ranks: int = 1,
+    for_training: bool = True,
+    same_head: bool = False,
+    resolutions: Collection[int] = (),
+) -> nn.Module:
     """A timm model with `classes` outputs on `device`; parameter names are always timm's.
 
     `for_training`: False if the caller loads the weights. `same_head`: require initial weights for `classes` classes.

@@ -32,8 +32,9 @@ def layers(network: nn.Module) -> dict[str, list[str]]:
     groups = list(group_parameters(network, matcher).values())
     prefixes = [{prefix for name in names for prefix in _prefixes(name)} for names in groups]
     # a layer's name is the shortest prefix that no other layer shares: layer3, blocks.7
-    return {next(p for p in _prefixes(names[0]) if sum(p in layer for layer in prefixes) == 1): names
-            for names in groups}  # fmt: skip
+    return {
+        next(p for p in _prefixes(names[0]) if sum(p in layer for layer in prefixes) == 1): names for names in groups
+    }
 
 
 def _prefixes(name: str) -> list[str]:
@@ -88,8 +89,10 @@ class Freezer:
         self.sets = trainable_sets(freeze, stages, network)
         self._stage: int | None = None  # stage whose set the network has; None: all trainable
         self._stepped: int | None = None  # stage whose set the optimizer has
-        self._modules = [(module, self._all & {f"{name}.{parameter}" for parameter, _ in module.named_parameters()})
-                         for name, module in network.named_modules()]  # fmt: skip
+        self._modules = [
+            (module, self._all & {f"{name}.{parameter}" for parameter, _ in module.named_parameters()})
+            for name, module in network.named_modules()
+        ]
         if len(set(self.sets)) > 1:
             self._split_groups()
 
@@ -98,8 +101,10 @@ class Freezer:
 
         why: some optimizers, such as timm's LAMB, count the steps for their bias correction per group.
         """
-        when = {parameter: tuple(name in names for names in self.sets)
-                for name, parameter in self._network.named_parameters()}  # fmt: skip
+        when = {
+            parameter: tuple(name in names for names in self.sets)
+            for name, parameter in self._network.named_parameters()
+        }
         parts: list[dict[str, Any]] = []
         for group in self._optimizer.param_groups:
             cohorts: dict[tuple[bool, ...], list[nn.Parameter]] = {}

@@ -125,7 +125,5 @@ def _moments(shards: ShardSet) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, An
 
 
 @functools.lru_cache
-def _scale(
-    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _scale(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(mean, device=device), torch.tensor(std, device=device)  # sync: once per device

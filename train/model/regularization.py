@@ -26,6 +26,7 @@ def strongest(recipe: Recipe) -> Recipe:
 
     why: timm leaves out stochastic depth with a rate of 0, and groups without decay if there is no weight decay.
     """
+
     def largest(name: str) -> float:
         return max(values[name] for values in _all_values(recipe))
 

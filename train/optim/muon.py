@@ -26,9 +26,14 @@ def replace_emulated_bf16() -> None:
 
 
 def _on_any_device(
-    gradient: torch.Tensor, steps: int, coefficients: list[tuple[float, float, float]], eps: float = _EPS,
-    safety_factor: float = 1.0, dtype: torch.dtype = torch.bfloat16, scale_eps: bool = False,
-) -> torch.Tensor:  # fmt: skip
+    gradient: torch.Tensor,
+    steps: int,
+    coefficients: list[tuple[float, float, float]],
+    eps: float = _EPS,
+    safety_factor: float = 1.0,
+    dtype: torch.dtype = torch.bfloat16,
+    scale_eps: bool = False,
+) -> torch.Tensor:
     if not bf16_is_emulated(gradient.device) or scale_eps:
         return _timms(gradient, steps, coefficients, eps, safety_factor, dtype, scale_eps)
     last = [coefficients[-1]] * (steps - len(coefficients))
@@ -36,9 +41,12 @@ def _on_any_device(
 
 
 def orthogonalize(
-    gradient: torch.Tensor, coefficients: Sequence[tuple[float, float, float]], *, eps: float = _EPS,
+    gradient: torch.Tensor,
+    coefficients: Sequence[tuple[float, float, float]],
+    *,
+    eps: float = _EPS,
     safety_factor: float = 1.0,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Approximately U V' of the gradient's singular value decomposition U S V', (..., m, n) float32.
 
     One Newton-Schulz iteration per (a, b, c): X <- (a + b X X' + c (X X')²) X, from the gradient divided by

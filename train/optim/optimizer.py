@@ -19,6 +19,7 @@ from .muon import replace_emulated_bf16
 
 __all__ = ["Lookahead", "build_gradient_steps", "build_optimizer"]
 
+
 def build_optimizer(optim: Optim, network: nn.Module) -> torch.optim.Optimizer:
     """The optimizer `optim.name` of timm's registry with timm's parameter groups, wrapped in Lookahead if on.
 
@@ -43,9 +44,14 @@ def build_optimizer(optim: Optim, network: nn.Module) -> torch.optim.Optimizer:
         if "max_grad_norm" in accepted:
             settings["max_grad_norm"] = None  # why: `optim.clip_norm` does the clipping
         optimizer: torch.optim.Optimizer = timm.optim.create_optimizer_v2(
-            network, opt=name, lr=optim.lr, weight_decay=optim.weight_decay, momentum=optim.momentum,
-            layer_decay=optim.layer_decay, **settings,
-        )  # fmt: skip
+            network,
+            opt=name,
+            lr=optim.lr,
+            weight_decay=optim.weight_decay,
+            momentum=optim.momentum,
+            layer_decay=optim.layer_decay,
+            **settings,
+        )
     except (ImportError, AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise _unusable(optim, (str(error) or type(error).__name__).splitlines()[0][:160]) from None
     if not all("momentum" in group or "betas" in group for group in optimizer.param_groups):

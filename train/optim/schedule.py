@@ -38,17 +38,25 @@ class Rates:
     """
 
     def __init__(
-        self, schedule: Schedule, optim: Optim, stages: Sequence[RecipeStage], *, total_steps: int,
-        epoch_steps: Sequence[int] = (), epoch_samples: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+        self,
+        schedule: Schedule,
+        optim: Optim,
+        stages: Sequence[RecipeStage],
+        *,
+        total_steps: int,
+        epoch_steps: Sequence[int] = (),
+        epoch_samples: Sequence[int] = (),
+    ) -> None:
         epochs = [stage.epochs for stage in stages]
         steps = list(epoch_steps) or [total_steps]
-        if sum(steps) != total_steps or (len(steps) != sum(epochs) and (
-            schedule.kind not in _GLOBAL or schedule.warmup_epochs is not None
-        )):
+        if sum(steps) != total_steps or (
+            len(steps) != sum(epochs) and (schedule.kind not in _GLOBAL or schedule.warmup_epochs is not None)
+        ):
             raise ValueError(f"got epochs of {steps} steps, expected {sum(epochs)} epochs, {total_steps} steps in all")
-        self._progress = None if schedule.progress == "steps" else _Progress(
-            steps, epoch_samples if schedule.progress == "samples" else [1] * len(steps)
+        self._progress = (
+            None
+            if schedule.progress == "steps"
+            else _Progress(steps, epoch_samples if schedule.progress == "samples" else [1] * len(steps))
         )
         if schedule.warmup_epochs is None:
             self._pieces = _pieces(schedule, optim, epochs=epochs, steps=steps)
@@ -60,8 +68,10 @@ class Rates:
         self._has_momentum = bool(optim.momentum)  # why not the group's: it is 0 at the peak if `base_momentum` is
         base = schedule.base_batch or stages[0].shapes[0].batch_size
         power = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}[schedule.batch_rule]
-        self._factors = [{shape.res: stage.lr_scale * (shape.batch_size / base) ** power for shape in stage.shapes}
-                         for stage in stages]  # fmt: skip
+        self._factors = [
+            {shape.res: stage.lr_scale * (shape.batch_size / base) ** power for shape in stage.shapes}
+            for stage in stages
+        ]
 
     def at(self, step: int) -> tuple[float, float]:
         """(learning rate before the stage's factor, momentum) of optimizer step `step`, 0-based."""
@@ -183,8 +193,7 @@ class WarmCosine:
     """
 
     def __init__(self, schedule: Schedule, optim: Optim, *, total_steps: int, rise: float | None = None) -> None:
-        """`rise`: steps of the warm-up; None: the fraction `pct_start` of all if the kind is `warmup_cosine`, else 0.
-        """
+        """`rise`: warm-up steps; None: the fraction `pct_start` of all steps for `warmup_cosine`, else 0."""
         if rise is None:
             rise = schedule.pct_start * total_steps if schedule.kind == "warmup_cosine" else 0.0
         self._rise = warm = round(rise)

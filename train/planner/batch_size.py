@@ -21,9 +21,15 @@ from resolute.train.recipe.schema import Recipe
 from .measure import synthetic
 
 __all__ = [
-    "DoesNotFit", "Probe", "cap_memory", "largest_that_fits", "loader_bytes", "out_of_memory", "real_steps",
+    "DoesNotFit",
+    "Probe",
+    "cap_memory",
+    "largest_that_fits",
+    "loader_bytes",
+    "out_of_memory",
+    "real_steps",
     "with_batch_sizes",
-]  # fmt: skip
+]
 
 _GIB = 2**30
 _USABLE_FRAC = 0.95  # of the free memory is for steps and loader; the rest is lost to fragmentation
@@ -32,9 +38,13 @@ _IN_FLIGHT = 3 + 2  # batches: the loader's `prefetch_batches`, the consumer's b
 # Parts of the messages of RuntimeErrors that are not torch.OutOfMemoryError but have the same cause.
 # Source: Accelerate's should_reduce_batch_size, and how cuBLAS and cuDNN report that they could not allocate
 _NO_MEMORY = (
-    "out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_NOT_SUPPORTED", "unable to find an engine to execute this computation",
-)  # fmt: skip
+    "out of memory",
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_NOT_SUPPORTED",
+    "unable to find an engine to execute this computation",
+)
 
 Probe = Callable[[int, int], bool]  # (stage, samples per step on this rank, 0: validation alone) -> whether they fit
 
@@ -64,9 +74,14 @@ def cap_memory(device: torch.device, gib: float) -> None:
 
 
 def with_batch_sizes(
-    recipe: Recipe, *, device: torch.device, saved_recipe: Callable[[], Any],
-    probe: Callable[[Recipe], tuple[Plan, Probe]], world_size: int = 1, min_over_ranks: Callable[[int], int] = int,
-) -> Recipe:  # fmt: skip
+    recipe: Recipe,
+    *,
+    device: torch.device,
+    saved_recipe: Callable[[], Any],
+    probe: Callable[[Recipe], tuple[Plan, Probe]],
+    world_size: int = 1,
+    min_over_ranks: Callable[[int], int] = int,
+) -> Recipe:
     """The recipe with every batch size of "auto" replaced by a number.
 
     `saved_recipe` returns the recipe values of the run's checkpoint, whose sizes are kept, or None. Otherwise the
@@ -154,8 +169,9 @@ def real_steps(plan: Plan, learner: Learner, *, world_size: int) -> Probe:
         try:
             with _no_autotuning():
                 for spec, samples in parts:
-                    batch = synthetic(spec, device=device, dtype=learner.image_dtype, times=samples / len(spec),
-                                      head=learner.head)  # fmt: skip
+                    batch = synthetic(
+                        spec, device=device, dtype=learner.image_dtype, times=samples / len(spec), head=learner.head
+                    )
                     for _ in range(2 if spec.split == "train" else 1):
                         learner.train_step(batch) if spec.split == "train" else learner.eval_step(batch)
                     batch = None
@@ -206,8 +222,13 @@ class DoesNotFit(Exception):
 
     def describe(self, plan: Plan, recipe: Recipe, device: torch.device) -> ResoluteError:
         """The error for the user: which stages, the memory in use, and what to change in the recipe."""
-        stages = sorted({phase.stage for phase in plan.phases if phase.split == self.split
-                         and self.res in (shape.res for shape in phase.shapes)})  # fmt: skip
+        stages = sorted(
+            {
+                phase.stage
+                for phase in plan.phases
+                if phase.split == self.split and self.res in (shape.res for shape in phase.shapes)
+            }
+        )
         samples = self.samples
         if self.split == "val":
             advice = f"set eval.batch_size = {_half(recipe.eval.batch_size)}"
@@ -233,8 +254,10 @@ def _in_use(device: torch.device) -> str:
     if device.type != "cuda":
         return ""
     values = (
-        cuda.allocated_bytes(device), cuda.reserved_bytes(device), cuda.memory_limit_bytes(device),
+        cuda.allocated_bytes(device),
+        cuda.reserved_bytes(device),
+        cuda.memory_limit_bytes(device),
         cuda.total_bytes(device),
-    )  # fmt: skip
+    )
     used, reserved, limit, total = (f"{value / _GIB:.1f}" for value in values)
     return f" ({used} GiB in use, {reserved} GiB reserved by torch, limit {limit} GiB; the GPU has {total} GiB)"

@@ -20,9 +20,16 @@ from resolute.train.logs.run_log import format_duration
 from .measure import Pace
 
 __all__ = [
-    "Forecast", "StageForecast", "advice", "calibration", "forecast", "parse_duration", "table", "to_json",
+    "Forecast",
+    "StageForecast",
+    "advice",
+    "calibration",
+    "forecast",
+    "parse_duration",
+    "table",
+    "to_json",
     "with_doubled_batches",
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,22 +83,35 @@ class Forecast:
         """Seconds of all folds by part of the work. `epochs`: per stage (0: left out), if not those of the stages."""
         counts = list(epochs) or [stage.epochs for stage in self.stages]
         ends = list(accumulate(counts))
-        validations = [end // self.eval_every - (end - count) // self.eval_every
-                       for end, count in zip(ends, counts, strict=True)]  # fmt: skip
+        validations = [
+            end // self.eval_every - (end - count) // self.eval_every for end, count in zip(ends, counts, strict=True)
+        ]
         if ends[-1] % self.eval_every:
             validations[ends.index(ends[-1])] += 1  # the last epoch is always validated
         run = list(zip(self.stages, counts, validations, strict=True))
         saves = sum(count * (1 + int(stage.epoch_s // self.save_every_s)) for stage, count, _ in run)
-        single = {"start": self.start_s, "training": sum(count * stage.epoch_s for stage, count, _ in run),
-                  "validation": sum(n * stage.eval_s for stage, _, n in run), "checkpoints": saves * self.save_s}
+        single = {
+            "start": self.start_s,
+            "training": sum(count * stage.epoch_s for stage, count, _ in run),
+            "validation": sum(n * stage.eval_s for stage, _, n in run),
+            "checkpoints": saves * self.save_s,
+        }
         return {name: self.folds * value for name, value in single.items()}
 
     def total_s(self, epochs: Sequence[int] = ()) -> float:
         return sum(self.parts_s(epochs).values())
 
 
-def forecast(plan: Plan, paces: Sequence[Pace], *, eval_every: int, start_s: float, save_s: float,
-             save_every_s: float, folds: int = 1) -> Forecast:  # fmt: skip
+def forecast(
+    plan: Plan,
+    paces: Sequence[Pace],
+    *,
+    eval_every: int,
+    start_s: float,
+    save_s: float,
+    save_every_s: float,
+    folds: int = 1,
+) -> Forecast:
     """The forecast of a run of `plan` with the measured `paces` of its stages."""
     val = len(plan.shards.splits["val"]) if "val" in plan.shards.splits else 0
     steps = Counter[int]()
@@ -101,12 +121,26 @@ def forecast(plan: Plan, paces: Sequence[Pace], *, eval_every: int, start_s: flo
     for i, stage in enumerate(plan.stages):
         images, size = plan.first_phase("train", i).samples, stage.shapes[0].batch_size
         ramp_steps = steps[i] if len(stage.shapes) > 1 else None
-        stages.append(StageForecast(
-            stage=i, res=stage.max_res, batch_size=round(stage.epochs * images / ramp_steps) if ramp_steps else size,
-            epochs=stage.epochs, images=images, eval_images=val, pace=paces[i], ramp_steps=ramp_steps,
-        ))  # fmt: skip
-    return Forecast(stages=tuple(stages), eval_every=eval_every, start_s=start_s, save_s=save_s,
-                    save_every_s=save_every_s, folds=folds)  # fmt: skip
+        stages.append(
+            StageForecast(
+                stage=i,
+                res=stage.max_res,
+                batch_size=round(stage.epochs * images / ramp_steps) if ramp_steps else size,
+                epochs=stage.epochs,
+                images=images,
+                eval_images=val,
+                pace=paces[i],
+                ramp_steps=ramp_steps,
+            )
+        )
+    return Forecast(
+        stages=tuple(stages),
+        eval_every=eval_every,
+        start_s=start_s,
+        save_s=save_s,
+        save_every_s=save_every_s,
+        folds=folds,
+    )
 
 
 def with_doubled_batches(result: Forecast, models: Sequence[float | None], *, shared: bool) -> Forecast:
@@ -142,22 +176,37 @@ def parse_duration(text: str, *, setting: str = "--budget") -> float:
 def calibration(result: Forecast) -> list[dict[str, Any]]:
     """The calibration records of run.jsonl, one per stage."""
     return [
-        {"kind": "calibration", "stage": stage.stage, "loader_images_per_s": stage.pace.loader_images_per_s,
-         "model_images_per_s": stage.pace.model_images_per_s,
-         "step_s": stage.batch_size / stage.pace.live_images_per_s}
+        {
+            "kind": "calibration",
+            "stage": stage.stage,
+            "loader_images_per_s": stage.pace.loader_images_per_s,
+            "model_images_per_s": stage.pace.model_images_per_s,
+            "step_s": stage.batch_size / stage.pace.live_images_per_s,
+        }
         for stage in result.stages
-    ]  # fmt: skip
+    ]
 
 
 def to_json(result: Forecast, budget_s: float | None, advice_lines: list[str]) -> dict[str, Any]:
     """The content of the `--json` file."""
     stages = [
-        {**dataclasses.asdict(stage), "steps": stage.steps, "limit": stage.limit, "epoch_s": stage.epoch_s,
-         "eval_s": stage.eval_s}
+        {
+            **dataclasses.asdict(stage),
+            "steps": stage.steps,
+            "limit": stage.limit,
+            "epoch_s": stage.epoch_s,
+            "eval_s": stage.eval_s,
+        }
         for stage in result.stages
-    ]  # fmt: skip
-    return {"stages": stages, "folds": result.folds, "parts_s": result.parts_s(), "total_s": result.total_s(),
-            "budget_s": budget_s, "advice": advice_lines}  # fmt: skip
+    ]
+    return {
+        "stages": stages,
+        "folds": result.folds,
+        "parts_s": result.parts_s(),
+        "total_s": result.total_s(),
+        "budget_s": budget_s,
+        "advice": advice_lines,
+    }
 
 
 def table(result: Forecast) -> str:
@@ -184,9 +233,7 @@ def table(result: Forecast) -> str:
     return "\n".join(lines)
 
 
-def advice(
-    result: Forecast, budget_s: float, doubled: Forecast | None, *, least: Sequence[int] = ()
-) -> list[str]:
+def advice(result: Forecast, budget_s: float, doubled: Forecast | None, *, least: Sequence[int] = ()) -> list[str]:
     """Whether the run fits `budget_s`, and if not, what would; `doubled`: the forecast with doubled batch sizes.
 
     `least`: the fewest epochs of each stage, if not one.
@@ -207,14 +254,19 @@ def advice(
     if result.folds > 1:
         fold_s = total / result.folds
         folds = int(budget_s // fold_s)
-        lines.append(f"- fewer folds: {folds} of {result.folds}: {format_duration(folds * fold_s)}" if folds else
-                     f"- fewer folds: not enough, one fold takes {format_duration(fold_s)}")  # fmt: skip
+        lines.append(
+            f"- fewer folds: {folds} of {result.folds}: {format_duration(folds * fold_s)}"
+            if folds
+            else f"- fewer folds: not enough, one fold takes {format_duration(fold_s)}"
+        )
     if doubled is not None:
         sizes = [_list([stage.batch_size for stage in f.stages]) for f in (doubled, result)]
         doubled_s = doubled.total_s()
         effect = "fits" if doubled_s <= budget_s else "still too long" if doubled_s < total else "no gain"
-        lines.append(f"- larger batches: {sizes[0]} instead of {sizes[1]}: {format_duration(doubled_s)}, {effect} "
-                     "(adapt the learning rate)")  # fmt: skip
+        lines.append(
+            f"- larger batches: {sizes[0]} instead of {sizes[1]}: {format_duration(doubled_s)}, {effect} "
+            "(adapt the learning rate)"
+        )
     return lines
 
 

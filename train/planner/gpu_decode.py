@@ -37,5 +37,7 @@ def difference(shards: ShardSet, *, res: int, batch_size: int, device: str, thre
     median, largest = float(levels.median()), float(levels.max())
     if median <= _HALF_WITHIN and largest <= _ALL_WITHIN:
         return None
-    return (f"images differ from the CPU's by {median:.1f} levels of 255 in the median and {largest:.1f} at most, "
-            f"expected {_HALF_WITHIN:g} and {_ALL_WITHIN:g}")  # fmt: skip
+    return (
+        f"images differ from the CPU's by {median:.1f} levels of 255 in the median and {largest:.1f} at most, "
+        f"expected {_HALF_WITHIN:g} and {_ALL_WITHIN:g}"
+    )

@@ -28,8 +28,21 @@ from resolute.train.devices.hardware import peak_memory_bytes, reset_peak_memory
 from resolute.train.loop import Learner
 from resolute.train.model.head import CLASSES, Head
 
-__all__ = ["Decode", "Leg", "Pace", "Stopwatch", "busiest", "choose_decode", "combined", "legs", "measure",
-           "measure_stages", "restored", "synthetic", "synthetic_batch"]  # fmt: skip
+__all__ = [
+    "Decode",
+    "Leg",
+    "Pace",
+    "Stopwatch",
+    "busiest",
+    "choose_decode",
+    "combined",
+    "legs",
+    "measure",
+    "measure_stages",
+    "restored",
+    "synthetic",
+    "synthetic_batch",
+]
 
 Decode = Literal["cpu", "gpu"]
 _SKIPPED, _TIMED = 8, 24  # steps per stage: the skipped ones use prefetched batches and are not representative
@@ -75,9 +88,13 @@ class Stopwatch:
         return images / elapsed, waited / elapsed, elapsed
 
     def rate(
-        self, source: Callable[[], Batch], work: Callable[[Batch], object], *, about_s: float,
+        self,
+        source: Callable[[], Batch],
+        work: Callable[[Batch], object],
+        *,
+        about_s: float,
         max_steps: int = 1_000_000,
-    ) -> tuple[float, float]:  # fmt: skip
+    ) -> tuple[float, float]:
         """(images/s, fraction of waiting) in steady state; takes about `about_s` s and at most `max_steps` steps."""
         self.steps(source, work, 1)
         step_s = self.steps(source, work, 1)[2]
@@ -118,8 +135,10 @@ def legs(plan: Plan, stage: int) -> list[Leg]:
             by_shapes[sequence.shapes] = dataclasses.replace(leg, samples=leg.samples + sequence.samples)
     each = list(by_shapes.values())
     groups = np.array_split(np.arange(len(each)), min(len(each), _MAX_LEGS))
-    return [dataclasses.replace(each[group[len(group) // 2]], samples=sum(each[i].samples for i in group))
-            for group in groups]  # fmt: skip
+    return [
+        dataclasses.replace(each[group[len(group) // 2]], samples=sum(each[i].samples for i in group))
+        for group in groups
+    ]
 
 
 def busiest(plan: Plan) -> Leg:
@@ -128,9 +147,13 @@ def busiest(plan: Plan) -> Leg:
 
 
 def choose_decode(
-    plan: Plan, open_stream: Callable[[Decode, int], AbstractContextManager[Loader]], step: Callable[[Batch], object],
-    watch: Stopwatch, *, about_s: float = 10.0,
-) -> tuple[Decode, dict[Decode, float]]:  # fmt: skip
+    plan: Plan,
+    open_stream: Callable[[Decode, int], AbstractContextManager[Loader]],
+    step: Callable[[Batch], object],
+    watch: Stopwatch,
+    *,
+    about_s: float = 10.0,
+) -> tuple[Decode, dict[Decode, float]]:
     """The faster place to decode, and the seconds per live step with each.
 
     Takes at most `about_s` s in total, loaders included, if these open and a few steps run in that time. Measured in
@@ -172,11 +195,13 @@ def synthetic(
     targets = torch.zeros(count, len(head.target), device=device) if dense else labels
     images = torch.randn(count, 3, spec.res, spec.res, dtype=dtype, device=device)
     return Batch(
-        images=images.to(memory_format=torch.channels_last), targets=targets,
+        images=images.to(memory_format=torch.channels_last),
+        targets=targets,
         partner_labels=labels[:0] if dense else labels,
-        lam=torch.ones(count, device=device), keys=np.zeros(count, np.int64),
+        lam=torch.ones(count, device=device),
+        keys=np.zeros(count, np.int64),
         spec=dataclasses.replace(spec, ids=np.resize(spec.ids, count), global_size=round(times * spec.global_size)),
-    )  # fmt: skip
+    )
 
 
 @contextlib.contextmanager
@@ -209,10 +234,18 @@ class Pace:
 
 
 def measure(
-    plan: Plan, stream: Loader, stage: int, watch: Stopwatch, *, train: Callable[[Batch], object],
-    validate: Callable[[Batch], object] | None, synthetic_batch: Batch | Sequence[Batch], memory: Callable[[], int],
-    about_s: float = 5.0, leg: Leg | None = None,
-) -> Pace:  # fmt: skip
+    plan: Plan,
+    stream: Loader,
+    stage: int,
+    watch: Stopwatch,
+    *,
+    train: Callable[[Batch], object],
+    validate: Callable[[Batch], object] | None,
+    synthetic_batch: Batch | Sequence[Batch],
+    memory: Callable[[], int],
+    about_s: float = 5.0,
+    leg: Leg | None = None,
+) -> Pace:
     """Measure a leg of a stage (None: the first) in its share of about `about_s` s, or a few steps of each kind.
 
     If other work on the machine makes the result impossible, model and training are measured once more.
@@ -238,9 +271,13 @@ def measure(
         model, _ = watch.rate(lambda: next(synthetic_batches), train, about_s=0.2 * about_s)
         together, stall = live(whole.first, whole.batches, train, 0.4)
         pace = Pace(
-            loader_images_per_s=loader, model_images_per_s=model, live_images_per_s=together, stall_frac=stall,
-            eval_images_per_s=None, memory_bytes=memory(),
-        )  # fmt: skip
+            loader_images_per_s=loader,
+            model_images_per_s=model,
+            live_images_per_s=together,
+            stall_frac=stall,
+            eval_images_per_s=None,
+            memory_bytes=memory(),
+        )
         if watch.broadcast(int(pace.is_possible)):
             break
     if validate is not None and any((s.split, s.stage) == ("val", stage) for s in plan.phases):
@@ -251,6 +288,7 @@ def measure(
 
 def combined(paces: Sequence[Pace], samples: Sequence[int]) -> Pace:
     """The pace of a stage whose legs have `paces` and `samples`; its validation is that of the first."""
+
     def mean(rates: list[float]) -> float:
         return sum(samples) / sum(n / rate for n, rate in zip(samples, rates, strict=True))
 
@@ -258,10 +296,12 @@ def combined(paces: Sequence[Pace], samples: Sequence[int]) -> Pace:
     stalls = sum(n * pace.stall_frac / rate for n, pace, rate in zip(samples, paces, live, strict=True))
     return Pace(
         loader_images_per_s=mean([pace.loader_images_per_s for pace in paces]),
-        model_images_per_s=mean([pace.model_images_per_s for pace in paces]), live_images_per_s=mean(live),
-        stall_frac=stalls * mean(live) / sum(samples), eval_images_per_s=paces[0].eval_images_per_s,
+        model_images_per_s=mean([pace.model_images_per_s for pace in paces]),
+        live_images_per_s=mean(live),
+        stall_frac=stalls * mean(live) / sum(samples),
+        eval_images_per_s=paces[0].eval_images_per_s,
         memory_bytes=max(pace.memory_bytes for pace in paces),
-    )  # fmt: skip
+    )
 
 
 def measure_stages(plan: Plan, loader: Loader, learner: Learner) -> list[Pace]:
@@ -271,13 +311,22 @@ def measure_stages(plan: Plan, loader: Loader, learner: Learner) -> list[Pace]:
         parts = legs(plan, stage)
         reset_peak_memory(learner.device)
         with restored(learner):
-            measured = [measure(
-                plan, loader, stage, Stopwatch.of(learner), train=learner.train_step, leg=leg,
-                validate=None if number else learner.eval_step,
-                synthetic_batch=[synthetic_batch(learner, plan, leg.first + k)
-                                 for k in range(min(len(leg.shapes), leg.batches))],
-                memory=lambda: peak_memory_bytes(learner.device),
-            ) for number, leg in enumerate(parts)]  # fmt: skip
+            measured = [
+                measure(
+                    plan,
+                    loader,
+                    stage,
+                    Stopwatch.of(learner),
+                    train=learner.train_step,
+                    leg=leg,
+                    validate=None if number else learner.eval_step,
+                    synthetic_batch=[
+                        synthetic_batch(learner, plan, leg.first + k) for k in range(min(len(leg.shapes), leg.batches))
+                    ],
+                    memory=lambda: peak_memory_bytes(learner.device),
+                )
+                for number, leg in enumerate(parts)
+            ]
         paces.append(combined(measured, [leg.samples for leg in parts]) if len(parts) > 1 else measured[0])
     return paces
 

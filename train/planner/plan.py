@@ -58,14 +58,18 @@ def main(args: PlanOptions) -> int:
         chosen, folds = ([], 0) if args.folds is None else chosen_folds(args.folds)
         if chosen:
             options = dataclasses.replace(options, fold=(chosen[0], folds))
-        return plan(options, ranks, budget=args.budget, runs=max(1, len(chosen)), file=args.json,
-                    suggest=args.suggest)  # fmt: skip
+        return plan(options, ranks, budget=args.budget, runs=max(1, len(chosen)), file=args.json, suggest=args.suggest)
 
 
 def plan(
-    options: Options, ranks: Ranks, *, budget: str | None, runs: int = 1, file: Path | None = None,
+    options: Options,
+    ranks: Ranks,
+    *,
+    budget: str | None,
+    runs: int = 1,
+    file: Path | None = None,
     suggest: Path | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Print the forecast of the run of `options` and, with a `budget` such as "11m", advice; returns 0.
 
     `runs`: folds to train one after another; the one of `options` is measured. `file`: for the forecast as JSON.
@@ -88,8 +92,13 @@ def plan(
             if candidates and suggest and budget_s:
                 # why first: all ranks have to choose the same; the candidates were validated in every epoch
                 result = dataclasses.replace(ranks.broadcast(result), eval_every=candidates.base.eval.every_epochs)
-                epochs = choose(result, candidates.weights(), least=candidates.least(), budget_s=budget_s,
-                                is_valid=candidates.is_valid)  # fmt: skip
+                epochs = choose(
+                    result,
+                    candidates.weights(),
+                    least=candidates.least(),
+                    budget_s=budget_s,
+                    is_valid=candidates.is_valid,
+                )
                 lines, result = reasons(result, epochs, budget_s), proposal(result, epochs)
                 if ranks.is_main:
                     origin = _origin(candidates.base, run.plan, run.learner, options.threads)
@@ -112,8 +121,10 @@ def _origin(base: Recipe, plan: Plan, learner: Learner, threads: int) -> str:
     """The base, set and machine of a proposal, in one line."""
     machine = describe(learner.device, threads=threads)
     ranks = f", {learner.ranks.world_size} processes" if learner.ranks.world_size > 1 else ""
-    return (f"Made by `make plan SUGGEST=…` from {base.name} ({base.hash}) and the shard set {plan.shards.hash}, "
-            f"measured on {datetime.date.today()}: {machine['gpu'] or machine['cpu']}, {threads} threads{ranks}")
+    return (
+        f"Made by `make plan SUGGEST=…` from {base.name} ({base.hash}) and the shard set {plan.shards.hash}, "
+        f"measured on {datetime.date.today()}: {machine['gpu'] or machine['cpu']}, {threads} threads{ranks}"
+    )
 
 
 def _sampling_lines(plan: Plan) -> str:

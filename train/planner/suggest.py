@@ -34,8 +34,10 @@ from .estimate import Forecast
 
 __all__ = ["Candidates", "choose", "proposal", "reasons"]
 
-_RULE = ("each next epoch goes to the stage in which resolution * log(1 + epochs) gains most per second, until none "
-         "fits, so that a stage's time is roughly proportional to its resolution")  # fmt: skip
+_RULE = (
+    "each next epoch goes to the stage in which resolution * log(1 + epochs) gains most per second, until none "
+    "fits, so that a stage's time is roughly proportional to its resolution"
+)
 _MIN_EPOCHS = 2
 # Source: the first resolutions of DAWNBench's 128 of 288 px, FFCV's 160 of 192, Composer's initial_scale = 0.5
 _MIN_RES_FRAC = 0.5
@@ -63,8 +65,9 @@ class Candidates:
         base = Recipe.load(path)
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         table.pop("scale_epochs", None)
-        stages = [{**written, "epochs": stage.epochs}
-                  for written, stage in zip(table["stages"], base.stages, strict=True)]  # fmt: skip
+        stages = [
+            {**written, "epochs": stage.epochs} for written, stage in zip(table["stages"], base.stages, strict=True)
+        ]
         own = [stage.max_res for stage in base.stages]
         rises = own == sorted({*own}) and all(len(stage.resolutions) == 1 for stage in base.stages)
         if rises and not _depend(base):
@@ -87,9 +90,11 @@ class Candidates:
 
     def with_epochs(self, epochs: Sequence[int]) -> dict[str, Any]:
         """The table of the base recipe with `epochs` of each candidate (0: left out)."""
-        stages = [written | {"epochs": count} | _batch_size(stage)
-                  for written, stage, count in zip(self.table["stages"], self.recipe.stages, epochs, strict=True)
-                  if count]  # fmt: skip
+        stages = [
+            written | {"epochs": count} | _batch_size(stage)
+            for written, stage, count in zip(self.table["stages"], self.recipe.stages, epochs, strict=True)
+            if count
+        ]
         table = _with_schedule({**self.table, "stages": stages}, self.base, sum(epochs) / self.base.total_epochs)
         if self.base.ema.last_epochs:
             table["ema"] = {**table["ema"], "last_epochs": min(self.base.ema.last_epochs, sum(epochs))}
@@ -143,16 +148,23 @@ def _batch_size(stage: Stage) -> dict[str, Any]:
 def _with_schedule(table: dict[str, Any], base: Recipe, factor: float) -> dict[str, Any]:
     """A copy of the table, with the epoch counts of its schedule replaced by those of `base` times `factor`."""
     scaled = scaled_schedule(base.schedule, factor)
-    counts = {"warmup_epochs": scaled.warmup_epochs, "period_epochs": scaled.period_epochs,
-              "milestone_epochs": [*scaled.milestone_epochs]}  # fmt: skip
+    counts = {
+        "warmup_epochs": scaled.warmup_epochs,
+        "period_epochs": scaled.period_epochs,
+        "milestone_epochs": [*scaled.milestone_epochs],
+    }
     written = table.get("schedule", {})
     return {**table, "schedule": {name: counts.get(name, value) for name, value in written.items()}}
 
 
 def choose(
-    result: Forecast, weights: Sequence[float], *, least: Sequence[int], budget_s: float,
+    result: Forecast,
+    weights: Sequence[float],
+    *,
+    least: Sequence[int],
+    budget_s: float,
     is_valid: Callable[[Sequence[int]], bool] = lambda kept: True,
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """Epochs per stage of `result` within `budget_s` by the rule: 0 for the first stages, or at least `least`.
 
     `is_valid` takes the numbers of the stages that stay. Raises `ResoluteError`, with the smallest possible budget, if
@@ -190,10 +202,13 @@ def proposal(result: Forecast, epochs: Sequence[int]) -> Forecast:
     kept = [(stage, count) for stage, count in zip(result.stages, epochs, strict=True) if count]
     stages = tuple(
         dataclasses.replace(
-            stage, stage=number, epochs=count,
+            stage,
+            stage=number,
+            epochs=count,
             ramp_steps=None if stage.ramp_steps is None else round(stage.ramp_steps * count / stage.epochs),
-        ) for number, (stage, count) in enumerate(kept)
-    )  # fmt: skip
+        )
+        for number, (stage, count) in enumerate(kept)
+    )
     return dataclasses.replace(result, stages=stages)
 
 
@@ -204,8 +219,10 @@ def reasons(result: Forecast, epochs: Sequence[int], budget_s: float) -> list[st
     lines = [f"rule: {_RULE}"]
     for stage in chosen.stages:
         share = stage.epochs * stage.epoch_s / trained_s
-        lines.append(f"stage {stage.stage}: {stage.epochs} epochs at {stage.res} px, {stage.epoch_s:.3g} s each, "
-                     f"{100 * share:.0f} % of the training time")  # fmt: skip
+        lines.append(
+            f"stage {stage.stage}: {stage.epochs} epochs at {stage.res} px, {stage.epoch_s:.3g} s each, "
+            f"{100 * share:.0f} % of the training time"
+        )
     if left_out := [str(stage.res) for stage, count in zip(result.stages, epochs, strict=True) if not count]:
         lines.append(f"left out: {', '.join(left_out)} px: the budget is too small for their fewest epochs")
     parts = ", ".join(f"{name} {format_duration(value)}" for name, value in chosen.parts_s().items())

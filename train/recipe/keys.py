@@ -35,8 +35,13 @@ class Row:
 def keys() -> Iterator[Row]:
     """Every recipe key: top-level keys first, then section by section in source order."""
     sections = {key.name: key.annotation for key in definitions(Recipe) if dataclasses.is_dataclass(key.annotation)}
-    for section, cls in {"": Recipe, "stages": RecipeStage, **sections, "augment": Augment,
-                         "regularization": Regularization}.items():
+    for section, cls in {
+        "": Recipe,
+        "stages": RecipeStage,
+        **sections,
+        "augment": Augment,
+        "regularization": Regularization,
+    }.items():
         for key in definitions(cls):
             if key.help:
                 yield Row(section=section, name=key.name, kind=key.kind, default=_shown(key.default), help=key.help)

@@ -37,36 +37,61 @@ if TYPE_CHECKING:
     from resolute.pipeline.plan.order import Order
     from resolute.pipeline.plan.plan import Plan
 
-__all__ = ["AUTO", "Augment", "Data", "Distill", "Ema", "Eval", "Freeze", "Loss", "Model", "Optim", "Precision",
-           "Recipe", "RecipeStage", "Regularization", "Schedule", "Stop",
-           "scaled_schedule"]  # fmt: skip
+__all__ = [
+    "AUTO",
+    "Augment",
+    "Data",
+    "Distill",
+    "Ema",
+    "Eval",
+    "Freeze",
+    "Loss",
+    "Model",
+    "Optim",
+    "Precision",
+    "Recipe",
+    "RecipeStage",
+    "Regularization",
+    "Schedule",
+    "Stop",
+    "scaled_schedule",
+]
 
 # Sections of the keys of `regularization`, whose values it replaces.
-_REPLACES = {"drop_rate": "model", "drop_path_rate": "model", "label_smoothing": "loss", "weight_decay": "optim",
-             **dict.fromkeys(AUGMENT_STRENGTHS, "augment")}  # fmt: skip
+_REPLACES = {
+    "drop_rate": "model",
+    "drop_path_rate": "model",
+    "label_smoothing": "loss",
+    "weight_decay": "optim",
+    **dict.fromkeys(AUGMENT_STRENGTHS, "augment"),
+}
 
 
 @settings("data")
 class Data:
     order: Literal["full", "block", "auto"] = setting(
-        "full", "full: uniform shuffle, random reads; block: shuffled blocks of adjacent samples, mixed within a "
+        "full",
+        "full: uniform shuffle, random reads; block: shuffled blocks of adjacent samples, mixed within a "
         "window, for network disks and object stores; auto: block for shards behind a URL, else full; a resumed run "
-        "keeps its order"
-    )  # fmt: skip
+        "keeps its order",
+    )
     fraction_mode: Literal["rotate", "fixed"] = setting(
         "rotate", "for stages with fraction < 1: another part of the data each epoch, or the same nested subset"
     )
     sampling: Literal["uniform", "balanced", "sqrt"] = setting(
-        "uniform", "uniform: every sample once per epoch; balanced: all classes equally often, in an epoch of the same "
-        "length; sqrt: in proportion to the square root of their size, between the two"
-    )  # fmt: skip
+        "uniform",
+        "uniform: every sample once per epoch; balanced: all classes equally often, in an epoch of the same "
+        "length; sqrt: in proportion to the square root of their size, between the two",
+    )
     on_bad_sample: Literal["error", "skip"] = setting(
         "error", "damaged sample: stop the run and name it, or replace it by the next sample and log it"
     )
     folds: int | None = setting(
-        None, "divide the training split into this many folds, stratified by class; the set's own validation split "
-        "takes no part", ge=2
-    )  # fmt: skip
+        None,
+        "divide the training split into this many folds, stratified by class; the set's own validation split "
+        "takes no part",
+        ge=2,
+    )
     fold: int | None = setting(None, "fold held out for validation, below `folds`; the others are trained on", ge=0)
     mean: tuple[float, float, float] = setting(
         (0.485, 0.456, 0.406), "per-channel RGB mean to subtract from pixels in 0 to 1 (timm's IMAGENET_DEFAULT_MEAN)"
@@ -102,10 +127,12 @@ class Recipe:
     stages: tuple[RecipeStage, ...]
     seed: Seed = setting(0, "of initial weights, sample order and augmentation")
     scale_epochs: float = setting(
-        1.0, "factor on the epochs of every stage, and on `schedule.warmup_epochs`, `period_epochs`, "
+        1.0,
+        "factor on the epochs of every stage, and on `schedule.warmup_epochs`, `period_epochs`, "
         "`milestone_epochs` and `ema.last_epochs`; whole numbers are rounded to the nearest, halves up, to at least 1",
-        gt=0, le=MAX_EPOCHS
-    )  # fmt: skip
+        gt=0,
+        le=MAX_EPOCHS,
+    )
     data: Data = Data()
     model: Model = Model()
     optim: Optim = Optim()
@@ -164,11 +191,16 @@ class Recipe:
         if order == "auto":
             order = auto_order or ("block" if shards.files.remote else "full")
         return Plan(
-            shards, self.stages, seed=self.seed, order=order, fraction_mode=self.data.fraction_mode,
+            shards,
+            self.stages,
+            seed=self.seed,
+            order=order,
+            fraction_mode=self.data.fraction_mode,
             sampling=self.data.sampling,
-            eval_batch_size=self.eval.batch_size, eval_every_epochs=self.eval.every_epochs,
+            eval_batch_size=self.eval.batch_size,
+            eval_every_epochs=self.eval.every_epochs,
             eval_crop_pct=self.eval.crop_pct,
-        )  # fmt: skip
+        )
 
     def regularization_at(self, stage: int, res: int) -> dict[str, float]:
         """Value of every key of `regularization` for training batches of `stage` at `res` px; if it has none of that
@@ -231,11 +263,15 @@ class Recipe:
             tables[section] = [table.pop(section, {}), *(stage.get(section, {}) for stage in stages)]
             for number, value in enumerate(tables[section]):
                 if not isinstance(value, dict):
-                    raise ResoluteError(f"{where}: {'stages.' * (number > 0)}{section}: got {value!r}, expected a "
-                                        f"table such as {{ {example} }}; correct it")  # fmt: skip
+                    raise ResoluteError(
+                        f"{where}: {'stages.' * (number > 0)}{section}: got {value!r}, expected a "
+                        f"table such as {{ {example} }}; correct it"
+                    )
         base, *own = tables["augment"]
-        table["stages"] = [{**stage, "augment": {**base, **value}, "regularization": {}}
-                           for stage, value in zip(stages, own, strict=True)]  # fmt: skip
+        table["stages"] = [
+            {**stage, "augment": {**base, **value}, "regularization": {}}
+            for stage, value in zip(stages, own, strict=True)
+        ]
         try:
             for number, stage in enumerate(table["stages"]):
                 check(stage.get("batch_size") != AUTO, "stages.batch_size", AUTO, f'1 to {MAX_BATCH}, or "auto"')
@@ -258,6 +294,7 @@ def _keep_pixels(stages: list[dict[str, Any]], number: int) -> None:
 
     That stage's size is the one at its largest resolution. Values of a wrong type are left to the checks that follow.
     """
+
     def largest(stage: dict[str, Any]) -> int:
         res = stage.get("res")
         sizes = res if isinstance(res, list) else [res]
@@ -287,11 +324,17 @@ def _regularized(recipe: Recipe, run: dict[str, Any], *stages: dict[str, Any]) -
             if isinstance(value, tuple):
                 expected = f"a number, since all stages have {largest} px"
                 check(smallest < largest, f"regularization.{name}", list(value), expected)
-        low, high = (values.at(res, smallest=smallest, largest=largest)
-                     for res in (min(stage.resolutions), stage.max_res))  # fmt: skip
-        regularized.append(dataclasses.replace(stage, regularization=Regularization(
-            **{name: low[name] if low[name] == high[name] else (low[name], high[name]) for name in low}
-        )))  # fmt: skip
+        low, high = (
+            values.at(res, smallest=smallest, largest=largest) for res in (min(stage.resolutions), stage.max_res)
+        )
+        regularized.append(
+            dataclasses.replace(
+                stage,
+                regularization=Regularization(
+                    **{name: low[name] if low[name] == high[name] else (low[name], high[name]) for name in low}
+                ),
+            )
+        )
     return dataclasses.replace(recipe, stages=tuple(regularized))
 
 
@@ -317,8 +360,9 @@ def _scaled(recipe: Recipe) -> Recipe:
 
     Raises `ResoluteError` if no stage changes, or two milestones become equal.
     """
-    stages = tuple(dataclasses.replace(stage, epochs=_times(stage.epochs, recipe.scale_epochs))
-                   for stage in recipe.stages)  # fmt: skip
+    stages = tuple(
+        dataclasses.replace(stage, epochs=_times(stage.epochs, recipe.scale_epochs)) for stage in recipe.stages
+    )
     if [stage.epochs for stage in stages] == [stage.epochs for stage in recipe.stages]:
         raise ResoluteError(
             f"scale_epochs: without effect, {recipe.scale_epochs:g} changes no stage's epochs when rounded; remove it"
@@ -338,10 +382,11 @@ def scaled_schedule(schedule: Schedule, factor: float) -> Schedule:
     """The schedule for `factor` times as many epochs. Raises `ResoluteError` if two milestones become equal."""
     restarts = schedule.kind == "cosine_restarts"
     return dataclasses.replace(
-        schedule, warmup_epochs=None if schedule.warmup_epochs is None else factor * schedule.warmup_epochs,
+        schedule,
+        warmup_epochs=None if schedule.warmup_epochs is None else factor * schedule.warmup_epochs,
         period_epochs=_times(schedule.period_epochs, factor) if restarts else schedule.period_epochs,
         milestone_epochs=tuple(_times(mark, factor) for mark in schedule.milestone_epochs),
-    )  # fmt: skip
+    )
 
 
 def _without_none(value: Any) -> Any:
@@ -382,8 +427,9 @@ def _refuse_in_stage(recipe: Recipe, stage: RecipeStage, written: dict[str, Any]
     replaced = dict.fromkeys(stage.regularization.strengths, "[regularization] replaces it")
     smoothing = recipe.loss.without_effect()["label_smoothing"]
     for section, why in {
-        "augment": {**reasons, **replaced}, "regularization": {**reasons, "label_smoothing": smoothing}
-    }.items():  # fmt: skip
+        "augment": {**reasons, **replaced},
+        "regularization": {**reasons, "label_smoothing": smoothing},
+    }.items():
         for name in written.get(section, {}):
             if reason := why.get(name):
                 raise ResoluteError(f"stages.{section}.{name}: without effect, {reason}; remove it")

@@ -19,9 +19,14 @@ __all__ = ["Distill", "Ema", "Freeze", "Loss", "Model", "Optim", "Precision", "S
 _USES = {"sgd": (True, False), "adamw": (False, True), "lamb": (False, True)}
 
 
-@settings("model", renamed={
-    "options": "model.kwargs", "antialias": "model.blurpool", "checkpoint_blocks": "model.grad_checkpointing",
-})  # fmt: skip
+@settings(
+    "model",
+    renamed={
+        "options": "model.kwargs",
+        "antialias": "model.blurpool",
+        "checkpoint_blocks": "model.grad_checkpointing",
+    },
+)
 class Model:
     name: str = setting("resnet50", "any timm model name")
     kwargs: dict[str, Any] = setting({}, "keyword arguments for timm.create_model")
@@ -29,9 +34,10 @@ class Model:
         "", """initial weights: "" (random), "pretrained" (timm's), or a .safetensors or .pth file"""
     )
     weights_kind: Literal["best", "raw", "ema"] = setting(
-        "best", "for files with raw and averaged weights; best: those with the better validation (checkpoints of this "
-        "project), else the averaged ones"
-    )  # fmt: skip
+        "best",
+        "for files with raw and averaged weights; best: those with the better validation (checkpoints of this "
+        "project), else the averaged ones",
+    )
     drop_rate: float = setting(0.0, "dropout, mostly before the head, as timm's model defines it; 0 = off", ge=0, lt=1)
     drop_path_rate: float = setting(
         0.0, "stochastic depth: drop rate of the last block, lower before it; 0 = off", ge=0, lt=1
@@ -57,10 +63,14 @@ class Model:
         }
 
 
-@settings("optim", renamed={
-    "smoothing": "loss.label_smoothing", "centralise": "optim.gradient_centralization",
-    "accumulate": "optim.grad_accum_steps",
-})  # fmt: skip
+@settings(
+    "optim",
+    renamed={
+        "smoothing": "loss.label_smoothing",
+        "centralise": "optim.gradient_centralization",
+        "accumulate": "optim.grad_accum_steps",
+    },
+)
 class Optim:
     name: str = setting("sgd", "any optimizer of timm.optim with momentum or two betas; sgd uses Nesterov momentum")
     lr: float = setting(0.5, "peak learning rate of the schedule, before `lr_scale`", gt=0)
@@ -71,9 +81,10 @@ class Optim:
     head_lr_scale: float = setting(1.0, "factor on the learning rate of the head (the classifier)", gt=0)
     momentum: float = setting(0.9, "sgd and others with momentum; the schedule may lower it", ge=0, lt=1)
     betas: tuple[float, float] | None = setting(
-        None, "adamw, lamb and others with betas; the schedule may lower the first, except muon's, which are those of "
-        "the AdamW for vectors; none: 0.9, 0.999, muon's 0.9, 0.95"
-    )  # fmt: skip
+        None,
+        "adamw, lamb and others with betas; the schedule may lower the first, except muon's, which are those of "
+        "the AdamW for vectors; none: 0.9, 0.999, muon's 0.9, 0.95",
+    )
     fused: bool = setting(
         False, "sgd and adamw: torch's fused kernel also on a CPU, where it rounds differently; a GPU always uses it"
     )
@@ -121,10 +132,15 @@ class Optim:
         }
 
 
-@settings("schedule", renamed={
-    "warmup_frac": "schedule.pct_start", "start_div": "schedule.div_factor", "final_div": "schedule.final_div_factor",
-    "momentum_low": "schedule.base_momentum",
-})  # fmt: skip
+@settings(
+    "schedule",
+    renamed={
+        "warmup_frac": "schedule.pct_start",
+        "start_div": "schedule.div_factor",
+        "final_div": "schedule.final_div_factor",
+        "momentum_low": "schedule.base_momentum",
+    },
+)
 class Schedule:
     """Learning rate and momentum per optimizer step. Kinds ending in "_stage" restart in each stage.
 
@@ -136,20 +152,25 @@ class Schedule:
     kind: Literal[
         "onecycle", "onecycle_stage", "cosine_stage", "cosine_restarts", "warmup_cosine", "flat_cosine", "step"
     ] = setting(
-        "onecycle", "OneCycle over the run or per stage; cosine decay per stage, with warm restarts, after a warm-up, "
-        "or after a constant part; step decay"
-    )  # fmt: skip
+        "onecycle",
+        "OneCycle over the run or per stage; cosine decay per stage, with warm restarts, after a warm-up, "
+        "or after a constant part; step decay",
+    )
     progress: Literal["steps", "samples", "epochs"] = setting(
-        "steps", "onecycle, warmup_cosine, flat_cosine: the curve's x axis. steps favours stages with small batches; "
-        "samples weights each epoch by the samples it takes; epochs weights all epochs equally, whatever their fraction"
-    )  # fmt: skip
+        "steps",
+        "onecycle, warmup_cosine, flat_cosine: the curve's x axis. steps favours stages with small batches; "
+        "samples weights each epoch by the samples it takes; epochs weights all epochs equally, whatever their "
+        "fraction",
+    )
     pct_start: float = setting(
         0.25, "onecycle kinds, warmup_cosine: fraction of the curve with a rising LR", gt=0, lt=1
     )
     warmup_epochs: float | None = setting(
-        None, "onecycle, warmup_cosine: epochs with a rising LR, instead of `pct_start`; flat_cosine: the same, none: "
-        "no warm-up", gt=0
-    )  # fmt: skip
+        None,
+        "onecycle, warmup_cosine: epochs with a rising LR, instead of `pct_start`; flat_cosine: the same, none: "
+        "no warm-up",
+        gt=0,
+    )
     flat_until: float = setting(
         0.75, "flat_cosine: fraction of the curve up to which the LR stays at its peak, after any warm-up", gt=0, lt=1
     )
@@ -179,13 +200,17 @@ class Schedule:
         cycles = ("onecycle", "onecycle_stage")
         readers = {
             "progress": ("onecycle", "warmup_cosine", "flat_cosine"),
-            "warmup_epochs": ("onecycle", "warmup_cosine", "flat_cosine"), "flat_until": ("flat_cosine",),
-            "pct_start": (*cycles, "warmup_cosine"), "div_factor": (*cycles, "warmup_cosine", "flat_cosine"),
+            "warmup_epochs": ("onecycle", "warmup_cosine", "flat_cosine"),
+            "flat_until": ("flat_cosine",),
+            "pct_start": (*cycles, "warmup_cosine"),
+            "div_factor": (*cycles, "warmup_cosine", "flat_cosine"),
             "final_div_factor": (*cycles, "warmup_cosine", "flat_cosine", "cosine_stage", "cosine_restarts"),
             "base_momentum": cycles,
-            "period_epochs": ("cosine_restarts",), "period_mult": ("cosine_restarts",),
-            "milestone_epochs": ("step",), "gamma": ("step",),
-        }  # fmt: skip
+            "period_epochs": ("cosine_restarts",),
+            "period_mult": ("cosine_restarts",),
+            "milestone_epochs": ("step",),
+            "gamma": ("step",),
+        }
         reasons = {key: f"schedule.kind is {self.kind}" for key, kinds in readers.items() if self.kind not in kinds}
         if self.kind == "flat_cosine" and self.warmup_epochs is None:
             reasons["div_factor"] = "schedule.kind flat_cosine has no warm-up without schedule.warmup_epochs"
@@ -209,14 +234,17 @@ class Ema:
     )
     half_life_steps: float = setting(0.0, "the same in optimizer steps; 0 = off", ge=0)
     last_epochs: int = setting(
-        0, "instead of `decay`: stochastic weight averaging, the plain mean of the weights and norm statistics after "
-        "each step of the run's last epochs, this many of them; 0 = off", ge=0
-    )  # fmt: skip
+        0,
+        "instead of `decay`: stochastic weight averaging, the plain mean of the weights and norm statistics after "
+        "each step of the run's last epochs, this many of them; 0 = off",
+        ge=0,
+    )
     warmup: bool = setting(True, "cap the decay at 1 - (1 + step)^(-2/3) early in the run, as timm's ModelEmaV3")
 
     def __post_init__(self) -> None:
-        chosen = [name for name in ("decay", "half_life_epochs", "half_life_steps", "last_epochs")
-                  if getattr(self, name)]  # fmt: skip
+        chosen = [
+            name for name in ("decay", "half_life_epochs", "half_life_steps", "last_epochs") if getattr(self, name)
+        ]
         expected = "one of decay, half_life_epochs, half_life_steps and last_epochs"
         check(len(chosen) <= 1, "ema", " and ".join(chosen), expected)
 
@@ -225,9 +253,10 @@ class Ema:
         return bool(self.decay or self.half_life_epochs or self.half_life_steps or self.last_epochs)
 
     def without_effect(self) -> dict[str, str | Literal[False]]:
-        return {"warmup": (not self.on and "ema.decay is 0, off") or (
-            self.last_epochs > 0 and "ema.last_epochs is a plain mean"
-        )}  # fmt: skip
+        return {
+            "warmup": (not self.on and "ema.decay is 0, off")
+            or (self.last_epochs > 0 and "ema.last_epochs is a plain mean")
+        }
 
 
 @settings("precision")
@@ -244,8 +273,9 @@ class Precision:
     )
 
     cuda_graphs: bool = setting(
-        False, "on one GPU: forward and backward pass as one CUDA graph per stage, captured during the warm-up, which "
-        "saves the launches of a small network. Each stage needs one res and batch_size"
+        False,
+        "on one GPU: forward and backward pass as one CUDA graph per stage, captured during the warm-up, which "
+        "saves the launches of a small network. Each stage needs one res and batch_size",
     )
 
     def __post_init__(self) -> None:
@@ -258,9 +288,10 @@ class Precision:
 @settings("loss")
 class Loss:
     kind: Literal["auto", "ce", "bce", "asl", "mse", "l1", "huber"] = setting(
-        "auto", "classes: ce (cross-entropy), bce (binary, per class) or asl (asymmetric, per class); several labels: "
-        "bce or asl; values: mse, l1 or huber. auto: the first of the set's kind"
-    )  # fmt: skip
+        "auto",
+        "classes: ce (cross-entropy), bce (binary, per class) or asl (asymmetric, per class); several labels: "
+        "bce or asl; values: mse, l1 or huber. auto: the first of the set's kind",
+    )
     label_smoothing: float = setting(0.0, "ce, bce: label smoothing", ge=0, lt=1)
     threshold: float = setting(0.0, "bce: targets above it become 1, all others 0; 0 = off", ge=0, lt=1)
     sum_classes: bool = setting(False, "bce, asl: sum over the classes instead of their mean")
@@ -269,13 +300,15 @@ class Loss:
     clip: float = setting(0.05, "asl: probability below which an absent class has no loss", ge=0, lt=1)
     delta: float = setting(1.0, "huber: error at which the loss turns from quadratic to linear", gt=0)
     standardize: bool = setting(
-        True, "values: predict (value - mean) / std of the training split; all reported and predicted values are in "
-        "the table's units"
-    )  # fmt: skip
+        True,
+        "values: predict (value - mean) / std of the training split; all reported and predicted values are in "
+        "the table's units",
+    )
     class_weights: Literal["none", "balanced"] | dict[str, Annotated[float, Field(gt=0)]] = setting(
-        "none", "factor on the loss of each class (bce: on the terms of present classes); balanced: the inverse of its "
-        'frequency, 1 on average; a table { "class name" = weight } has 1 for all others. Validation is not weighted'
-    )  # fmt: skip
+        "none",
+        "factor on the loss of each class (bce: on the terms of present classes); balanced: the inverse of its "
+        'frequency, 1 on average; a table { "class name" = weight } has 1 for all others. Validation is not weighted',
+    )
 
     def __post_init__(self) -> None:
         weights = self.class_weights
@@ -284,10 +317,15 @@ class Loss:
 
     def without_effect(self) -> dict[str, str | Literal[False]]:
         readers = {
-            "label_smoothing": ("auto", "ce", "bce"), "threshold": ("bce",), "sum_classes": ("bce", "asl"),
-            "gamma_neg": ("asl",), "gamma_pos": ("asl",), "clip": ("asl",), "delta": ("huber",),
+            "label_smoothing": ("auto", "ce", "bce"),
+            "threshold": ("bce",),
+            "sum_classes": ("bce", "asl"),
+            "gamma_neg": ("asl",),
+            "gamma_pos": ("asl",),
+            "clip": ("asl",),
+            "delta": ("huber",),
             "standardize": ("auto", "mse", "l1", "huber"),
-        }  # fmt: skip
+        }
         return {key: self.kind not in kinds and f"loss.kind is {self.kind}" for key, kinds in readers.items()}
 
 

@@ -54,8 +54,10 @@ class Regularization:
     def at(self, res: int, *, smallest: int, largest: int) -> dict[str, float]:
         """Values of the keys that are set, at `res` px, if pairs hold at `smallest` and `largest` px."""
         done = (res - smallest) / ((largest - smallest) or 1)
-        return {name: value[0] * (1 - done) + value[1] * done if isinstance(value, tuple) else value
-                for name, value in self.strengths.items()}  # fmt: skip
+        return {
+            name: value[0] * (1 - done) + value[1] * done if isinstance(value, tuple) else value
+            for name, value in self.strengths.items()
+        }
 
 
 @settings("stages")
@@ -79,8 +81,12 @@ class RecipeStage(Stage):
         super().__post_init__()
         for name, value in self.regularization.strengths.items():
             if isinstance(value, tuple):
-                check(len(self.resolutions) > 1, f"stages.regularization.{name}", list(value),
-                      "a number, since res is one")  # fmt: skip
+                check(
+                    len(self.resolutions) > 1,
+                    f"stages.regularization.{name}",
+                    list(value),
+                    "a number, since res is one",
+                )
 
     def regularization_at(self, res: int) -> dict[str, float]:
         """Values of the keys of `regularization` that are set, at `res` px."""
@@ -91,8 +97,9 @@ class RecipeStage(Stage):
         """The augmentation at each of its resolutions, with the strengths of `regularization`."""
         augments = {}
         for res in self.resolutions:
-            values: dict[str, Any] = {name: value for name, value in self.regularization_at(res).items()
-                                      if name in AUGMENT_STRENGTHS}  # fmt: skip
+            values: dict[str, Any] = {
+                name: value for name, value in self.regularization_at(res).items() if name in AUGMENT_STRENGTHS
+            }
             if "magnitude" in values:
                 values["magnitude"] = round(values["magnitude"])
             augments[res] = dataclasses.replace(self.augment or Augment(), **values)

@@ -37,10 +37,16 @@ class ClassCounts:
         ranks = np.flatnonzero(np.isin(_by_size(self.samples), order)) + 1.0
         seen = np.where(self.seen > 0, self.seen, np.nan)[order]
         wide = max(self.samples[order].max(), np.nanmax(seen, initial=1)) > _WIDE * self.samples[order].min()
-        return chart("Samples of each class", [
-            Series(name="in the set", colour="a", kind="dots", x=ranks.tolist(), y=self.samples[order].tolist()),
-            Series(name="seen per epoch", colour="b", kind="dots", x=ranks.tolist(), y=seen.tolist()),
-        ], unit="training samples", x_name="rank of the class", log="y" if wide else "")  # fmt: skip
+        return chart(
+            "Samples of each class",
+            [
+                Series(name="in the set", colour="a", kind="dots", x=ranks.tolist(), y=self.samples[order].tolist()),
+                Series(name="seen per epoch", colour="b", kind="dots", x=ranks.tolist(), y=seen.tolist()),
+            ],
+            unit="training samples",
+            x_name="rank of the class",
+            log="y" if wide else "",
+        )
 
 
 def class_counts(run: RunLogReader) -> ClassCounts | None:
@@ -49,9 +55,10 @@ def class_counts(run: RunLogReader) -> ClassCounts | None:
     if not start.get("class_samples") or not epochs:
         return None
     return ClassCounts(
-        names=start["class_names"], samples=np.array(start["class_samples"], np.int64),
+        names=start["class_names"],
+        samples=np.array(start["class_samples"], np.int64),
         seen=np.mean([epoch["class_counts"] for epoch in epochs], axis=0),
-    )  # fmt: skip
+    )
 
 
 def class_rows(

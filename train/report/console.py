@@ -49,23 +49,38 @@ def _columns(kind: str) -> list[tuple[Metric, int]]:
 
 def epoch_line(record: dict[str, Any]) -> str:
     """The row of the console's epoch table for an epoch record, under `epoch_header`."""
+
     def number(key: str, width: int, digits: int, scale: float = 1.0) -> str:
         value = record.get(key)
         return "-".rjust(width) if value is None else f"{scale * value:{width}.{digits}f}"
 
     def metrics(prefix: str = "") -> list[str]:
-        return [number(prefix + metric.key, width, 2, 100) if metric.percent else
-                _short(record.get(prefix + metric.key)).rjust(width) for metric, width in columns]  # fmt: skip
+        return [
+            number(prefix + metric.key, width, 2, 100)
+            if metric.percent
+            else _short(record.get(prefix + metric.key)).rjust(width)
+            for metric, width in columns
+        ]
 
     columns = _columns(next(kind for kind, known in METRICS.items() if known[0] == main_metric(record)))
-    return " ".join([
-        f"{record['epoch']:5d} {record['stage']:5d} {record['res']:4d} {record['batch_size']:5d}",
-        number("images_per_s", 9, 1), number("stall_frac", 8, 2, 100), number("wait_s", 7, 2),
-        f"{record['train_s'] - record['wait_s']:10.2f}", number("eval_s", 7, 2), f"{record['lr']:7.4f}",
-        number("loss", 6, 3), number("eval_loss", 9, 3), *metrics(),
-        number("ema_eval_loss", 10, 3), *metrics("ema_"),
-        number("memory_bytes", 6, 2, 2**-30), number("gpu_frac", 6, 0, 100),
-    ])  # fmt: skip
+    return " ".join(
+        [
+            f"{record['epoch']:5d} {record['stage']:5d} {record['res']:4d} {record['batch_size']:5d}",
+            number("images_per_s", 9, 1),
+            number("stall_frac", 8, 2, 100),
+            number("wait_s", 7, 2),
+            f"{record['train_s'] - record['wait_s']:10.2f}",
+            number("eval_s", 7, 2),
+            f"{record['lr']:7.4f}",
+            number("loss", 6, 3),
+            number("eval_loss", 9, 3),
+            *metrics(),
+            number("ema_eval_loss", 10, 3),
+            *metrics("ema_"),
+            number("memory_bytes", 6, 2, 2**-30),
+            number("gpu_frac", 6, 0, 100),
+        ]
+    )
 
 
 def summary(run: RunLogReader, folder: Path) -> str:

@@ -20,9 +20,15 @@ _REGULARIZATION = {
 
 
 def schedule_charts(
-    steps: Values, *, lrs: Values, momenta: Values, sizes: Values, strengths: Sequence[Mapping[str, float]],
-    marks: Sequence[tuple[float, str]], momentum: str = "momentum",
-) -> list[Chart | None]:  # fmt: skip
+    steps: Values,
+    *,
+    lrs: Values,
+    momenta: Values,
+    sizes: Values,
+    strengths: Sequence[Mapping[str, float]],
+    marks: Sequence[tuple[float, str]],
+    momentum: str = "momentum",
+) -> list[Chart | None]:
     """Learning rate, momentum, resolution (px) and regularisation over the same optimizer steps, one below the other.
 
     `strengths`: the values of `regularization` at each step; empty if they are not known. Those that change have
@@ -31,8 +37,11 @@ def schedule_charts(
     names = list(strengths[0]) if strengths else []
     changing = [name for name in names if len({each[name] for each in strengths}) > 1]
     # why without magnitude: it has no effect without a policy
-    constant = [f"{name} {strengths[0][name]:g}" for name in names
-                if name not in (*changing, "magnitude") and strengths[0][name]]  # fmt: skip
+    constant = [
+        f"{name} {strengths[0][name]:g}"
+        for name in names
+        if name not in (*changing, "magnitude") and strengths[0][name]
+    ]
     note = f"Regularisation without changes: {', '.join(constant)}." if constant else ""
 
     def draw(title: str, series: Sequence[Series], unit: str = "", **options: Any) -> Chart | None:
@@ -41,12 +50,19 @@ def schedule_charts(
     charts = [
         draw("Learning rate", [Series(name="LR", colour="a", x=steps, y=lrs)]),
         draw(momentum.capitalize(), [Series(name=momentum, colour="c", x=steps, y=momenta)], zero=False),
-        draw("Resolution", [Series(name="px", colour="b", x=steps, y=sizes, stepped=True)], "px", zero=False,
-             note=note),
+        draw(
+            "Resolution", [Series(name="px", colour="b", x=steps, y=sizes, stepped=True)], "px", zero=False, note=note
+        ),
     ]
     for title, group in _REGULARIZATION.items():
-        charts.append(draw(f"Regularisation: {title}", [
-            Series(name=name, colour=colour, x=steps, y=[each[name] for each in strengths])
-            for name, colour in zip(group, "abcd", strict=False) if name in changing
-        ]))  # fmt: skip
+        charts.append(
+            draw(
+                f"Regularisation: {title}",
+                [
+                    Series(name=name, colour=colour, x=steps, y=[each[name] for each in strengths])
+                    for name, colour in zip(group, "abcd", strict=False)
+                    if name in changing
+                ],
+            )
+        )
     return charts

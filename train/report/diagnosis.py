@@ -36,26 +36,37 @@ def stage_rows(run: RunLogReader) -> list[dict[str, Any]]:
     """Statistics per stage: times in s, rates in images/s, fractions 0 to 1; None if not measured."""
     steps, rows = run.steps, []
     ceilings = {record["stage"]: record for record in run.kind("calibration")}
-    costs = {cost["stage"]: cost for cost in switch_costs(steps["stage"], steps["time_s"], steps["res"])
-             if not cost["in_stage"]}  # fmt: skip
+    costs = {
+        cost["stage"]: cost
+        for cost in switch_costs(steps["stage"], steps["time_s"], steps["res"])
+        if not cost["in_stage"]
+    }
     for stage in np.unique(steps["stage"]):
         own, ceiling = steps["stage"] == stage, ceilings.get(int(stage), {})
         wait, times = steps["wait_s"][own], np.sort(steps["time_s"][own])
         epochs = [epoch for epoch in run.epochs if epoch["stage"] == stage]
         sizes = sorted({*map(int, steps["res"][own])})
-        rows.append({
-            "stage": int(stage), "res": "-".join(map(str, dict.fromkeys((sizes[0], sizes[-1])))),
-            "steps": int(own.sum()), "epochs": epochs,
-            "batch_size": epochs[0]["batch_size"] if epochs else int(steps["samples"][own].max()),
-            "train_s": float(times.sum()), "wait_s": float(wait.sum()), "stall_frac": float(wait.sum() / times.sum()),
-            "burst_frac": float(np.sort(wait)[-max(1, len(wait) // 100) :].sum() / max(wait.sum(), 1e-9)),
-            "first_wait_s": float(wait[:SWITCH_STEPS].sum() - SWITCH_STEPS * np.median(wait)),
-            "images_per_s": float(steps["samples"][own].sum() / times.sum()),
-            "unfed_images_per_s": float(steps["samples"][own].sum() / steps["compute_s"][own].sum()),
-            "median_s": float(np.median(times)), "p99_s": float(times[int(0.99 * (len(times) - 1))]),
-            "loader_images_per_s": ceiling.get("loader_images_per_s"),
-            "model_images_per_s": ceiling.get("model_images_per_s"), "switch": costs.get(int(stage)),
-        })  # fmt: skip
+        rows.append(
+            {
+                "stage": int(stage),
+                "res": "-".join(map(str, dict.fromkeys((sizes[0], sizes[-1])))),
+                "steps": int(own.sum()),
+                "epochs": epochs,
+                "batch_size": epochs[0]["batch_size"] if epochs else int(steps["samples"][own].max()),
+                "train_s": float(times.sum()),
+                "wait_s": float(wait.sum()),
+                "stall_frac": float(wait.sum() / times.sum()),
+                "burst_frac": float(np.sort(wait)[-max(1, len(wait) // 100) :].sum() / max(wait.sum(), 1e-9)),
+                "first_wait_s": float(wait[:SWITCH_STEPS].sum() - SWITCH_STEPS * np.median(wait)),
+                "images_per_s": float(steps["samples"][own].sum() / times.sum()),
+                "unfed_images_per_s": float(steps["samples"][own].sum() / steps["compute_s"][own].sum()),
+                "median_s": float(np.median(times)),
+                "p99_s": float(times[int(0.99 * (len(times) - 1))]),
+                "loader_images_per_s": ceiling.get("loader_images_per_s"),
+                "model_images_per_s": ceiling.get("model_images_per_s"),
+                "switch": costs.get(int(stage)),
+            }
+        )
     return rows
 
 
@@ -64,8 +75,13 @@ def diagnose(run: RunLogReader) -> list[Finding]:
     rows = stage_rows(run)
     if not rows:
         return []
-    findings = [*_waiting(run, rows), *_changes(rows), *(_validation(run.epochs) if run.epochs else ()), *_gpu(run),
-                *_best(run)]  # fmt: skip
+    findings = [
+        *_waiting(run, rows),
+        *_changes(rows),
+        *(_validation(run.epochs) if run.epochs else ()),
+        *_gpu(run),
+        *_best(run),
+    ]
     return sorted(findings, key=lambda finding: not finding.bad)
 
 
@@ -73,13 +89,18 @@ def _waiting(run: RunLogReader, rows: list[dict[str, Any]]) -> Iterator[Finding]
     for row in rows:
         if row["stall_frac"] < _STALL_FRAC:
             continue
-        stall = (f"Stage {row['stage']} ({row['res']} px) waited {100 * row['stall_frac']:.0f} % of its time for data "
-                 f"({format_duration(row['wait_s'])})")  # fmt: skip
+        stall = (
+            f"Stage {row['stage']} ({row['res']} px) waited {100 * row['stall_frac']:.0f} % of its time for data "
+            f"({format_duration(row['wait_s'])})"
+        )
         if row["burst_frac"] >= _BURST_FRAC and row["steps"] >= 100:
-            yield Finding(True, (
-                f"{stall}, {100 * row['burst_frac']:.0f} % of it in 1 % of the steps: cold files, not a slow loader. "
-                'Read in blocks (`data.order = "block"`), or keep the shards on a local disk.'
-            ))  # fmt: skip
+            yield Finding(
+                True,
+                (
+                    f"{stall}, {100 * row['burst_frac']:.0f} % of it in 1 % of the steps: cold files, not a slow "
+                    'loader. Read in blocks (`data.order = "block"`), or keep the shards on a local disk.'
+                ),
+            )
         else:
             yield Finding(True, f"{stall}: {_rates(row)} {_loader_advice(run)}")
     train_s, wait_s = (sum(row[key] for row in rows) for key in ("train_s", "wait_s"))
@@ -117,12 +138,16 @@ def _changes(rows: list[dict[str, Any]]) -> Iterator[Finding]:
             continue
         step_s, noise_s, waited_s = cost["median_s"], cost["noise_s"], row["first_wait_s"]
         bad = cost["cost_s"] > max(_SWITCH_FRAC * SWITCH_STEPS * step_s, noise_s[1] if noise_s else 0.0)
-        text = (f"The change to {row['res']} px cost {cost['cost_s'] / step_s:+.1f} steps of usually "
-                f"{format_duration(step_s)}, within the first {SWITCH_STEPS} ({switch_noise(cost)})")  # fmt: skip
+        text = (
+            f"The change to {row['res']} px cost {cost['cost_s'] / step_s:+.1f} steps of usually "
+            f"{format_duration(step_s)}, within the first {SWITCH_STEPS} ({switch_noise(cost)})"
+        )
         if bad:
-            cause = ("Files of the new resolution were not cached: use more memory or a faster disk."
-                     if waited_s > cost["cost_s"] / 2 else
-                     "Cause: shapes that the warm-up missed, or other work on the machine.")  # fmt: skip
+            cause = (
+                "Files of the new resolution were not cached: use more memory or a faster disk."
+                if waited_s > cost["cost_s"] / 2
+                else "Cause: shapes that the warm-up missed, or other work on the machine."
+            )
             text += f"; {format_duration(max(0.0, waited_s))} of it was waiting for data. {cause}"
         yield Finding(bad, text if bad else f"{text}.")
 
@@ -130,10 +155,13 @@ def _changes(rows: list[dict[str, Any]]) -> Iterator[Finding]:
 def _validation(epochs: list[dict[str, Any]]) -> Iterator[Finding]:
     eval_s, elapsed_s = sum(epoch["eval_s"] for epoch in epochs), epochs[-1]["elapsed_s"]
     if eval_s > _EVAL_FRAC * elapsed_s:
-        yield Finding(True, (
-            f"Validation took {100 * eval_s / elapsed_s:.0f} % of the run ({format_duration(eval_s)}): "
-            f"`eval.every_epochs = 2` would save about {format_duration(eval_s / 2)}."
-        ))  # fmt: skip
+        yield Finding(
+            True,
+            (
+                f"Validation took {100 * eval_s / elapsed_s:.0f} % of the run ({format_duration(eval_s)}): "
+                f"`eval.every_epochs = 2` would save about {format_duration(eval_s / 2)}."
+            ),
+        )
 
 
 def _gpu(run: RunLogReader) -> Iterator[Finding]:
@@ -142,15 +170,21 @@ def _gpu(run: RunLogReader) -> Iterator[Finding]:
     total = run.start.get("machine", {}).get("gpu_memory_bytes")
     waits, times = (run.steps[name].sum() for name in ("wait_s", "time_s"))
     if use and np.mean(use) < _BUSY_FRAC and waits < _STALL_FRAC * times:
-        yield Finding(True, (
-            f"Yet the GPU was busy only {100 * np.mean(use):.0f} % of the time, waiting for kernel launches: use "
-            "larger batches or `precision.compile = true`."
-        ))  # fmt: skip
+        yield Finding(
+            True,
+            (
+                f"Yet the GPU was busy only {100 * np.mean(use):.0f} % of the time, waiting for kernel launches: use "
+                "larger batches or `precision.compile = true`."
+            ),
+        )
     if total and memory < _MEMORY_FRAC * total:
-        yield Finding(False, (
-            f"Tensors used at most {memory / 2**30:.1f} of {total / 2**30:.1f} GiB of GPU memory: larger batches fit "
-            '(`batch_size = "auto"` finds the largest).'
-        ))  # fmt: skip
+        yield Finding(
+            False,
+            (
+                f"Tensors used at most {memory / 2**30:.1f} of {total / 2**30:.1f} GiB of GPU memory: larger batches "
+                'fit (`batch_size = "auto"` finds the largest).'
+            ),
+        )
 
 
 def _best(run: RunLogReader) -> Iterator[Finding]:
@@ -159,8 +193,11 @@ def _best(run: RunLogReader) -> Iterator[Finding]:
     if run.kind("end") and len(scores) >= 5 and best is not None:
         metric, top = main_metric(best), best_score(best) or 0.0
         if top - scores[-1] > _WORSE and best["epoch"] < _EARLY * epochs[-1]["epoch"]:
-            yield Finding(True, (
-                f"The best {metric.title}, {metric.text(top)}, was reached in epoch {best['epoch']} of "
-                f"{epochs[-1]['epoch']}; it ended at {metric.text(scores[-1])}: use fewer epochs, or "
-                "stronger augmentation in the late stages."
-            ))  # fmt: skip
+            yield Finding(
+                True,
+                (
+                    f"The best {metric.title}, {metric.text(top)}, was reached in epoch {best['epoch']} of "
+                    f"{epochs[-1]['epoch']}; it ended at {metric.text(scores[-1])}: use fewer epochs, or "
+                    "stronger augmentation in the late stages."
+                ),
+            )

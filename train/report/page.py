@@ -124,14 +124,18 @@ def open_runs(targets: Sequence[str]) -> list[Run]:
         raise ResoluteError(f"RUN: got {len(logs)} runs, expected at most {len(_STYLES)}; name fewer")
     paths = [(log.path.parent, folds) for log, folds in logs.values()]
     names = [path.name if folds is None else f"{path.parent.name}/{path.name}" for path, folds in paths]
-    runs = [Run(name if names.count(name) == 1 else str(log.path.parent), log, folds.name if folds else "")
-            for name, (log, folds) in zip(names, logs.values(), strict=True)]  # fmt: skip
+    runs = [
+        Run(name if names.count(name) == 1 else str(log.path.parent), log, folds.name if folds else "")
+        for name, (log, folds) in zip(names, logs.values(), strict=True)
+    ]
     for run in runs if len(runs) > 1 else ():
         if not run.epochs or not run.scores:
             raise ResoluteError(f"{run.log.path}: no validated epoch yet, expected at least one; leave this run out")
         if run.metric != runs[0].metric:
-            raise ResoluteError(f"{run.log.path}: scored by {run.metric.title}, expected {runs[0].metric.title} as for "
-                                f"{runs[0].name}; compare runs of one kind of target")  # fmt: skip
+            raise ResoluteError(
+                f"{run.log.path}: scored by {run.metric.title}, expected {runs[0].metric.title} as for "
+                f"{runs[0].name}; compare runs of one kind of target"
+            )
     return runs
 
 
@@ -154,23 +158,41 @@ def page(runs: Sequence[Run], validation: Mapping[str, Any] | None = None, *, ti
     """The HTML page. `validation`: the content of RUN/validation.json, if there is one run."""
     if len(runs) > 1:
         return render(
-            _TEMPLATE, title=title, subtitle=" · ".join(run.name for run in runs), headline=[*_folds_tiles(runs)],
-            about="In short", findings=[*_compared(runs)], skipped=0, sections=[*_sections_of_several(runs)],
-        )  # fmt: skip
+            _TEMPLATE,
+            title=title,
+            subtitle=" · ".join(run.name for run in runs),
+            headline=[*_folds_tiles(runs)],
+            about="In short",
+            findings=[*_compared(runs)],
+            skipped=0,
+            sections=[*_sections_of_several(runs)],
+        )
     (run,) = runs
     start, steps = run.log.start, sum(row["steps"] for row in run.stages)
     state = "finished" if run.log.kind("end") else f"{steps:,} of {start.get('total_steps', 0):,} steps done"
     return render(
-        _TEMPLATE, title=f"Run {run.name}",
+        _TEMPLATE,
+        title=f"Run {run.name}",
         subtitle=f"{start.get('recipe', '')} {start.get('recipe_hash', '')} · {start.get('device', '')} · {state}",
-        headline=[*_tiles(run)], about="What limited this run, and what to change", findings=diagnose(run.log),
-        skipped=len(run.log.kind("skipped")), sections=[*filter(None, _sections_of_one(run, validation))],
-    )  # fmt: skip
+        headline=[*_tiles(run)],
+        about="What limited this run, and what to change",
+        findings=diagnose(run.log),
+        skipped=len(run.log.kind("skipped")),
+        sections=[*filter(None, _sections_of_one(run, validation))],
+    )
 
 
 def _section(title: str, *tables: Table, **parts: Any) -> Section:
-    return {"title": title, "tables": tables, "matrix": None, "note": "", "charts": (), "sheets": (), "texts": (),
-            **parts}  # fmt: skip
+    return {
+        "title": title,
+        "tables": tables,
+        "matrix": None,
+        "note": "",
+        "charts": (),
+        "sheets": (),
+        "texts": (),
+        **parts,
+    }
 
 
 # one run
@@ -208,14 +230,32 @@ def _sections_of_one(run: Run, validation: Mapping[str, Any] | None) -> Iterator
     if counts is not None:
         rows = class_rows(counts.names, counts.samples, counts.seen)
         yield _section("Classes", ("", HEADS, rows), charts=[*filter(None, [counts.chart()])])
-    yield _section("Recipe", texts=[("", start.get("recipe_text", "")),
-                                    ("All values, including defaults", recipe_text(start.get("recipe_values", {})))])
-    facts = {key: value for key, value in {**start.get("machine", {}), **start}.items()
-             if value is not None and not isinstance(value, (dict, list)) and key not in ("kind", "recipe_text")}
-    yield _section("Machine and data", ("", ("property", "value"), [
-        (key.removesuffix("_bytes").replace("_", " "),
-         f"{value / 2**30:.1f} GiB" if key.endswith("_bytes") else str(value)) for key, value in facts.items()
-    ]))  # fmt: skip
+    yield _section(
+        "Recipe",
+        texts=[
+            ("", start.get("recipe_text", "")),
+            ("All values, including defaults", recipe_text(start.get("recipe_values", {}))),
+        ],
+    )
+    facts = {
+        key: value
+        for key, value in {**start.get("machine", {}), **start}.items()
+        if value is not None and not isinstance(value, (dict, list)) and key not in ("kind", "recipe_text")
+    }
+    yield _section(
+        "Machine and data",
+        (
+            "",
+            ("property", "value"),
+            [
+                (
+                    key.removesuffix("_bytes").replace("_", " "),
+                    f"{value / 2**30:.1f} GiB" if key.endswith("_bytes") else str(value),
+                )
+                for key, value in facts.items()
+            ],
+        ),
+    )
 
 
 def _charts(run: Run, bins: Columns) -> Iterator[Chart | None]:
@@ -234,46 +274,100 @@ def _charts(run: Run, bins: Columns) -> Iterator[Chart | None]:
     note = f"Longest step: {ms['time_s_max'][longest]:,.0f} ms, {where}"
     note += f"; the axis ends at {top:,.0f} ms." if ms["time_s_max"][longest] > top else "."
     peak = [] if single else [Series(name="longest of each bin", colour="soft", x=x, y=ms["time_s_max"])]
-    yield chart("Step time", [
-        Series(name="compute", colour="a", kind="area", x=x, y=ms["compute_s"]),
-        Series(name="wait for data", colour="b", kind="area", x=x, base=ms["compute_s"], y=ms["time_s"],
-               tooltip=ms["wait_s"]),
-        *peak,
-    ], unit="ms", marks=marks, top=top, note=note, wide=True)  # fmt: skip
-    yield chart("Throughput", [
-        Series(name="images/s", colour="a", x=x, y=bins["images_per_s"].tolist()),
-        *(Series(name=f"{who}'s ceiling", colour=colour, kind="dash", x=borders,
-                 y=[row[f"{who}_images_per_s"] or math.nan for row in rows for _ in range(2)])
-          for who, colour in (("loader", "b"), ("model", "c"))),
-    ], unit="images/s", marks=marks, note="" if any(row["model_images_per_s"] for row in rows) else
-        "The ceilings of loader and model alone were not measured in this run (--calibrate).")  # fmt: skip
-    yield chart("Stalls", [
-        Series(name="mean wait", colour="b", kind="area", x=x, y=ms["wait_s"]),
-        *([] if single else [Series(name="longest wait of each bin", colour="soft", x=x, y=ms["wait_s_max"])]),
-    ], unit="ms per step", marks=marks)  # fmt: skip
+    yield chart(
+        "Step time",
+        [
+            Series(name="compute", colour="a", kind="area", x=x, y=ms["compute_s"]),
+            Series(
+                name="wait for data",
+                colour="b",
+                kind="area",
+                x=x,
+                base=ms["compute_s"],
+                y=ms["time_s"],
+                tooltip=ms["wait_s"],
+            ),
+            *peak,
+        ],
+        unit="ms",
+        marks=marks,
+        top=top,
+        note=note,
+        wide=True,
+    )
+    yield chart(
+        "Throughput",
+        [
+            Series(name="images/s", colour="a", x=x, y=bins["images_per_s"].tolist()),
+            *(
+                Series(
+                    name=f"{who}'s ceiling",
+                    colour=colour,
+                    kind="dash",
+                    x=borders,
+                    y=[row[f"{who}_images_per_s"] or math.nan for row in rows for _ in range(2)],
+                )
+                for who, colour in (("loader", "b"), ("model", "c"))
+            ),
+        ],
+        unit="images/s",
+        marks=marks,
+        note=""
+        if any(row["model_images_per_s"] for row in rows)
+        else "The ceilings of loader and model alone were not measured in this run (--calibrate).",
+    )
+    yield chart(
+        "Stalls",
+        [
+            Series(name="mean wait", colour="b", kind="area", x=x, y=ms["wait_s"]),
+            *([] if single else [Series(name="longest wait of each bin", colour="soft", x=x, y=ms["wait_s_max"])]),
+        ],
+        unit="ms per step",
+        marks=marks,
+    )
 
     def curves(at: Sequence[float], scale: float, *shown: tuple[str, str, str]) -> list[Series]:
-        return [Series(name=name, colour=colour, kind="dots", x=at,
-                       y=[math.nan if epoch.get(key) is None else scale * epoch[key] for epoch in epochs])
-                for key, name, colour in shown]  # fmt: skip
+        return [
+            Series(
+                name=name,
+                colour=colour,
+                kind="dots",
+                x=at,
+                y=[math.nan if epoch.get(key) is None else scale * epoch[key] for epoch in epochs],
+            )
+            for key, name, colour in shown
+        ]
 
     last_steps = (x[0] + np.cumsum([epoch["steps"] for epoch in epochs]) - 1).tolist()
-    yield chart("Loss", [
-        Series(name="training", colour="a", x=x, y=bins["loss"].tolist()),
-        *curves(last_steps, 1.0, ("eval_loss", "validation", "d"), ("ema_eval_loss", "validation, EMA", "c")),
-    ], unit="", marks=marks, zero=False)  # fmt: skip
+    yield chart(
+        "Loss",
+        [
+            Series(name="training", colour="a", x=x, y=bins["loss"].tolist()),
+            *curves(last_steps, 1.0, ("eval_loss", "validation", "d"), ("ema_eval_loss", "validation, EMA", "c")),
+        ],
+        unit="",
+        marks=marks,
+        zero=False,
+    )
     if epochs:
         metric, second = run.metrics[:2]
         unit, unit_s = _time_unit(epochs[-1]["elapsed_s"])
         times = [epoch["elapsed_s"] / unit_s for epoch in epochs]
-        shown = [(metric.key, metric.title, "d"), (f"ema_{metric.key}", f"{metric.title}, EMA", "c"),
-                 *([(second.key, second.title, "soft")] if metric.percent else [])]  # fmt: skip
+        shown = [
+            (metric.key, metric.title, "d"),
+            (f"ema_{metric.key}", f"{metric.title}, EMA", "c"),
+            *([(second.key, second.title, "soft")] if metric.percent else []),
+        ]
         begun = zip([0.0, *times], epochs, [{"stage": None}, *epochs], strict=False)
         yield chart(
-            f"{_title(metric)} against time", curves(times, metric.scale, *shown), unit="%" if metric.percent else "",
-            x_name=unit, start=0.0, zero=metric.percent,
+            f"{_title(metric)} against time",
+            curves(times, metric.scale, *shown),
+            unit="%" if metric.percent else "",
+            x_name=unit,
+            start=0.0,
+            zero=metric.percent,
             marks=[(at, f"{epoch['res']} px") for at, epoch, before in begun if epoch["stage"] != before["stage"]],
-        )  # fmt: skip
+        )
 
 
 def _title(metric: Metric) -> str:
@@ -290,10 +384,11 @@ def _schedule(run: Run, bins: Columns) -> list[Chart | None]:
     strengths: list[dict[str, float]] = []
     with contextlib.suppress(ResoluteError):  # why: a log of another version may have keys that this one does not know
         recipe = Recipe.from_values(run.log.start.get("recipe_values", {}), name="run")
-        strengths = [recipe.regularization_at(int(stage), int(res))
-                     for stage, res in zip(bins["stage"], bins["res"], strict=True)]  # fmt: skip
-    columns = {name: bins[key].tolist() for name, key in
-               (("lrs", "lr"), ("momenta", "momentum"), ("sizes", "res"))}  # fmt: skip
+        strengths = [
+            recipe.regularization_at(int(stage), int(res))
+            for stage, res in zip(bins["stage"], bins["res"], strict=True)
+        ]
+    columns = {name: bins[key].tolist() for name, key in (("lrs", "lr"), ("momenta", "momentum"), ("sizes", "res"))}
     return schedule_charts(bins["step"].tolist(), **columns, strengths=strengths, marks=_marks(bins, run.stages))
 
 
@@ -304,20 +399,53 @@ def _marks(bins: Columns, rows: list[dict[str, Any]]) -> list[tuple[float, str]]
 
 def _stages(runs: Sequence[Run]) -> Section:
     """The stages of all runs, with a column for the run if there are several."""
-    heads = ("run", "stage#", "px#", "batch#", "epochs#", "steps#", "images/s#", "loader alone#", "model alone#",
-             "waiting %#", "median step ms#", "99 % below ms#", "change cost steps#", "train s#")  # fmt: skip
-    rows = [(
-        run.name, row["stage"], row["res"], row["batch_size"], len(row["epochs"]), f"{row['steps']:,}",
-        f"{row['images_per_s']:,.1f}", _or_dash(row["loader_images_per_s"]), _or_dash(row["model_images_per_s"]),
-        f"{100 * row['stall_frac']:.2f}", f"{1e3 * row['median_s']:,.1f}", f"{1e3 * row['p99_s']:,.1f}",
-        _cost(row["switch"]), f"{row['train_s']:,.2f}",
-    ) for run in runs for row in run.stages]  # fmt: skip
+    heads = (
+        "run",
+        "stage#",
+        "px#",
+        "batch#",
+        "epochs#",
+        "steps#",
+        "images/s#",
+        "loader alone#",
+        "model alone#",
+        "waiting %#",
+        "median step ms#",
+        "99 % below ms#",
+        "change cost steps#",
+        "train s#",
+    )
+    rows = [
+        (
+            run.name,
+            row["stage"],
+            row["res"],
+            row["batch_size"],
+            len(row["epochs"]),
+            f"{row['steps']:,}",
+            f"{row['images_per_s']:,.1f}",
+            _or_dash(row["loader_images_per_s"]),
+            _or_dash(row["model_images_per_s"]),
+            f"{100 * row['stall_frac']:.2f}",
+            f"{1e3 * row['median_s']:,.1f}",
+            f"{1e3 * row['p99_s']:,.1f}",
+            _cost(row["switch"]),
+            f"{row['train_s']:,.2f}",
+        )
+        for run in runs
+        for row in run.stages
+    ]
     first = len(runs) == 1
-    note = (f"Change cost, in steps: what the first {SWITCH_STEPS} steps of a stage took longer than usual ones, over "
-            f"the time of one. Beside it, what later groups of {SWITCH_STEPS} steps did, from the 5th to the 95th "
-            "percentile; a cost in that range is noise, and other work on the machine can add to any.")  # fmt: skip
-    return _section("Stages", ("", heads[first:], [row[first:] for row in rows]),
-                    note=note if any(row["switch"] for run in runs for row in run.stages) else "")  # fmt: skip
+    note = (
+        f"Change cost, in steps: what the first {SWITCH_STEPS} steps of a stage took longer than usual ones, over "
+        f"the time of one. Beside it, what later groups of {SWITCH_STEPS} steps did, from the 5th to the 95th "
+        "percentile; a cost in that range is noise, and other work on the machine can add to any."
+    )
+    return _section(
+        "Stages",
+        ("", heads[first:], [row[first:] for row in rows]),
+        note=note if any(row["switch"] for run in runs for row in run.stages) else "",
+    )
 
 
 def _cost(switch: Mapping[str, Any] | None) -> str | list[tuple[str, str]]:
@@ -343,24 +471,39 @@ def _epochs(run: Run) -> Section:
         return lambda value: metric.text(value, samples).removesuffix(" %")
 
     def of_metrics(key: str, title: str) -> list[tuple[str, str, Callable[[float], str]]]:
-        return [(f"{key}{metric.key}", f"{title}{metric.title}", of_metric(metric))
-                for metric in (run.metrics if epochs else ())]  # fmt: skip
+        return [
+            (f"{key}{metric.key}", f"{title}{metric.title}", of_metric(metric))
+            for metric in (run.metrics if epochs else ())
+        ]
 
     columns = [
-        ("images_per_s", "images/s", number(1)), ("stall_frac", "waiting %", number(2, 100)),
-        ("train_s", "train s", number(2)), ("eval_s", "eval s", number(2)), ("loss", "loss", number(3)),
-        ("eval_loss", "eval loss", number(3)), *of_metrics("", ""), ("ema_eval_loss", "EMA loss", number(3)),
-        *of_metrics("ema_", "EMA "), ("memory_bytes", "GiB", number(2, 2**-30)), ("gpu_frac", "GPU %", number(0, 100)),
+        ("images_per_s", "images/s", number(1)),
+        ("stall_frac", "waiting %", number(2, 100)),
+        ("train_s", "train s", number(2)),
+        ("eval_s", "eval s", number(2)),
+        ("loss", "loss", number(3)),
+        ("eval_loss", "eval loss", number(3)),
+        *of_metrics("", ""),
+        ("ema_eval_loss", "EMA loss", number(3)),
+        *of_metrics("ema_", "EMA "),
+        ("memory_bytes", "GiB", number(2, 2**-30)),
+        ("gpu_frac", "GPU %", number(0, 100)),
         ("lr", "LR", short),
-    ]  # fmt: skip
+    ]
     shown = [column for column in columns if any(epoch.get(column[0]) is not None for epoch in epochs)]
     every = -(-len(epochs) // _ROWS) if epochs else 1
     heads = ["epoch", "stage#", "px#", "batch#", *(f"{title}#" for _, title, _ in shown)]
     rows = [
-        (epoch["epoch"], epoch["stage"], epoch["res"], epoch["batch_size"],
-         *("-" if epoch.get(key) is None else text(epoch[key]) for key, _, text in shown))
-        for number, epoch in enumerate(epochs, 1) if number % every == 0 or number == len(epochs)
-    ]  # fmt: skip
+        (
+            epoch["epoch"],
+            epoch["stage"],
+            epoch["res"],
+            epoch["batch_size"],
+            *("-" if epoch.get(key) is None else text(epoch[key]) for key, _, text in shown),
+        )
+        for number, epoch in enumerate(epochs, 1)
+        if number % every == 0 or number == len(epochs)
+    ]
     note = f"Every {every}th epoch is shown; run.jsonl has all. " if every > 1 else ""
     if samples and epochs and run.metric.counted:
         note += f"±: half the 95 % interval (Wilson) of a fraction of {samples:,} photos."
@@ -377,8 +520,9 @@ def first_reached_s(run: Run, score: float) -> float | None:
 
 def _of_folds(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
     """(name, folds) of each run of folds on the page."""
-    return ((name, folds) for name, group in groupby(runs, lambda run: run.folds)
-            if name and len(folds := list(group)) > 1)  # fmt: skip
+    return (
+        (name, folds) for name, group in groupby(runs, lambda run: run.folds) if name and len(folds := list(group)) > 1
+    )
 
 
 def _mean(metric: Metric, scores: Sequence[float]) -> str:
@@ -390,8 +534,10 @@ def _mean(metric: Metric, scores: Sequence[float]) -> str:
 
 def _folds_tiles(runs: Sequence[Run]) -> Iterator[tuple[str, str]]:
     for name, folds in _of_folds(runs):
-        yield (_mean(runs[0].metric, [run.best[1] for run in folds]),
-               f"best {runs[0].metric.title} of {name}, mean and deviation of {len(folds)} folds")  # fmt: skip
+        yield (
+            _mean(runs[0].metric, [run.best[1] for run in folds]),
+            f"best {runs[0].metric.title} of {name}, mean and deviation of {len(folds)} folds",
+        )
 
 
 def _compared(runs: Sequence[Run]) -> Iterator[Finding]:
@@ -404,8 +550,11 @@ def _compared(runs: Sequence[Run]) -> Iterator[Finding]:
     common = min(run.best[1] for run in runs)
     times = sorted((first_reached_s(run, common) or 0.0, run.name) for run in runs)
     (first_s, first), (last_s, last) = times[0], times[-1]
-    yield Finding(False, f"All reach {metric.text(common)}: {first} first, after {format_duration(first_s)}; {last} "
-                  f"last, after {format_duration(last_s)} ({last_s / first_s:.2f} times as long).")  # fmt: skip
+    yield Finding(
+        False,
+        f"All reach {metric.text(common)}: {first} first, after {format_duration(first_s)}; {last} "
+        f"last, after {format_duration(last_s)} ({last_s / first_s:.2f} times as long).",
+    )
     hardware = [row[0] for row in differences([_facts(run) for run in runs]) if row[0] in _HARDWARE]
     if hardware:
         yield Finding(True, f"The times are not comparable: the runs differ in {', '.join(hardware)}.")
@@ -418,19 +567,37 @@ def _compared(runs: Sequence[Run]) -> Iterator[Finding]:
 def _sections_of_several(runs: Sequence[Run]) -> Iterator[Section]:
     title = runs[0].metric.title
     yield _section("Charts", charts=[*filter(None, _compared_charts(runs))])
-    heads = ("run", "recipe", "device", "epochs#", f"best {title}#", "in epoch#", f"last {title}#", "time#",
-             "training#", "images/s#", "waiting %#", "peak GiB#")  # fmt: skip
+    heads = (
+        "run",
+        "recipe",
+        "device",
+        "epochs#",
+        f"best {title}#",
+        "in epoch#",
+        f"last {title}#",
+        "time#",
+        "training#",
+        "images/s#",
+        "waiting %#",
+        "peak GiB#",
+    )
     yield _section("Runs", ("", heads, [*_rows(runs)]), note="Time includes validation, not the start of the program.")
-    yield _section(f"Time to {title}", ("", (title, *(f"{run.name}#" for run in runs)), [*_times(runs)]),
-                   note="To the end of the first epoch that reaches it.")  # fmt: skip
+    yield _section(
+        f"Time to {title}",
+        ("", (title, *(f"{run.name}#" for run in runs)), [*_times(runs)]),
+        note="To the end of the first epoch that reaches it.",
+    )
     yield _stages(runs)
     for heading, values in (
         ("What differs in the recipes", [run.log.start.get("recipe_values", {}) for run in runs]),
         ("What differs in data, machine and versions", [_facts(run) for run in runs]),
     ):
         rows = differences(values) or [("nothing", *("" for _ in runs))]
-        yield _section(heading, ("", ("setting", *(run.name for run in runs)), rows[:_ROWS]),
-                       note=f"The first {_ROWS} of {len(rows)}." if len(rows) > _ROWS else "")  # fmt: skip
+        yield _section(
+            heading,
+            ("", ("setting", *(run.name for run in runs)), rows[:_ROWS]),
+            note=f"The first {_ROWS} of {len(rows)}." if len(rows) > _ROWS else "",
+        )
 
 
 def _compared_charts(runs: Sequence[Run]) -> Iterator[Chart | None]:
@@ -447,21 +614,43 @@ def _compared_charts(runs: Sequence[Run]) -> Iterator[Chart | None]:
         return [
             series(run, [epoch[x] / x_scale for epoch, _ in points], [scale * value for _, value in points])
             for run in runs
-            if (points := run.scores if y is None else [(epoch, epoch[y]) for epoch in run.epochs
-                                                        if epoch.get(y) is not None])
-        ]  # fmt: skip
+            if (
+                points := run.scores
+                if y is None
+                else [(epoch, epoch[y]) for epoch in run.epochs if epoch.get(y) is not None]
+            )
+        ]
 
-    yield chart(f"{_title(metric)} against time", curves("elapsed_s", unit_s, scale=metric.scale), unit=percent,
-                x_name=unit, start=0.0, zero=False, wide=True)  # fmt: skip
-    yield chart(f"{_title(metric)} against epochs", curves("epoch", 1, scale=metric.scale), unit=percent,
-                x_name="epoch", zero=False, wide=True)  # fmt: skip
+    yield chart(
+        f"{_title(metric)} against time",
+        curves("elapsed_s", unit_s, scale=metric.scale),
+        unit=percent,
+        x_name=unit,
+        start=0.0,
+        zero=False,
+        wide=True,
+    )
+    yield chart(
+        f"{_title(metric)} against epochs",
+        curves("epoch", 1, scale=metric.scale),
+        unit=percent,
+        x_name="epoch",
+        zero=False,
+        wide=True,
+    )
     yield chart("Training loss", curves("epoch", 1, "loss"), unit="", x_name="epoch", zero=False)
     yield chart("Validation loss", curves("epoch", 1, "eval_loss"), unit="", x_name="epoch", zero=False)
     bins = [(run, run.log.binned(_BINS // 2)) for run in runs]
     times = [series(run, each["step"].tolist(), (1e3 * each["time_s"]).tolist()) for run, each in bins]
     top = max(1.5e3 * float(np.quantile(each["time_s"], 0.98)) for _, each in bins)
-    yield chart("Step time", times, unit="ms", top=top, wide=True,
-                note="Means of consecutive steps where a run has more than can be drawn.")  # fmt: skip
+    yield chart(
+        "Step time",
+        times,
+        unit="ms",
+        top=top,
+        wide=True,
+        note="Means of consecutive steps where a run has more than can be drawn.",
+    )
     sizes = [series(run, each["step"].tolist(), each["res"].tolist(), stepped=True) for run, each in bins]
     yield chart("Resolution", sizes, unit="px", zero=False, wide=True)
 
@@ -471,14 +660,24 @@ def _rows(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
         start, epochs, (epoch, top) = run.log.start, run.epochs, run.best
         train_s, wait_s, samples = (sum(each[key] for each in epochs) for key in ("train_s", "wait_s", "samples"))
         yield (
-            run.name, str(start.get("recipe", "")), str(start.get("device", "")), f"{len(epochs)}", run.text(top),
-            f"{epoch['epoch']}", run.text(run.scores[-1][1]), format_duration(epochs[-1]["elapsed_s"]),
-            format_duration(train_s), f"{samples / train_s:,.0f}", f"{100 * wait_s / train_s:.2f}",
+            run.name,
+            str(start.get("recipe", "")),
+            str(start.get("device", "")),
+            f"{len(epochs)}",
+            run.text(top),
+            f"{epoch['epoch']}",
+            run.text(run.scores[-1][1]),
+            format_duration(epochs[-1]["elapsed_s"]),
+            format_duration(train_s),
+            f"{samples / train_s:,.0f}",
+            f"{100 * wait_s / train_s:.2f}",
             f"{max(each.get('memory_bytes') or 0 for each in epochs) / 2**30:.2f}",
-        )  # fmt: skip
+        )
     for name, folds in _of_folds(runs):
-        best, last = (_mean(runs[0].metric, scores) for scores in
-                      ([run.best[1] for run in folds], [run.scores[-1][1] for run in folds]))  # fmt: skip
+        best, last = (
+            _mean(runs[0].metric, scores)
+            for scores in ([run.best[1] for run in folds], [run.scores[-1][1] for run in folds])
+        )
         yield f"{name}: mean ± deviation", "", "", "", best, "", last, *([""] * 5)
 
 

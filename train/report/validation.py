@@ -72,7 +72,11 @@ def read_validation(folder: Path) -> dict[str, Any] | None:
 
 
 def confused_photos(
-    folder: Path, shards: ShardSet, *, mean: tuple[float, float, float], std: tuple[float, float, float],
+    folder: Path,
+    shards: ShardSet,
+    *,
+    mean: tuple[float, float, float],
+    std: tuple[float, float, float],
     crop_pct: float | None,
 ) -> None:
     """Add photos of the most confused pairs to RUN/validation.json, as the network saw them in validation.
@@ -116,8 +120,15 @@ def sections(table: Mapping[str, Any] | None, epochs: Sequence[Mapping[str, Any]
     if table is None or table["epoch"] not in {epoch["epoch"] for epoch in epochs}:
         return None
     title = f"Validation of epoch {table['epoch']}, {table['weights']} weights, {table['res']} px"
-    return {"title": title, "matrix": None, "note": "", "sheets": [], "charts": [], "tables": [],
-            **_PARTS[table["kind"]](table)}  # fmt: skip
+    return {
+        "title": title,
+        "matrix": None,
+        "note": "",
+        "sheets": [],
+        "charts": [],
+        "tables": [],
+        **_PARTS[table["kind"]](table),
+    }
 
 
 def _of_classes(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,8 +136,17 @@ def _of_classes(table: Mapping[str, Any]) -> dict[str, Any]:
     photos = {int(sample): base64.b64decode(data) for sample, data in table.get("photos", {}).items()}
     sheets = []
     for pair in table["confused"][:_PAIRS]:
-        figures = [{"data": photos[sample], "title": f"{pair['label']} taken for {pair['predicted']}", "lines": [],
-                    "width": _SIDE, "height": _SIDE} for sample in pair["samples"] if sample in photos]  # fmt: skip
+        figures = [
+            {
+                "data": photos[sample],
+                "title": f"{pair['label']} taken for {pair['predicted']}",
+                "lines": [],
+                "width": _SIDE,
+                "height": _SIDE,
+            }
+            for sample in pair["samples"]
+            if sample in photos
+        ]
         if figures:
             sheets.append((f"{pair['label']} taken for {pair['predicted']}: {pair['count']:,}", figures))
     worst = sorted((row for row in classes if row["samples"]), key=lambda row: row["accuracy"])[:_ROWS]
@@ -138,13 +158,17 @@ def _of_classes(table: Mapping[str, Any]) -> dict[str, Any]:
         note += f" Each row and column holds {size} adjacent classes."
     return {
         "matrix": _matrix(confusion["counts"], [row["name"] for row in classes]),
-        "note": note, "sheets": sheets,
+        "note": note,
+        "sheets": sheets,
         "tables": [
             ("Most confused", ["class", "taken for", "photos#"], pairs),
-            (_listed("Accuracy per class", len(worst), len(classes), "lowest"), ["class", "photos#", "accuracy %#"],
-             [(row["name"], f"{row['samples']:,}", with_interval(row["accuracy"], row["samples"])) for row in worst]),
+            (
+                _listed("Accuracy per class", len(worst), len(classes), "lowest"),
+                ["class", "photos#", "accuracy %#"],
+                [(row["name"], f"{row['samples']:,}", with_interval(row["accuracy"], row["samples"])) for row in worst],
+            ),
         ],
-    }  # fmt: skip
+    }
 
 
 def _listed(title: str, shown: int, count: int, which: str) -> str:
@@ -164,25 +188,42 @@ def _matrix(counts: Sequence[Sequence[int]], names: Sequence[str]) -> dict[str, 
     named = len(names) == n <= _NAMED
     margin = 0.4 * max((len(name[:24]) for name in names), default=0) if named else 0.0
     return {
-        "view_box": f"{-margin:.1f} 0 {n + margin:.1f} {n}", "size": n,
+        "view_box": f"{-margin:.1f} 0 {n + margin:.1f} {n}",
+        "size": n,
         "paths": [(f"area cells a l{k}", "".join(cells)) for k, cells in enumerate(shades, 1) if cells],
         "names": [name[:24] for name in names] if named else [],
         "numbers": [(x + 0.5, y + 0.65, count) for y, row in enumerate(counts) for x, count in enumerate(row) if count]
-        if n <= _COUNTED else [],
-    }  # fmt: skip
+        if n <= _COUNTED
+        else [],
+    }
 
 
 def _of_labels(table: Mapping[str, Any]) -> dict[str, Any]:
     rows = [row for row in table["classes"] if row["samples"]]
     if len(rows) > _ROWS:
         rows = sorted(rows, key=lambda row: row["ap"])[:_ROWS]
-    lines = [(row["name"], f"{row['samples']:,}", *(f"{100 * row[key]:.2f}" for key in ("ap", "f1", "best_f1")),
-              f"{row['threshold']:.3f}") for row in rows]  # fmt: skip
+    lines = [
+        (
+            row["name"],
+            f"{row['samples']:,}",
+            *(f"{100 * row[key]:.2f}" for key in ("ap", "f1", "best_f1")),
+            f"{row['threshold']:.3f}",
+        )
+        for row in rows
+    ]
     heads = ["label", "photos#", "average precision %#", "F1 at 0.5 %#", "best F1 %#", "at probability#"]
     unused = len(table["classes"]) - sum(bool(row["samples"]) for row in table["classes"])
     note = f"{unused:,} labels have no photo in the validation split and do not count." if unused else ""
-    return {"note": note, "tables": [(_listed("Labels", len(rows), len(table["classes"]) - unused, "with the lowest "
-            "average precision"), heads, lines)]}  # fmt: skip
+    return {
+        "note": note,
+        "tables": [
+            (
+                _listed("Labels", len(rows), len(table["classes"]) - unused, "with the lowest average precision"),
+                heads,
+                lines,
+            )
+        ],
+    }
 
 
 def _of_values(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,16 +235,31 @@ def _of_values(table: Mapping[str, Any]) -> dict[str, Any]:
             continue
         true, predicted = zip(*points, strict=True)
         ends = [min(true), max(true)]
-        charts.append(chart(name, [
-            Series(name="predicted", colour="a", kind="points", x=true, y=predicted),
-            Series(name="predicted = true", colour="soft", kind="dash", x=ends, y=ends),
-        ], unit="predicted", x_name="true", zero=False))  # fmt: skip
+        charts.append(
+            chart(
+                name,
+                [
+                    Series(name="predicted", colour="a", kind="points", x=true, y=predicted),
+                    Series(name="predicted = true", colour="soft", kind="dash", x=ends, y=ends),
+                ],
+                unit="predicted",
+                x_name="true",
+                zero=False,
+            )
+        )
         edges, counts = column["errors"]["edges"], column["errors"]["counts"]
-        charts.append(chart(f"{name}: errors", [
-            Series(name="photos", colour="b", kind="columns", x=edges[:-1], right=edges[1:], y=counts)
-        ], unit="photos", x_name="predicted - true"))  # fmt: skip
-    rows = [(column["name"], column["unit"], *(_short(column[key]) for key in ("mae", "rmse", "r2")))
-            for column in table["columns"]]  # fmt: skip
+        charts.append(
+            chart(
+                f"{name}: errors",
+                [Series(name="photos", colour="b", kind="columns", x=edges[:-1], right=edges[1:], y=counts)],
+                unit="photos",
+                x_name="predicted - true",
+            )
+        )
+    rows = [
+        (column["name"], column["unit"], *(_short(column[key]) for key in ("mae", "rmse", "r2")))
+        for column in table["columns"]
+    ]
     return {"charts": [*filter(None, charts)], "tables": [("Values", ["value", "unit", "MAE#", "RMSE#", "R²#"], rows)]}
 
 

@@ -72,10 +72,15 @@ def _sum(b: ir.IRBuilder, terms: int | Any, kind: ir.VectorType, term: Callable[
 # From 32 bytes, four RGB taps of each of two pixels with four bytes more, two taps of each: for a pixel, as 16-bit
 # words, the two values of red, of green, of blue, and two zeros. Index 32: a zero.
 _PAIRED = [
-    _indices(byte for pixel in (0, 16) for channel in range(4) for tap in (2 * pair, 2 * pair + 1)
-             for byte in ((pixel + 3 * tap + channel, 32) if channel < 3 else (32, 32)))
+    _indices(
+        byte
+        for pixel in (0, 16)
+        for channel in range(4)
+        for tap in (2 * pair, 2 * pair + 1)
+        for byte in ((pixel + 3 * tap + channel, 32) if channel < 3 else (32, 32))
+    )
     for pair in (0, 1)
-]  # fmt: skip
+]
 
 
 def _across(fixed: int | None) -> Any:
@@ -139,9 +144,18 @@ def _down(fixed: int | None) -> Any:
 
     @intrinsic
     def down(
-        _: Any, dst: Any, d: Any, ring: Any, starts: Any, i: Any, weights: Any, w: Any, taps: Any, scale: Any,
+        _: Any,
+        dst: Any,
+        d: Any,
+        ring: Any,
+        starts: Any,
+        i: Any,
+        weights: Any,
+        w: Any,
+        taps: Any,
+        scale: Any,
         shift: Any,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         def code(context: Any, b: ir.IRBuilder, sig: Any, args: Any) -> Any:
             arrays = {n: context.make_array(sig.args[n])(context, b, args[n]).data for n in (0, 2, 3, 5, 8, 9)}
 

@@ -26,8 +26,7 @@ def _within(box, x, y):
 
 
 @triton.jit
-def _erased(source, number, packed, fields, erase, noise, fill, side,
-            place, inside, ERASES: tl.constexpr):  # fmt: skip
+def _erased(source, number, packed, fields, erase, noise, fill, side, place, inside, ERASES: tl.constexpr):
     """Red, green and blue (int32) of the pixels `place` of image `number` after erasing."""
     red, green, blue = _read(source + number * (3 * side * side), place, inside)
     if ERASES:
@@ -61,9 +60,21 @@ def _mixed(own, partner, lam):
     do_not_specialize_on_alignment=["source", "target", "packed", "noise", "fill", "scales"],
 )
 def finish(
-    source, target, packed, noise, fill, scales, fields, erase, mix,
-    side, parts, ERASES: tl.constexpr, MIXES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    source,
+    target,
+    packed,
+    noise,
+    fill,
+    scales,
+    fields,
+    erase,
+    mix,
+    side,
+    parts,
+    ERASES: tl.constexpr,
+    MIXES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Erase, mix and normalise; program i * parts + k writes block k of image i.
 
     source    (N, side, side, 3) uint8

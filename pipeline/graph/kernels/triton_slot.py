@@ -158,9 +158,17 @@ def _turned(hue, top, chroma, n):
     do_not_specialize_on_alignment=["source", "target", "packed"],
 )
 def apply_slot(
-    source, target, packed, slot, slots, fields, side, part, parts,
+    source,
+    target,
+    packed,
+    slot,
+    slots,
+    fields,
+    side,
+    part,
+    parts,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Apply operation `slot` to every image; program i * parts + k writes pixels k * part to (k + 1) * part of image i.
 
     The programs of an image are neighbours in a one-dimensional grid, so they run together and share the cached image;
@@ -241,13 +249,19 @@ def apply_slot(
             place = start + tl.arange(0, BLOCK)
             inside = place < last
             x, y = place % side, place // side
-            red, green, blue = (tl.full((BLOCK,), 0.5, tl.float32), tl.full((BLOCK,), 0.5, tl.float32),
-                                tl.full((BLOCK,), 0.5, tl.float32))  # fmt: skip
+            red, green, blue = (
+                tl.full((BLOCK,), 0.5, tl.float32),
+                tl.full((BLOCK,), 0.5, tl.float32),
+                tl.full((BLOCK,), 0.5, tl.float32),
+            )
             for dx in range(-reach, reach + 1):
                 weight = _weight(dx, factor) / total
                 column = _mirrored(x + dx, side)
-                reds, greens, blues = (tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32),
-                                       tl.zeros((BLOCK,), tl.float32))  # fmt: skip
+                reds, greens, blues = (
+                    tl.zeros((BLOCK,), tl.float32),
+                    tl.zeros((BLOCK,), tl.float32),
+                    tl.zeros((BLOCK,), tl.float32),
+                )
                 for dy in range(-reach, reach + 1):
                     share = _weight(dy, factor) / total
                     r, g, b = _read(image, _mirrored(y + dy, side) * side + column, inside)

@@ -55,8 +55,11 @@ def test_another_fold_or_number_of_folds_is_other_data(shard_set: ShardSet) -> N
 
 
 def test_a_fold_that_cannot_be_is_refused(shard_set: ShardSet) -> None:
-    for fold, folds, message in ((3, 3, "got fold 3 of 3, expected 0 to 2"), (0, 1, "got 1 folds, expected 2 to 75"),
-                                 (0, 76, "got 76 folds, expected 2 to 75, the number of training")):  # fmt: skip
+    for fold, folds, message in (
+        (3, 3, "got fold 3 of 3, expected 0 to 2"),
+        (0, 1, "got 1 folds, expected 2 to 75"),
+        (0, 76, "got 76 folds, expected 2 to 75, the number of training"),
+    ):
         with pytest.raises(ResoluteError, match=message):
             shard_set.with_fold(fold, folds)
     with pytest.raises(ResoluteError, match="expected a set without a fold"):

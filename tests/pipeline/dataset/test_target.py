@@ -19,8 +19,9 @@ from tests.support.retarget import retarget
 
 CLASSES = tuple(f"c{i}" for i in range(11))  # more than one byte of bits
 RNG = np.random.default_rng(3)
-LABELS = {name: [np.flatnonzero(RNG.random(11) < 0.2).tolist() for _ in range(n)]
-          for name, n in (("train", 75), ("val", 15))}  # fmt: skip
+LABELS = {
+    name: [np.flatnonzero(RNG.random(11) < 0.2).tolist() for _ in range(n)] for name, n in (("train", 75), ("val", 15))
+}
 VALUES = {name: RNG.normal(0, 1e3, (n, 2)).astype(np.float32) for name, n in (("train", 75), ("val", 15))}
 KINDS = {
     "labels": (Target(kind="labels", names=CLASSES), LABELS),

@@ -60,17 +60,25 @@ def test_the_timm_loop_sees_every_sample_once_in_passes_of_the_announced_length(
 def test_the_training_loop_in_the_readme_runs(shard_root: Path, shard_set: ShardSet) -> None:
     text = (ROOT / "README.md").read_text().split("## In your own loop")[1]
     code = text.split("```python\n")[1].split("```")[0]
-    for old, new in (('"shards"', repr(str(shard_root))), ("128", "32"), ("160", "48"), ("epochs=5", "epochs=1"),
-                     ("256", "25"), ('"cuda"', '"cpu"')):  # fmt: skip
+    for old, new in (
+        ('"shards"', repr(str(shard_root))),
+        ("128", "32"),
+        ("160", "48"),
+        ("epochs=5", "epochs=1"),
+        ("256", "25"),
+        ('"cuda"', '"cpu"'),
+    ):
         assert old in code
         code = code.replace(old, new)
     losses: list[torch.Tensor] = []
     counts: list[torch.Tensor] = []
     states: list[dict[str, Any]] = []
     names: dict[str, Any] = {
-        "step": losses.append, "count": counts.append, "save": lambda loader: states.append(loader),
+        "step": losses.append,
+        "count": counts.append,
+        "save": lambda loader: states.append(loader),
         "model": lambda images: images.mean((2, 3)),
-    }  # fmt: skip
+    }
     exec(code, names)
     assert len(losses) == names["plan"].total_steps
     assert all(loss.shape == () and loss.isfinite() for loss in losses)

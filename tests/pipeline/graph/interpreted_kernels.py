@@ -66,9 +66,14 @@ def photos(res: int, count: int = 4) -> NDArray[np.uint8]:
 
 
 def augmented(
-    images: NDArray[np.uint8], spec_: BatchSpec, used: AugmentOps, *, dtype: torch.dtype = torch.float32,
-    mean: Any = EXACT["mean"], std: Any = EXACT["std"],
-) -> torch.Tensor:  # fmt: skip
+    images: NDArray[np.uint8],
+    spec_: BatchSpec,
+    used: AugmentOps,
+    *,
+    dtype: torch.dtype = torch.float32,
+    mean: Any = EXACT["mean"],
+    std: Any = EXACT["std"],
+) -> torch.Tensor:
     kernels = GpuFinish(used, mean=mean, std=std, noise=erase_noise(MEAN, STD), dtype=dtype, device=CPU)
     kernels._fill = torch.tensor([round(255 * m) for m in MEAN], dtype=torch.int32)
     return kernels(torch.from_numpy(images), *kernels.pack(spec_))
@@ -98,11 +103,22 @@ def test_every_operation_equals_that_of_the_cpu(res: int) -> None:
         assert np.abs(expected - ours).max() <= (kind[0] == p.BLUR), (kind, value)
 
 
-@pytest.mark.parametrize(("augment", "n"), [
-    (Augment(policy="autoaugment"), 6),
-    (Augment(policy="randaugment", jitter=(0.4, 0.4, 0.4, 0.1), grey_prob=0.3, random_erasing_prob=0.5,
-             random_erasing_fill="noise"), 6),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("augment", "n"),
+    [
+        (Augment(policy="autoaugment"), 6),
+        (
+            Augment(
+                policy="randaugment",
+                jitter=(0.4, 0.4, 0.4, 0.1),
+                grey_prob=0.3,
+                random_erasing_prob=0.5,
+                random_erasing_fill="noise",
+            ),
+            6,
+        ),
+    ],
+)
 def test_random_policies_equal_the_cpu_graph(augment: Augment, n: int) -> None:
     """Slots in alternating buffers, then erasing: whole batches against the CPU graph."""
     images, used = photos(19, n), used_ops([augment])
@@ -117,30 +133,46 @@ def test_boxes_may_be_empty_or_cover_the_image_and_a_partner_may_be_the_image_it
     drawn = {"erase_boxes": edges, "erase_from": np.array([(-1, -1), (255, 255)] * (n // 2), np.int32)}
     modes = np.array([UNMIXED, MIXUP, MIXUP, CUTMIX, CUTMIX, CUTMIX], np.int32)
     batch_spec = spec(
-        n, res=res, augment_params=drawn, modes=modes, boxes=np.where(modes[:, None] == CUTMIX, edges[::-1], 0),
-        lam=np.array([1, 0, 1, 1, 1, 1], np.float32), partners=np.array([0, 1, 5, 3, 0, 2], np.int32),
-    )  # fmt: skip
+        n,
+        res=res,
+        augment_params=drawn,
+        modes=modes,
+        boxes=np.where(modes[:, None] == CUTMIX, edges[::-1], 0),
+        lam=np.array([1, 0, 1, 1, 1, 1], np.float32),
+        partners=np.array([0, 1, 5, 3, 0, 2], np.int32),
+    )
     used, images = AugmentOps(fills=frozenset({"mean", "noise"}), mixing=True), photos(res, n)
     np.testing.assert_array_equal(levels(augmented(images, batch_spec, used)), run(images, batch_spec, used))
 
 
 def every_step(n: int) -> tuple[BatchSpec, AugmentOps]:
     """A batch of n images at 11 px under two operations, erasing and every kind of mixing."""
-    augment = Augment(policy="randaugment", num_ops=2, random_erasing_prob=0.7, random_erasing_fill="noise",
-                      mixup_alpha=0.5, cutmix_alpha=1.0)  # fmt: skip
+    augment = Augment(
+        policy="randaugment",
+        num_ops=2,
+        random_erasing_prob=0.7,
+        random_erasing_fill="noise",
+        mixup_alpha=0.5,
+        cutmix_alpha=1.0,
+    )
     batch_spec = spec(
-        n, res=11, augment_params=augment_params(augment, seed=n, epoch=0, ids=np.arange(n), res=11),
-        modes=np.arange(n, dtype=np.int32) % 3, lam=np.linspace(0, 1, n, dtype=np.float32),
-        partners=np.arange(n, dtype=np.int32)[::-1].copy(), boxes=np.tile(np.array([2, 3, 5, 4]), (n, 1)),
-    )  # fmt: skip
+        n,
+        res=11,
+        augment_params=augment_params(augment, seed=n, epoch=0, ids=np.arange(n), res=11),
+        modes=np.arange(n, dtype=np.int32) % 3,
+        lam=np.linspace(0, 1, n, dtype=np.float32),
+        partners=np.arange(n, dtype=np.int32)[::-1].copy(),
+        boxes=np.tile(np.array([2, 3, 5, 4]), (n, 1)),
+    )
     return batch_spec, used_ops([augment])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_every_dtype_is_the_rounded_float32(dtype: torch.dtype) -> None:
     (batch_spec, used), images = every_step(5), photos(11, 5)
-    exact, rounded = (augmented(images, batch_spec, used, dtype=kind, mean=MEAN, std=STD)
-                      for kind in (torch.float32, dtype))  # fmt: skip
+    exact, rounded = (
+        augmented(images, batch_spec, used, dtype=kind, mean=MEAN, std=STD) for kind in (torch.float32, dtype)
+    )
     assert rounded.dtype == dtype
     assert rounded.permute(0, 3, 1, 2).is_contiguous(memory_format=torch.channels_last)
     if dtype == torch.bfloat16:  # why: Triton's interpreter truncates, devices round to the nearest
@@ -153,8 +185,9 @@ def test_levels_that_are_not_normalised_are_those_of_the_mixed_images() -> None:
     """uint8 output, and `normalise` afterwards."""
     (batch_spec, used), images = every_step(8), photos(11, 8)
     normalised = augmented(images, batch_spec, used, mean=MEAN, std=STD)
-    kernels = GpuFinish(used, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), dtype=torch.float32, device=CPU,
-                        as_bytes=True)  # fmt: skip
+    kernels = GpuFinish(
+        used, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), dtype=torch.float32, device=CPU, as_bytes=True
+    )
     kernels.warm_up()
     got = kernels(torch.from_numpy(images), *kernels.pack(batch_spec))
     assert got.dtype == torch.uint8
@@ -164,9 +197,7 @@ def test_levels_that_are_not_normalised_are_those_of_the_mixed_images() -> None:
     torch.testing.assert_close(normalised.double(), exact, rtol=1e-6, atol=1e-6)
 
 
-def test_in_the_loader_each_batch_gets_its_own_parameters(
-    monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet
-) -> None:
+def test_in_the_loader_each_batch_gets_its_own_parameters(monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet) -> None:
     """Decoded and resized by DALI's operators; the kernels then do what the CPU's graph does to the same images."""
     resized = []
 
@@ -175,10 +206,19 @@ def test_in_the_loader_each_batch_gets_its_own_parameters(
             resized.append(np.asarray(images).copy())
             return super().__call__(images, *others)
 
-    augment = Augment(policy="randaugment", grey_prob=0.2, random_erasing_prob=0.5, mixup_alpha=0.5, cutmix_alpha=1.0,
-                      mixup_mode="elem", vflip_prob=0.5)  # fmt: skip
-    stages = [Stage(res=res, epochs=1, batch_size=size, fraction=0.06, augment=augment)
-              for res, size in ((32, 1), (48, 2), (32, 3))]  # fmt: skip
+    augment = Augment(
+        policy="randaugment",
+        grey_prob=0.2,
+        random_erasing_prob=0.5,
+        mixup_alpha=0.5,
+        cutmix_alpha=1.0,
+        mixup_mode="elem",
+        vflip_prob=0.5,
+    )
+    stages = [
+        Stage(res=res, epochs=1, batch_size=size, fraction=0.06, augment=augment)
+        for res, size in ((32, 1), (48, 2), (32, 3))
+    ]
     plan = Plan(shard_set, [*stages, Stage(res=32, epochs=1, batch_size=2, fraction=0.06)], eval_batch_size=None)
     monkeypatch.setattr(launch, "GpuFinish", Recording)
     with GpuLoader(monkeypatch, plan, prefetch_batches=3) as loader:

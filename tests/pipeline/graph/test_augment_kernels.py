@@ -78,15 +78,30 @@ def value(first: float) -> list[float]:
 
 FACTORS = [value(f) for f in (0.0, 0.1, 0.55, 1.0, 1.27, 1.99)]
 CASES: dict[int, list[list[float]]] = {
-    p.AFFINE: [list(table[op, k, s]) for _, table in (p.operations("trivialaugment", RES),) for op in range(1, 6)
-               for k in (0, 3, 9, 22, 30) for s in (0, 1)],
-    p.BRIGHTNESS: FACTORS, p.SATURATION: FACTORS, p.CONTRAST: FACTORS, p.SHARPNESS: FACTORS,
-    p.POINT: [[256, 0xF0, 0, 0, 0, 0], [256, 0xFE, 0, 0, 0, 0], [0, 255, 0, 0, 0, 0], [178.5, 255, 0, 0, 0, 0],
-              [255, 255, 0, 0, 0, 0], [256, 255, 0, 0, 0, 0]],
-    p.AUTOCONTRAST: [value(0)], p.EQUALIZE: [value(0)],
+    p.AFFINE: [
+        list(table[op, k, s])
+        for _, table in (p.operations("trivialaugment", RES),)
+        for op in range(1, 6)
+        for k in (0, 3, 9, 22, 30)
+        for s in (0, 1)
+    ],
+    p.BRIGHTNESS: FACTORS,
+    p.SATURATION: FACTORS,
+    p.CONTRAST: FACTORS,
+    p.SHARPNESS: FACTORS,
+    p.POINT: [
+        [256, 0xF0, 0, 0, 0, 0],
+        [256, 0xFE, 0, 0, 0, 0],
+        [0, 255, 0, 0, 0, 0],
+        [178.5, 255, 0, 0, 0, 0],
+        [255, 255, 0, 0, 0, 0],
+        [256, 255, 0, 0, 0, 0],
+    ],
+    p.AUTOCONTRAST: [value(0)],
+    p.EQUALIZE: [value(0)],
     p.BLUR: [value(s) for s in (0.1, 0.5, 1.0, 2.0, 8.0)],
     p.HUE: [value(s) for s in (-3, -1.2, -0.3, 0.0, 0.3, 0.6, 2.4, 3)],
-}  # fmt: skip
+}
 
 
 def test_every_operation_is_within_one_level_of_pillow_and_torchvision() -> None:

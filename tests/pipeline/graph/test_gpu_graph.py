@@ -16,9 +16,14 @@ from tests.support.batch_spec import batch_spec
 from tests.support.dali_graph import graph_faults, without_compiled_nodes
 
 PLAIN: dict[str, Any] = {
-    "batch_size": 4, "num_threads": 1, "device_id": None, "prefetch_queue_depth": 2, "exec_dynamic": True,
-    "mixing": False, "on_cpu": False,
-}  # fmt: skip
+    "batch_size": 4,
+    "num_threads": 1,
+    "device_id": None,
+    "prefetch_queue_depth": 2,
+    "exec_dynamic": True,
+    "mixing": False,
+    "on_cpu": False,
+}
 
 
 def operators(decode_device: str) -> dict[str, str]:

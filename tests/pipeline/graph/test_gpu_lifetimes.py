@@ -130,13 +130,18 @@ def modelled(monkeypatch: pytest.MonkeyPatch, pace: Callable[[int], int]) -> Ite
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch, pace: Callable[[int], int], used: AugmentOps, *, batches: int = 40,
+    monkeypatch: pytest.MonkeyPatch,
+    pace: Callable[[int], int],
+    used: AugmentOps,
+    *,
+    batches: int = 40,
     close: bool = True,
-) -> Model:  # fmt: skip
+) -> Model:
     """Finish batches of changing shapes as the graph does, and close; returns what the model saw."""
     with modelled(monkeypatch, pace) as model:
-        kernels = GpuFinish(used, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), dtype=torch.float16, device=GPU,
-                            limit=LIMIT)  # fmt: skip
+        kernels = GpuFinish(
+            used, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), dtype=torch.float16, device=GPU, limit=LIMIT
+        )
         busy = list(range(len(used.slots)))
         for number in range(batches):
             n, res = 4 + number % 3, 16 + 8 * (number % 2)

@@ -22,11 +22,15 @@ Can't allocate 51380224 bytes on device 0.
 Current pipeline object is no longer valid."""
 
 
-@pytest.mark.parametrize(("error", "of_the_gpu"), [
-    (RuntimeError(IN_AN_OPERATOR), True), (MemoryError("CUDA allocation failed"), True),
-    (RuntimeError("CUDA runtime API error cudaErrorMemoryAllocation (2):\nout of memory"), True),
-    (MemoryError("Can't allocate 51380224 bytes on host."), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "of_the_gpu"),
+    [
+        (RuntimeError(IN_AN_OPERATOR), True),
+        (MemoryError("CUDA allocation failed"), True),
+        (RuntimeError("CUDA runtime API error cudaErrorMemoryAllocation (2):\nout of memory"), True),
+        (MemoryError("Can't allocate 51380224 bytes on host."), False),
+    ],
+)
 def test_memory_that_dali_cannot_allocate_on_a_gpu_is_torch_s_error(
     shard_set: ShardSet, error: Exception, of_the_gpu: bool
 ) -> None:

@@ -16,10 +16,19 @@ from resolute.pipeline.plan.stage import Augment
 from tests import ROOT
 from tests.support.kernel_resources import CAPABILITIES, compiled, launches, over_budget, specialization, variants
 
-EVERYTHING = used_ops([
-    Augment(policy="randaugment", num_ops=4, jitter=(0.4, 0.4, 0.4, 0.1), grey_prob=0.1, blur_prob=0.1,
-            random_erasing_prob=0.1, mixup_alpha=0.2)
-])  # fmt: skip
+EVERYTHING = used_ops(
+    [
+        Augment(
+            policy="randaugment",
+            num_ops=4,
+            jitter=(0.4, 0.4, 0.4, 0.1),
+            grey_prob=0.1,
+            blur_prob=0.1,
+            random_erasing_prob=0.1,
+            mixup_alpha=0.2,
+        )
+    ]
+)
 
 
 @pytest.mark.slow
@@ -27,10 +36,21 @@ EVERYTHING = used_ops([
 def test_interpreted_kernels_equal_the_cpu() -> None:
     """`interpreted_kernels.py`, in a process of its own, in Triton's interpreter."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests/pipeline/graph/interpreted_kernels.py", "-p", "no:cacheprovider",
-         "--timeout=600"],
-        cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "tests/pipeline/graph/interpreted_kernels.py",
+            "-p",
+            "no:cacheprovider",
+            "--timeout=600",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-5000:]
     assert "skipped" not in done.stdout
     assert re.search(r"\d passed", done.stdout)
@@ -44,9 +64,11 @@ def test_every_kernel_compiles_within_its_budget(
     """bfloat16 too, which a T4 (7.5) has no instructions for; of the GPUs between, the largest kernels."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     every = capability in (CAPABILITIES[0], CAPABILITIES[-1])
-    measured = [{"kernel": name, "capability": capability, **compiled(launch, capability)}
-                for name, launch in variants()
-                if every or name == "apply_slot" or name.endswith("erases mixes")]  # fmt: skip
+    measured = [
+        {"kernel": name, "capability": capability, **compiled(launch, capability)}
+        for name, launch in variants()
+        if every or name == "apply_slot" or name.endswith("erases mixes")
+    ]
     assert len(measured) == (1 + 4 * 2 * 2 if every else 1 + 4)
     assert all(row["registers"] >= 16 and row["code_bytes"] > 8_000 for row in measured)
     assert over_budget(measured) == []

@@ -20,8 +20,17 @@ from resolute.train.recipe.schema import Recipe
 from tests.support import reference
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-ALL = Augment(scale=(0.3, 1.0), policy="randaugment", jitter=(0.4, 0.4, 0.4, 0.1), jitter_prob=0.8, grey_prob=0.2,
-              blur_prob=0.3, random_erasing_prob=0.5, random_erasing_fill="noise", vflip_prob=0.3)  # fmt: skip
+ALL = Augment(
+    scale=(0.3, 1.0),
+    policy="randaugment",
+    jitter=(0.4, 0.4, 0.4, 0.1),
+    jitter_prob=0.8,
+    grey_prob=0.2,
+    blur_prob=0.3,
+    random_erasing_prob=0.5,
+    random_erasing_fill="noise",
+    vflip_prob=0.3,
+)
 PLAIN = Augment(scale=(0.3, 1.0))
 Images = dict[tuple[int, int], NDArray[np.float32]]
 
@@ -62,8 +71,9 @@ def test_augmented_pixels_do_not_depend_on_the_position_in_the_batch(shard_set: 
 
 def test_the_order_is_crop_operations_erasing_mixing(shard_set: ShardSet) -> None:
     """The oracle applies the operations to the pixels of the plain stream, sample by sample."""
-    augment = dataclasses.replace(ALL, mixup_alpha=0.8, cutmix_alpha=1.0, mixup_prob=0.7, mixup_mode="elem",
-                                  random_erasing_fill="mean")  # fmt: skip
+    augment = dataclasses.replace(
+        ALL, mixup_alpha=0.8, cutmix_alpha=1.0, mixup_prob=0.7, mixup_mode="elem", random_erasing_fill="mean"
+    )
     plan = Plan(shard_set, [stage(augment)], eval_batch_size=None)
     plain = {key: levels(image) for key, image in seen(Plan(shard_set, [stage(PLAIN)], eval_batch_size=None)).items()}
     slots = used_ops([augment]).slots
@@ -89,11 +99,14 @@ def test_the_order_is_crop_operations_erasing_mixing(shard_set: ShardSet) -> Non
 STAGE = {"res": 32, "epochs": 1, "batch_size": 8}
 
 
-@pytest.mark.parametrize(("table", "message"), [
-    ({"jitter": [0.4, 0.4, 0.4, 0.6]}, "augment.jitter: got [0.4, 0.4, 0.4, 0.6], expected [brightness"),
-    ({"crop_mode": "simple", "scale": [0.3, 1.0]}, "augment.scale: without effect, crop_mode is simple; remove it"),
-    ({"flip_mode": "alternate", "flip_prob": 0.3}, "augment.flip_prob: without effect, flip_mode is alternate"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"jitter": [0.4, 0.4, 0.4, 0.6]}, "augment.jitter: got [0.4, 0.4, 0.4, 0.6], expected [brightness"),
+        ({"crop_mode": "simple", "scale": [0.3, 1.0]}, "augment.scale: without effect, crop_mode is simple; remove it"),
+        ({"flip_mode": "alternate", "flip_prob": 0.3}, "augment.flip_prob: without effect, flip_mode is alternate"),
+    ],
+)
 def test_settings_that_are_wrong_or_without_effect_are_refused(table: dict[str, Any], message: str) -> None:
     for recipe in ({"augment": table, "stages": [STAGE]}, {"stages": [{**STAGE, "augment": table}]}):
         with pytest.raises(ResoluteError) as caught:

@@ -94,9 +94,16 @@ def test_memory_files_and_threads_stay_constant_over_stage_changes(shard_set: Sh
     """Consecutive stages differ in resolution, batch size, fraction, augmentation and order."""
     augments = (Augment(), Augment(mixup_alpha=0.4, cutmix_alpha=1.0), Augment(policy="randaugment"))
     stages = [
-        Stage(res=shard_set.resolutions[i % 3], epochs=12, batch_size=8 if i % 2 else 4, fraction=1.0 if i % 2 else 0.5,
-              augment=augments[i % len(augments)], order="block" if i % 2 else "full") for i in range(25)
-    ]  # fmt: skip
+        Stage(
+            res=shard_set.resolutions[i % 3],
+            epochs=12,
+            batch_size=8 if i % 2 else 4,
+            fraction=1.0 if i % 2 else 0.5,
+            augment=augments[i % len(augments)],
+            order="block" if i % 2 else "full",
+        )
+        for i in range(25)
+    ]
     plan = Plan(shard_set, stages, eval_batch_size=8, eval_every_epochs=10)
     curve: list[tuple[float, int, int]] = []
     with Loader(plan, num_threads=2) as loader:

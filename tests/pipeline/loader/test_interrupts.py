@@ -132,9 +132,15 @@ def assert_rest(loader: Loader, batches: list[Batch]) -> None:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
     ("owner", "name", "call"),
-    [(Pipeline, "feed_input", 1), (Pipeline, "feed_input", 2), (Pipeline, "schedule_run", 1),
-     (Pipeline, "share_outputs", 1), (Pipeline, "release_outputs", 1), (Loader, "_targets_on_device", 1)],
-)  # fmt: skip
+    [
+        (Pipeline, "feed_input", 1),
+        (Pipeline, "feed_input", 2),
+        (Pipeline, "schedule_run", 1),
+        (Pipeline, "share_outputs", 1),
+        (Pipeline, "release_outputs", 1),
+        (Loader, "_targets_on_device", 1),
+    ],
+)
 def test_an_interrupt_before_or_after_any_call_in_next_loses_and_mixes_no_batch(
     plan: Plan, batches: list[Batch], monkeypatch: pytest.MonkeyPatch, owner: type, name: str, call: int, after: bool
 ) -> None:
@@ -165,14 +171,23 @@ def hidden_interrupt() -> SystemError:
     return error
 
 
-@pytest.mark.parametrize(("owner", "name", "error", "seen", "words"), [
-    (crops, "_random_crops", hidden_interrupt(), KeyboardInterrupt, None),
-    (Pipeline, "share_outputs", StopIteration(), RuntimeError, "batch 1: it was not delivered"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("owner", "name", "error", "seen", "words"),
+    [
+        (crops, "_random_crops", hidden_interrupt(), KeyboardInterrupt, None),
+        (Pipeline, "share_outputs", StopIteration(), RuntimeError, "batch 1: it was not delivered"),
+    ],
+)
 def test_a_hidden_interrupt_stays_one_and_a_stray_stop_iteration_does_not_end_the_loop(
-    plan: Plan, batches: list[Batch], monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: BaseException,
-    seen: type[BaseException], words: str | None,
-) -> None:  # fmt: skip
+    plan: Plan,
+    batches: list[Batch],
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    error: BaseException,
+    seen: type[BaseException],
+    words: str | None,
+) -> None:
     with Loader(plan) as loader:
         next(loader)
         raise_once(monkeypatch, owner, name, error, call=1, after=False)

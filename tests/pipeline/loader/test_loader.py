@@ -84,9 +84,16 @@ def test_pixels_equal_pillow_within_rounding_at_stored_and_other_resolutions(
     augment = Augment(scale=(0.3, 1.0), vflip_prob=0.5)
     stages = [
         Stage(res=48, epochs=1, batch_size=32, eval_res=40, augment=augment),
-        Stage(res=(24, 40, 56), epochs=1, batch_size="constant_pixels", base_batch_size=5, res_schedule="random",
-              eval_res=64, augment=augment),
-    ]  # fmt: skip
+        Stage(
+            res=(24, 40, 56),
+            epochs=1,
+            batch_size="constant_pixels",
+            base_batch_size=5,
+            res_schedule="random",
+            eval_res=64,
+            augment=augment,
+        ),
+    ]
     shapes = set()
     with Loader(Plan(shard_set, stages, eval_batch_size=15, eval_crop_pct=crop_pct)) as loader:
         for batch in loader:
@@ -101,13 +108,21 @@ def test_pixels_equal_pillow_within_rounding_at_stored_and_other_resolutions(
                 stored = shard_set.splits["val"].stored[spec.stored_res][spec.ids]
                 short = np.minimum(stored["width"], stored["height"])
                 np.testing.assert_allclose(spec.crops[:, 2] / short, crop_pct or 0.875, atol=0.6 / short.min())
-    assert shapes == {("train", 48, 48), ("train", 24, 32), ("train", 40, 48), ("train", 56, 64), ("val", 40, 48),
-                      ("val", 64, 64)}  # fmt: skip
+    assert shapes == {
+        ("train", 48, 48),
+        ("train", 24, 32),
+        ("train", 40, 48),
+        ("train", 56, 64),
+        ("val", 40, 48),
+        ("val", 64, 64),
+    }
 
 
 def test_mixed_batches_equal_the_numpy_oracle_within_rounding(shard_set: ShardSet, batches: list[Batch]) -> None:
-    plain = [dataclasses.replace(stage, augment=dataclasses.replace(stage.augments[stage.max_res], mixup_prob=0.0))
-             for stage in STAGES]  # fmt: skip
+    plain = [
+        dataclasses.replace(stage, augment=dataclasses.replace(stage.augments[stage.max_res], mixup_prob=0.0))
+        for stage in STAGES
+    ]
     seen = set()
     with Loader(Plan(shard_set, plain, seed=1, eval_batch_size=7)) as loader:
         for unmixed, mixed in zip(loader, batches, strict=True):
@@ -187,15 +202,21 @@ def test_unavailable_storage_is_not_damage_and_the_run_continues_with_the_same_b
         assert torch.equal(next(loader).images, expected[state["next_batch"]])
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"rank": 2, "world_size": 2}, "Loader.rank: got 2, expected 0 to 1; correct it"),
-    ({"rank": 0, "world_size": 16}, "cannot feed 16 ranks"),
-    ({"start": 10**6}, "Loader.start: got 1000000, expected 0 to "),
-    ({"mean": [0.5, 0.5]}, r"Loader.mean: got \[0.5, 0.5\], expected 3 numbers"),
-    ({"dtype": torch.float64}, "dtype: got torch.float64, expected torch.float32, torch.float16, torch.bfloat16 or"),
-    ({"decode": "gpu"}, "decode: got gpu with device cpu"),
-    ({"hw_decoder_load": 0.9}, "hw_decoder_load: without effect with decode cpu"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rank": 2, "world_size": 2}, "Loader.rank: got 2, expected 0 to 1; correct it"),
+        ({"rank": 0, "world_size": 16}, "cannot feed 16 ranks"),
+        ({"start": 10**6}, "Loader.start: got 1000000, expected 0 to "),
+        ({"mean": [0.5, 0.5]}, r"Loader.mean: got \[0.5, 0.5\], expected 3 numbers"),
+        (
+            {"dtype": torch.float64},
+            "dtype: got torch.float64, expected torch.float32, torch.float16, torch.bfloat16 or",
+        ),
+        ({"decode": "gpu"}, "decode: got gpu with device cpu"),
+        ({"hw_decoder_load": 0.9}, "hw_decoder_load: without effect with decode cpu"),
+    ],
+)
 def test_options_out_of_range_are_refused_in_one_line(plan: Plan, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ResoluteError, match=words) as error:
         Loader(plan, **options)
@@ -213,8 +234,10 @@ def test_the_loss_of_soft_targets_is_the_weighted_sum_of_the_losses_of_both_labe
     with Loader(plan) as loader:
         for batch in loader:
             logits = torch.randn(len(batch.labels), classes, generator=torch.Generator().manual_seed(0))
-            own, partner = (cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
-                            for labels in (batch.labels, batch.partner_labels))  # fmt: skip
+            own, partner = (
+                cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+                for labels in (batch.labels, batch.partner_labels)
+            )
             targets = batch.soft_targets(classes, smoothing=smoothing)
             assert (targets.shape, targets.dtype) == (logits.shape, torch.float32)
             expected = (batch.lam * own + (1 - batch.lam) * partner).mean()

@@ -67,7 +67,10 @@ def test_a_cached_file_with_wrong_content_is_downloaded_again(url: str, tmp_path
 
 
 def test_prefetched_files_are_cached_when_they_are_read_and_equal_those_of_the_folder(
-    url: str, proxy: FaultyProxy, tmp_path: Path, shard_set: ShardSet  # noqa: F811
+    url: str,
+    proxy: FaultyProxy,  # noqa: F811
+    tmp_path: Path,
+    shard_set: ShardSet,
 ) -> None:
     shards, files = opened(url, tmp_path)
     assert shards.hash == shard_set.hash

@@ -63,11 +63,14 @@ def test_a_damaged_sample_is_reported_and_the_rest_of_its_batch_is_read(shard_ro
         assert not reader.submit("train", 32, np.array([10])).result().errors
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ("a tar is gone", r"train-000001\.tar: not found, expected a file of the set; put it back"),
-    ("being rebuilt", "the shard set is gone, expected it as it was opened; put it back or mount its volume"),
-    ("another set", r"the shard set was replaced while it was read: classes got .*put the old one back"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("a tar is gone", r"train-000001\.tar: not found, expected a file of the set; put it back"),
+        ("being rebuilt", "the shard set is gone, expected it as it was opened; put it back or mount its volume"),
+        ("another set", r"the shard set was replaced while it was read: classes got .*put the old one back"),
+    ],
+)
 def test_a_missing_or_replaced_set_is_unavailable_and_not_damaged(
     shard_root: Path, tmp_path: Path, change: str, words: str
 ) -> None:

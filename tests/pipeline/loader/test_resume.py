@@ -13,19 +13,29 @@ from resolute.pipeline.loader.loader import Batch, Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
 
-RICH = {"vflip_prob": 0.3, "jitter": (0.4, 0.4, 0.4, 0.1), "grey_prob": 0.2, "blur_prob": 0.3,
-        "random_erasing_prob": 0.5, "mixup_alpha": 0.8, "cutmix_alpha": 1.0, "mixup_prob": 0.8}  # fmt: skip
+RICH = {
+    "vflip_prob": 0.3,
+    "jitter": (0.4, 0.4, 0.4, 0.1),
+    "grey_prob": 0.2,
+    "blur_prob": 0.3,
+    "random_erasing_prob": 0.5,
+    "mixup_alpha": 0.8,
+    "cutmix_alpha": 1.0,
+    "mixup_prob": 0.8,
+}
 STAGES = (
     Stage(res=32, epochs=2, batch_size=32, fraction=0.7, augment=Augment(policy="randaugment", **RICH)),
-    Stage(res=64, epochs=1, batch_size=32, order="block",
-          augment=Augment(policy="autoaugment", mixup_mode="elem", **RICH)),
+    Stage(
+        res=64, epochs=1, batch_size=32, order="block", augment=Augment(policy="autoaugment", mixup_mode="elem", **RICH)
+    ),
     Stage(res=48, epochs=1, batch_size=40),
-    Stage(res=48, epochs=2, batch_size=32,
-          augment=Augment(policy="trivialaugment", random_erasing_fill="noise", **RICH)),
+    Stage(
+        res=48, epochs=2, batch_size=32, augment=Augment(policy="trivialaugment", random_erasing_fill="noise", **RICH)
+    ),
     Stage(res=32, epochs=1, batch_size=32, augment=Augment(policy="3-augment")),
     Stage(res=(40, 56), epochs=1, batch_size=32, res_schedule="step", augment=Augment(policy="autoaugment", **RICH)),
     Stage(res=(33, 64, 47), epochs=1, batch_size=25, res_schedule="random", augment=Augment(**RICH)),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

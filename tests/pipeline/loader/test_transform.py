@@ -16,9 +16,10 @@ from resolute.pipeline.plan.stage import Augment, Stage
 from tests.support.gpu_on_cpu import MEAN, STD, GpuLoader
 
 AUGMENTS: dict[str, dict[str, Any]] = {
-    "plain": {}, "mixing": {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "mixup_mode": "elem", "mixup_prob": 0.7},
+    "plain": {},
+    "mixing": {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "mixup_mode": "elem", "mixup_prob": 0.7},
     "policy": {"policy": "randaugment", "random_erasing_prob": 0.5, "mixup_alpha": 0.8, "mixup_prob": 0.5},
-}  # fmt: skip
+}
 MEANS, STDS = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
 # policies of the GPU path need Triton's interpreter, see interpreted_kernels.py
 ON_BOTH = [("policy", False), ("mixing", True)]
@@ -26,9 +27,11 @@ ON_BOTH = [("policy", False), ("mixing", True)]
 
 def plan_of(shards: ShardSet, name: str) -> Plan:
     augment = Augment(**AUGMENTS[name])
-    stages = [Stage(res=32, epochs=1, batch_size=16, augment=augment), Stage(res=(40, 56, 48), epochs=1,
-              batch_size=(20, 11, 24), res_schedule="random", augment=augment), Stage(res=48, epochs=1,
-              batch_size=10)]  # fmt: skip
+    stages = [
+        Stage(res=32, epochs=1, batch_size=16, augment=augment),
+        Stage(res=(40, 56, 48), epochs=1, batch_size=(20, 11, 24), res_schedule="random", augment=augment),
+        Stage(res=48, epochs=1, batch_size=10),
+    ]
     return Plan(shards, stages, seed=1, eval_batch_size=7)
 
 
@@ -52,8 +55,10 @@ def test_images_of_every_dtype_are_the_same_numbers_also_after_a_transform_that_
 ) -> None:
     """uint8: the levels before normalisation; 16 bits: the rounded float32."""
     plan = plan_of(shard_set, name)
-    images = {dtype: images_of(monkeypatch, plan, on_gpu, dtype=dtype)
-              for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.uint8)}  # fmt: skip
+    images = {
+        dtype: images_of(monkeypatch, plan, on_gpu, dtype=dtype)
+        for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
+    }
     for raw, normalised in zip(images[torch.uint8], images[torch.float32], strict=True):
         assert len(raw.unique()) > 100
         torch.testing.assert_close((raw / 255 - MEANS) / STDS, normalised, atol=1e-5, rtol=1e-5)
@@ -87,14 +92,20 @@ def test_a_transform_gets_the_uint8_images_and_what_it_returns_is_normalised(
         torch.testing.assert_close((expected / 255 - MEANS) / STDS, got, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("wrong", "got"), [
-    (lambda images: images / 255, r"a float32 tensor \(16, 3, 32, 32\) on cpu"),
-    (lambda images: images.permute(0, 2, 3, 1), r"a uint8 tensor \(16, 32, 32, 3\) on cpu"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [
+        (lambda images: images / 255, r"a float32 tensor \(16, 3, 32, 32\) on cpu"),
+        (lambda images: images.permute(0, 2, 3, 1), r"a uint8 tensor \(16, 32, 32, 3\) on cpu"),
+    ],
+)
 def test_a_transform_that_returns_something_else_is_refused(
     shard_set: ShardSet, wrong: Callable[[torch.Tensor], Any], got: str
 ) -> None:
-    with Loader(plan_of(shard_set, "plain"), transform=lambda images, spec: wrong(images)) as loader, pytest.raises(
-        ResoluteError, match=rf"^transform: got {got}, expected a uint8 tensor \(16, 3, 32, 32\) on cpu, as it was"
-    ):  # fmt: skip
+    with (
+        Loader(plan_of(shard_set, "plain"), transform=lambda images, spec: wrong(images)) as loader,
+        pytest.raises(
+            ResoluteError, match=rf"^transform: got {got}, expected a uint8 tensor \(16, 3, 32, 32\) on cpu, as it was"
+        ),
+    ):
         next(loader)

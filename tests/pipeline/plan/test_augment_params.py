@@ -27,8 +27,16 @@ from tests.support import reference_ops
 
 N = 40_000
 IDS = np.arange(N) * 977
-ALL = Augment(policy="randaugment", jitter=(0.4, 0.3, 0.2, 0.1), jitter_prob=0.8, grey_prob=0.2, blur_prob=0.3,
-              random_erasing_prob=0.25, random_erasing_fill="noise", vflip_prob=0.1)  # fmt: skip
+ALL = Augment(
+    policy="randaugment",
+    jitter=(0.4, 0.3, 0.2, 0.1),
+    jitter_prob=0.8,
+    grey_prob=0.2,
+    blur_prob=0.3,
+    random_erasing_prob=0.25,
+    random_erasing_fill="noise",
+    vflip_prob=0.1,
+)
 
 
 def numbers(augment: Augment, *, ids: NDArray[np.int64] = IDS, res: int = 224, epoch: int = 3) -> dict[str, NDArray]:
@@ -86,8 +94,13 @@ def test_randaugment_draws_torchvisions_operations_with_equal_probability(magnit
     weighted = []
     for name in v2.RandAugment._AUGMENTATION_SPACE:
         table = magnitudes(v2.RandAugment, name, 31, res)
-        chosen = table if len(table) == 1 else table[2 * magnitude : 2 * magnitude + 2] if len(table) == 62 else [
-            table[magnitude]]  # fmt: skip
+        chosen = (
+            table
+            if len(table) == 1
+            else table[2 * magnitude : 2 * magnitude + 2]
+            if len(table) == 62
+            else [table[magnitude]]
+        )
         weighted += [(reference_ops.row(name, m, res), 1 / 14 / len(chosen)) for m in chosen]
     rows, parts = distinct(weighted)
     which = classify(drawn["policy_kinds"], drawn["policy_values"], rows)
@@ -149,8 +162,13 @@ def test_mixing_per_sample_draws_beta_weights_and_timms_boxes(alpha: float, othe
 def test_parameters_equal_the_golden_value() -> None:
     """Changing this value changes the batches of every run in progress."""
     digest, mixing = hashlib.sha256(), Augment(mixup_alpha=0.3, cutmix_alpha=1.0, mixup_prob=0.7)
-    augments = [ALL, replace(ALL, policy="trivialaugment", shift_px=4), replace(ALL, policy="autoaugment"),
-                Augment(policy="3-augment"), Augment(policy="randaugment", num_ops=4, magnitude_std=1.5)]  # fmt: skip
+    augments = [
+        ALL,
+        replace(ALL, policy="trivialaugment", shift_px=4),
+        replace(ALL, policy="autoaugment"),
+        Augment(policy="3-augment"),
+        Augment(policy="randaugment", num_ops=4, magnitude_std=1.5),
+    ]
     drawn = [values for augment in augments for _, values in sorted(numbers(augment, ids=IDS[:2000]).items())]
     for mode in ("batch", "elem"):
         drawn += mix_params(replace(mixing, mixup_mode=mode), seed=1, epoch=0, batch=0, ids=IDS[:2000], res=96)

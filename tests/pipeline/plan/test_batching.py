@@ -22,10 +22,16 @@ def _stage(**changes: Any) -> Stage:
     return Stage(**{"res": RAMP, "epochs": 7, "batch_size": 8, "res_schedule": "step", **changes})
 
 
-@pytest.mark.parametrize(("schedule", "sizes", "samples"), [
-    ("epoch", 8, 61), ("step", (40, 26, 18, 13, 10), 200), ("step", (3, 9, 1, 30, 5), 61),
-    ("random", (3, 9, 1, 30, 5), 1003), ("random", 8, 200),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("schedule", "sizes", "samples"),
+    [
+        ("epoch", 8, 61),
+        ("step", (40, 26, 18, 13, 10), 200),
+        ("step", (3, 9, 1, 30, 5), 61),
+        ("random", (3, 9, 1, 30, 5), 1003),
+        ("random", 8, 200),
+    ],
+)
 def test_every_sample_is_in_one_batch_and_no_batch_is_tiny_or_too_large(
     schedule: Any, sizes: Any, samples: int
 ) -> None:
@@ -48,8 +54,10 @@ def test_every_sample_is_in_one_batch_and_no_batch_is_tiny_or_too_large(
 
 
 def test_a_ramp_by_epoch_gives_each_resolution_an_equal_number_of_epochs_in_order() -> None:
-    res = [[shape.res for run in runs for shape in run.shapes]
-           for _, _, runs in each_epoch([_stage(res_schedule=None, epochs=12)], samples=100)]  # fmt: skip
+    res = [
+        [shape.res for run in runs for shape in run.shapes]
+        for _, _, runs in each_epoch([_stage(res_schedule=None, epochs=12)], samples=100)
+    ]
     assert [len(each) for each in res] == [1] * 12
     assert res == sorted(res)
     counts = Counter(each[0] for each in res)
@@ -113,12 +121,17 @@ def test_constant_pixels_keeps_the_pixels_of_a_step() -> None:
     assert down.shapes == stage.shapes[::-1]
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"res_step": 7, "res": [32, 64]}, "stages.res_step: got 7, expected a divisor of 32, the difference of the two in "
-     "res, such as 4"),
-    ({"res_schedule": None, "epochs": 4}, "stages.epochs: got 4, expected at least 5, one for each resolution, or"),
-    ({"base_batch_size": 8}, "stages.base_batch_size: got 8, expected none, since it has an effect only with"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"res_step": 7, "res": [32, 64]},
+            "stages.res_step: got 7, expected a divisor of 32, the difference of the two in res, such as 4",
+        ),
+        ({"res_schedule": None, "epochs": 4}, "stages.epochs: got 4, expected at least 5, one for each resolution, or"),
+        ({"base_batch_size": 8}, "stages.base_batch_size: got 8, expected none, since it has an effect only with"),
+    ],
+)
 def test_settings_of_several_resolutions_without_effect_or_sense_are_refused(
     changes: dict[str, Any], message: str
 ) -> None:

@@ -22,8 +22,17 @@ from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
 
 SIZES = (400, 180, 90, 41, 0, 20, 9, 4, 1)  # samples of each class
-RICH = Augment(mixup_alpha=0.4, cutmix_alpha=1.0, mixup_mode="elem", policy="randaugment", random_erasing_prob=0.5,
-               jitter=(0.4, 0.4, 0.4, 0.1), blur_prob=0.5, vflip_prob=0.5, grey_prob=0.5)  # fmt: skip
+RICH = Augment(
+    mixup_alpha=0.4,
+    cutmix_alpha=1.0,
+    mixup_mode="elem",
+    policy="randaugment",
+    random_erasing_prob=0.5,
+    jitter=(0.4, 0.4, 0.4, 0.1),
+    blur_prob=0.5,
+    vflip_prob=0.5,
+    grey_prob=0.5,
+)
 MODES: tuple[Literal["balanced", "sqrt"], ...] = ("balanced", "sqrt")
 ORDERS: tuple[Order, ...] = ("full", "block")
 
@@ -75,8 +84,11 @@ def test_quotas_are_exact_up_to_rounding(sampling: Sampling, unbalanced: ShardSe
 def test_long_and_short_epochs_have_their_share_of_each_quota_and_use_samples_of_a_class_equally_often(
     unbalanced: ShardSet, sampling: Sampling, order: Order
 ) -> None:
-    stages = [Stage(res=32, epochs=9, batch_size=16, fraction=0.13), Stage(res=48, epochs=4, batch_size=32),
-              Stage(res=48, epochs=5, batch_size=32, fraction=0.7)]  # fmt: skip
+    stages = [
+        Stage(res=32, epochs=9, batch_size=16, fraction=0.13),
+        Stage(res=48, epochs=4, batch_size=32),
+        Stage(res=48, epochs=5, batch_size=32, fraction=0.7),
+    ]
     plan, labels = plan_of(unbalanced, sampling, *stages, order=order), labels_of(unbalanced)
     quota = plan.mean_class_counts()
     total, drawn = np.zeros(len(labels), int), 0
@@ -98,8 +110,10 @@ def test_long_and_short_epochs_have_their_share_of_each_quota_and_use_samples_of
 def test_draws_and_augmentation_equal_the_golden_value(unbalanced: ShardSet) -> None:
     """Changing this value changes the batches of every run in progress."""
     digest = hashlib.sha256()
-    stages = [Stage(res=32, epochs=3, batch_size=40, fraction=0.4, augment=RICH),
-              Stage(res=48, epochs=2, batch_size=64)]  # fmt: skip
+    stages = [
+        Stage(res=32, epochs=3, batch_size=40, fraction=0.4, augment=RICH),
+        Stage(res=48, epochs=2, batch_size=64),
+    ]
     for sampling in MODES:
         for order in ORDERS:
             plan = plan_of(unbalanced, sampling, *stages, order=order)

@@ -75,8 +75,10 @@ def _flips(plan: Plan) -> list[dict[int, bool]]:
 
 def _stages(**keys: Any) -> list[Stage]:
     augment = Augment(flip_mode="alternate")
-    return [Stage(res=32, epochs=3, batch_size=16, augment=augment, **keys),
-            Stage(res=48, epochs=2, batch_size=8, augment=augment, **keys)]  # fmt: skip
+    return [
+        Stage(res=32, epochs=3, batch_size=16, augment=augment, **keys),
+        Stage(res=48, epochs=2, batch_size=8, augment=augment, **keys),
+    ]
 
 
 def test_flips_alternate_from_epoch_to_epoch_across_stages(shard_set: ShardSet) -> None:

@@ -14,11 +14,20 @@ from resolute.pipeline.plan.order import Order, sample_ids
 ORDERS: tuple[Order, ...] = ("full", "block")
 
 
-def epoch_ids(order: Order, *, total: int, samples: int | None = None, offset: int = 0, epoch: int = 0, seed: int = 3,
-              **sizes: Any) -> NDArray[np.int64]:  # fmt: skip
+def epoch_ids(
+    order: Order,
+    *,
+    total: int,
+    samples: int | None = None,
+    offset: int = 0,
+    epoch: int = 0,
+    seed: int = 3,
+    **sizes: Any,
+) -> NDArray[np.int64]:
     samples = total if samples is None else samples
-    return sample_ids(order, np.arange(samples), seed=seed, epoch=epoch, samples=samples, offset=offset, total=total,
-                      **sizes)  # fmt: skip
+    return sample_ids(
+        order, np.arange(samples), seed=seed, epoch=epoch, samples=samples, offset=offset, total=total, **sizes
+    )
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -27,12 +36,20 @@ def test_fractions_hold_every_sample_once_and_consecutive_ones_cover_the_set(ord
     rng = np.random.default_rng(total)
     for trial in range(30):
         samples, offset = int(rng.integers(1, total + 1)), int(rng.integers(0, total))
-        sizes: dict[str, Any] = {} if order == "full" or trial % 2 else {
-            "block": 1 << int(rng.integers(0, 8)), "window": 1 << int(rng.integers(0, 5))
-        }  # fmt: skip
+        sizes: dict[str, Any] = (
+            {}
+            if order == "full" or trial % 2
+            else {"block": 1 << int(rng.integers(0, 8)), "window": 1 << int(rng.integers(0, 5))}
+        )
         part = epoch_ids(order, total=total, samples=samples, offset=offset, epoch=trial, **sizes)
-        following = epoch_ids(order, total=total, samples=max(1, total - samples), offset=(offset + samples) % total,
-                              epoch=trial + 1, **sizes)  # fmt: skip
+        following = epoch_ids(
+            order,
+            total=total,
+            samples=max(1, total - samples),
+            offset=(offset + samples) % total,
+            epoch=trial + 1,
+            **sizes,
+        )
         again = epoch_ids(order, total=total, samples=samples, offset=offset, epoch=trial + 2, **sizes)
         assert set(part.tolist()) == set(again.tolist()) <= set(range(total))
         assert len(set(part.tolist())) == samples

@@ -31,10 +31,18 @@ STAGES = (
 )
 
 
-def _plan(shards: ShardSet, *, mode: Literal["rotate", "fixed"] = "rotate", stages: Sequence[Stage] = STAGES,
-          seed: int = 3, order: Order = "full", eval_batch_size: int = 4) -> Plan:  # fmt: skip
-    return Plan(shards, stages, seed=seed, order=order, fraction_mode=mode, eval_batch_size=eval_batch_size,
-                eval_every_epochs=2)  # fmt: skip
+def _plan(
+    shards: ShardSet,
+    *,
+    mode: Literal["rotate", "fixed"] = "rotate",
+    stages: Sequence[Stage] = STAGES,
+    seed: int = 3,
+    order: Order = "full",
+    eval_batch_size: int = 4,
+) -> Plan:
+    return Plan(
+        shards, stages, seed=seed, order=order, fraction_mode=mode, eval_batch_size=eval_batch_size, eval_every_epochs=2
+    )
 
 
 def _ids(plan: Plan, epoch: int, split: str = "train") -> list[int]:
@@ -93,13 +101,18 @@ def test_too_many_ranks_for_a_batch_are_refused_before_the_run(shard_set: ShardS
 
 def test_crops_equal_the_slow_oracle() -> None:
     rng = np.random.default_rng(0)
-    sizes = np.concatenate([rng.integers(20, 600, (4000, 2)), rng.integers(1, 9, (400, 1)) * [[60, 1]],
-                            rng.integers(1, 9, (400, 1)) * [[1, 60]], [[400, 3]]])  # fmt: skip
+    sizes = np.concatenate(
+        [
+            rng.integers(20, 600, (4000, 2)),
+            rng.integers(1, 9, (400, 1)) * [[60, 1]],
+            rng.integers(1, 9, (400, 1)) * [[1, 60]],
+            [[400, 3]],
+        ]
+    )
     u = uniforms(5, np.arange(len(sizes)), 22)
     for augment in (Augment(), Augment(scale=(0.08, 1.0)), Augment(ratio=(1.0, 1.0))):
         got = random_crops(sizes, u, augment)
-        expected = [crop_window(int(w), int(h), u[i], augment.scale, augment.ratio)
-                    for i, (w, h) in enumerate(sizes)]  # fmt: skip
+        expected = [crop_window(int(w), int(h), u[i], augment.scale, augment.ratio) for i, (w, h) in enumerate(sizes)]
         np.testing.assert_array_equal(got, expected)
         assert (got[:, :2] >= 0).all()
         assert (got[:, :2] + got[:, 2:] <= sizes).all()
@@ -122,7 +135,13 @@ def test_an_evaluation_plan_equals_the_validation_of_a_run(shard_set: ShardSet, 
     assert plan.total_batches == len(validations)
     for spec, expected in zip(map(plan.batch, range(plan.total_batches)), validations, strict=True):
         assert (spec.split, spec.stage, spec.res, spec.stored_res, spec.last, spec.global_size) == (
-            "val", expected.stage, expected.res, expected.stored_res, expected.last, expected.global_size)  # fmt: skip
+            "val",
+            expected.stage,
+            expected.res,
+            expected.stored_res,
+            expected.last,
+            expected.global_size,
+        )
         np.testing.assert_array_equal(spec.ids, expected.ids)
         np.testing.assert_array_equal(spec.crops, expected.crops)
 
@@ -150,17 +169,28 @@ def test_the_fingerprint_changes_if_and_only_if_batches_change(
     assert _plan(shard_set, stages=same).fingerprint == plan.fingerprint == _plan(shard_set).fingerprint
     first, *rest = STAGES
     changed = [
-        _plan(shard_set, mode="fixed"), _plan(shard_set, seed=4), _plan(shard_set, order="block"),
-        _plan(shard_set, eval_batch_size=5), _plan(shard_set, stages=STAGES[:2]),
+        _plan(shard_set, mode="fixed"),
+        _plan(shard_set, seed=4),
+        _plan(shard_set, order="block"),
+        _plan(shard_set, eval_batch_size=5),
+        _plan(shard_set, stages=STAGES[:2]),
         Plan(shard_set, STAGES, seed=3, eval_batch_size=4, eval_every_epochs=1),
         Plan(shard_set, STAGES, seed=3, eval_batch_size=4, eval_every_epochs=2, eval_crop_pct=0.9),
-        *(_plan(shard_set, stages=[dataclasses.replace(first, **{name: value}), *rest]) for name, value in (
-            ("res", 64), ("epochs", 3), ("batch_size", 15), ("fraction", 0.25), ("order", "block"), ("eval_res", 48),
-            ("augment", Augment(flip_prob=0.4)),
-            ("res", (32, 48)),
-        )),
+        *(
+            _plan(shard_set, stages=[dataclasses.replace(first, **{name: value}), *rest])
+            for name, value in (
+                ("res", 64),
+                ("epochs", 3),
+                ("batch_size", 15),
+                ("fraction", 0.25),
+                ("order", "block"),
+                ("eval_res", 48),
+                ("augment", Augment(flip_prob=0.4)),
+                ("res", (32, 48)),
+            )
+        ),
         _plan(shard_set, stages=[dataclasses.replace(first, res=(32, 48), res_schedule="step"), *rest]),
-    ]  # fmt: skip
+    ]
     fingerprints = [plan.fingerprint, *(other.fingerprint for other in changed)]
     assert len(set(fingerprints)) == len(fingerprints)
     code = (

@@ -119,9 +119,15 @@ def test_processes_and_threads_share_downloads_and_the_limit_holds(tmp_path: Pat
     """Processes of four threads read 60 files, of which `limit` have room, in random order."""
     log, keys = tmp_path / "log", 60
     running = [
-        subprocess.Popen([sys.executable, "-c", SHARE, *map(str, (tmp_path / "cache", seed, keys, limit, log))],
-                         cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for seed in range(3)
-    ]  # fmt: skip
+        subprocess.Popen(
+            [sys.executable, "-c", SHARE, *map(str, (tmp_path / "cache", seed, keys, limit, log))],
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for seed in range(3)
+    ]
     for process in running:
         assert process.stdout
         assert process.stdout.readline() == "ready\n"
@@ -184,8 +190,9 @@ cache.open("1-a.tar", FULL, half, stopped=NEVER)
 
 def start_writer(folder: Path) -> subprocess.Popen[str]:
     """A process that has cached file 0 and has written half of file 1."""
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], cwd=ROOT,
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout
     assert process.stdout.readline() == "half\n"
     return process

@@ -68,10 +68,14 @@ def test_a_revision_is_read_and_a_changed_file_is_seen(tmp_path: Path, hub: Hub)
         assert files.file_version("32/a.tar") is None
 
 
-@pytest.mark.parametrize(("status", "error", "words"), [
-    (403, StorageError, "access is refused, got 'HTTP status 403'"), (404, Missing, "not found, expected a file"),
-    (503, StorageError, "cannot be read, got 'HTTP status 503' after 2 tries or 40 s"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        (403, StorageError, "access is refused, got 'HTTP status 403'"),
+        (404, Missing, "not found, expected a file"),
+        (503, StorageError, "cannot be read, got 'HTTP status 503' after 2 tries or 40 s"),
+    ],
+)
 def test_an_error_of_the_hub_is_reported_and_asked_for_again_only_if_it_may_change(
     tmp_path: Path, hub_proxy: FaultyProxy, status: int, error: type[Exception], words: str
 ) -> None:

@@ -32,7 +32,9 @@ def uploads(url: str) -> list[Any]:
 
 
 def test_files_are_listed_read_and_deleted_without_another_driver(
-    s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    s3_server: str,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     store = open_store(f"{s3_server}/photos")
@@ -42,8 +44,11 @@ def test_files_are_listed_read_and_deleted_without_another_driver(
     assert [entry.name for entry in list_folder(f"{s3_server}/photos/x/")] == sorted(NAMES, key=str.encode)
     assert fetch_many([ByteRange(f"{s3_server}/photos/x/{name}") for name in NAMES]) == [*map(str.encode, NAMES)]
     assert [path_kind(f"{s3_server}/{path}") for path in ("photos", "photos/x/~", "photo", "")] == [
-        "folder", "file", "", "folder"
-    ]  # fmt: skip
+        "folder",
+        "file",
+        "",
+        "folder",
+    ]
     assert expand_pattern(f"{s3_server}/p*/x/a?b") == [f"{s3_server}/photos/x/{name}" for name in ("a b", "a+b")]
     assert store.local("x/~", tmp_path).read_bytes() == b"~"
     store.remove_all([f"x/{name}" for name in (*NAMES, "gone")])
@@ -87,7 +92,11 @@ def test_a_large_upload_is_complete_or_leaves_no_object(s3_server: str, proxy: F
 
 @pytest.mark.parametrize(("fault", "words"), [(503, "got 'HTTP status 503'"), (403, "got 'HTTP status 403'")])
 def test_refused_and_unavailable_reads_are_one_line(
-    s3_server: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, fault: int, words: str  # noqa: F811
+    s3_server: str,  # noqa: F811
+    proxy: FaultyProxy,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    fault: int,
+    words: str,
 ) -> None:
     monkeypatch.setattr(object_file_system, "_TRIES", 2)
     store = open_store(f"{s3_server}/x")
@@ -112,12 +121,16 @@ def test_a_body_that_ends_early_is_not_taken_for_the_object(s3_server: str, prox
 
 
 def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(
-    s3_server: str, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    s3_server: str,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(object_file_system, "_TRIES", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     object_files.cache_clear()
-    for read in (lambda: expand_pattern(f"{s3_server}/x/*/a-*.tar"), lambda: list_folder(f"{s3_server}/x"),
-                 lambda: path_kind(f"{s3_server}/x")):  # fmt: skip
+    for read in (
+        lambda: expand_pattern(f"{s3_server}/x/*/a-*.tar"),
+        lambda: list_folder(f"{s3_server}/x"),
+        lambda: path_kind(f"{s3_server}/x"),
+    ):
         with pytest.raises(StorageError, match=r"s3://bucket/x.*: cannot be listed, got HTTP error: error sending"):
             read()

@@ -122,7 +122,10 @@ def test_every_byte_of_a_remote_set_equals_the_local_one(tmp_path: Path, remote_
 @pytest.mark.timing
 @pytest.mark.parametrize(("remote_url", "etags"), [("s3", True), ("http", False)], indirect=["remote_url"])
 def test_requests_to_a_failing_store_are_retried(
-    tmp_path: Path, remote_url: str, proxy: FaultyProxy, etags: bool  # noqa: F811
+    tmp_path: Path,
+    remote_url: str,
+    proxy: FaultyProxy,  # noqa: F811
+    etags: bool,
 ) -> None:
     state = random.getstate()
     with opened(remote_url, tmp_path, tries=8, requests=8) as files:
@@ -141,7 +144,9 @@ def test_requests_to_a_failing_store_are_retried(
 @pytest.mark.slow
 @pytest.mark.timing
 def test_a_slow_store_does_not_count_as_stalled_but_a_trickling_one_does(
-    tmp_path: Path, url: str, proxy: FaultyProxy  # noqa: F811
+    tmp_path: Path,
+    url: str,
+    proxy: FaultyProxy,  # noqa: F811
 ) -> None:
     with opened(url, tmp_path, stall_s=0.5, tries=2) as files:
         files.local("manifest.json")
@@ -159,14 +164,23 @@ def test_a_slow_store_does_not_count_as_stalled_but_a_trickling_one_does(
 
 
 @pytest.mark.timing
-@pytest.mark.parametrize(("fault", "words", "most"), [
-    (503, r"cannot be read, got '.*HTTP status 503' after 3 tries or 0\.9 s, expected its bytes;", 3),
-    ("hang", r"cannot be read, got 'no answer in time' after 3 tries or 0\.9 s", 3),
-    ("cut", "cannot be read, got '.*body error' after 3 tries", 9),  # twice continued by obstore, three times
-    (403, "access is refused, got 'HTTP status 403'", 1), (404, "not found, expected", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "words", "most"),
+    [
+        (503, r"cannot be read, got '.*HTTP status 503' after 3 tries or 0\.9 s, expected its bytes;", 3),
+        ("hang", r"cannot be read, got 'no answer in time' after 3 tries or 0\.9 s", 3),
+        ("cut", "cannot be read, got '.*body error' after 3 tries", 9),  # twice continued by obstore, three times
+        (403, "access is refused, got 'HTTP status 403'", 1),
+        (404, "not found, expected", 1),
+    ],
+)
 def test_the_last_error_is_reported_and_those_that_cannot_change_are_not_retried(
-    tmp_path: Path, url: str, proxy: FaultyProxy, fault: Any, words: str, most: int  # noqa: F811
+    tmp_path: Path,
+    url: str,
+    proxy: FaultyProxy,  # noqa: F811
+    fault: Any,
+    words: str,
+    most: int,
 ) -> None:
     with opened(url, tmp_path, tries=3, stall_s=0.3) as files:
         files.local("manifest.json")
@@ -230,7 +244,10 @@ def hanging(files: Remote, proxy: FaultyProxy) -> tuple[threading.Thread, list[E
 @pytest.mark.timing
 @pytest.mark.parametrize("end", [Remote.close, Remote.interrupt])
 def test_hanging_requests_end_at_once(
-    tmp_path: Path, remote_url: str, proxy: FaultyProxy, end: Callable[[Remote], None]  # noqa: F811
+    tmp_path: Path,
+    remote_url: str,
+    proxy: FaultyProxy,  # noqa: F811
+    end: Callable[[Remote], None],
 ) -> None:
     """After an interrupt, later reads work."""
     with opened(remote_url, tmp_path, stall_s=60.0, requests=3) as files:

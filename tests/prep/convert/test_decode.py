@@ -182,9 +182,11 @@ def test_sixteen_bit_colour_keeps_its_high_bits(scene: Scene) -> None:
 
 def test_cmyk_is_converted_to_the_printed_colours() -> None:
     for ink, colour in (
-        ((0, 255, 255, 0), (255, 0, 0)), ((0, 0, 0, 255), (0, 0, 0)), ((255, 0, 0, 0), (0, 255, 255)),
+        ((0, 255, 255, 0), (255, 0, 0)),
+        ((0, 0, 0, 255), (0, 0, 0)),
+        ((255, 0, 0, 0), (0, 255, 255)),
         ((0, 0, 0, 0), (255, 255, 255)),
-    ):  # fmt: skip
+    ):
         for kind, options in (("JPEG", {"quality": 95}), ("TIFF", {})):
             got = decode(encoded(Image.new("CMYK", (16, 16), ink), kind, **options))
             assert np.abs(got[8, 8].astype(int) - colour).max() <= 3, kind

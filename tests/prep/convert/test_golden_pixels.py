@@ -24,18 +24,21 @@ LIBRARIES = {
     "libavif in Pillow": "1.4.2",
 }
 # `PIXELS`, and {photo: digest of its pixels at all sizes}; the last one is of a stored JPEG.
-GOLDEN = (2, {
-    "alpha": "68bf19761b04575e",
-    "palette with a transparent colour": "c4539d587692445d",
-    "16 bit grey": "55cb8ba70fbcf763",
-    "smaller than stored": "a81fbf0ccbdf2ed2",
-    "4:2:0": "b817df9ee73db68b",
-    "4:4:4, progressive, turned": "d79698208ed68a14",
-    "grey JPEG": "704b336be84625bb",
-    "CMYK": "973a70e83ced5f1c",
-    "decoded at a half": "3c18edf213bd719e",
-    "stored": "780bdcae69071593",
-})
+GOLDEN = (
+    2,
+    {
+        "alpha": "68bf19761b04575e",
+        "palette with a transparent colour": "c4539d587692445d",
+        "16 bit grey": "55cb8ba70fbcf763",
+        "smaller than stored": "a81fbf0ccbdf2ed2",
+        "4:2:0": "b817df9ee73db68b",
+        "4:4:4, progressive, turned": "d79698208ed68a14",
+        "grey JPEG": "704b336be84625bb",
+        "CMYK": "973a70e83ced5f1c",
+        "decoded at a half": "3c18edf213bd719e",
+        "stored": "780bdcae69071593",
+    },
+)
 
 
 def wave(width: int, height: int, bands: int = 3) -> NDArray[np.uint8]:

@@ -42,9 +42,14 @@ def db_to_full(data: bytes, factor: int) -> float:
 
 
 @pytest.mark.parametrize("factor", [2, 4, 8])
-@pytest.mark.parametrize(("size", "options"), [
-    ((1024, 768), {}), ((1001, 803), {"subsampling": "4:4:4"}), ((797, 1006), {"progressive": True}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        ((1024, 768), {}),
+        ((1001, 803), {"subsampling": "4:4:4"}),
+        ((797, 1006), {"progressive": True}),
+    ],
+)
 def test_reduced_images_give_the_stored_image_within_50_db(
     scene: Scene, factor: int, size: tuple[int, int], options: dict[str, object]
 ) -> None:
@@ -83,13 +88,16 @@ def test_photos_below_the_threshold_keep_the_bytes_of_the_full_decode(scene: Sce
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "options", "size", "factor"), [
-    ("RGB", {"progressive": True}, (3000, 2816), 4),
-    ("RGB", {"subsampling": "4:2:2"}, (3000, 2252), 1),
-    ("RGB", {"subsampling": "4:2:2"}, (3000, 2253), 2),
-    ("CMYK", {}, (3000, 2816), 1),
-    ("L", {}, (5700, 5632), 8),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mode", "options", "size", "factor"),
+    [
+        ("RGB", {"progressive": True}, (3000, 2816), 4),
+        ("RGB", {"subsampling": "4:2:2"}, (3000, 2252), 1),
+        ("RGB", {"subsampling": "4:2:2"}, (3000, 2253), 2),
+        ("CMYK", {}, (3000, 2816), 1),
+        ("L", {}, (5700, 5632), 8),
+    ],
+)
 def test_the_factor_follows_from_size_and_subsampling(
     mode: str, options: dict[str, object], size: tuple[int, int], factor: int
 ) -> None:
@@ -160,6 +168,8 @@ def test_cpus_without_vector_instructions_decode_and_resize_to_the_same_bytes(sc
     old = {"JSIMD_FORCENONE": "1", "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
     done = subprocess.run(
         [sys.executable, "-c", code, *(f"{tmp_path}/{number}.jpg" for number in range(3))],
-        env={**os.environ, **old, "NUMBA_CACHE_DIR": "/proc/none"}, capture_output=True, check=True,
-    )  # fmt: skip
+        env={**os.environ, **old, "NUMBA_CACHE_DIR": "/proc/none"},
+        capture_output=True,
+        check=True,
+    )
     assert done.stdout == expected

@@ -16,6 +16,7 @@ from resolute.prep.sources.reject import NOT_THERE
 
 Prep = Callable[..., Any]
 
+
 @pytest.fixture
 def damaged(photos: Path) -> dict[str, str]:
     """Damage four of the 60 photos and add a broken link: {relative path: how its reason starts}."""

@@ -72,9 +72,7 @@ def set_before(photo_template: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.slow
-def test_copies_are_held_out_together_by_default(
-    photos: Path, tmp_path: Path, prep: Prep, set_before: Path
-) -> None:
+def test_copies_are_held_out_together_by_default(photos: Path, tmp_path: Path, prep: Prep, set_before: Path) -> None:
     words = ("--src", photos, "--res", "32", "--val-frac", 0.3)
     copies = copy_half(photos)
     assert len(copies) == 30
@@ -122,8 +120,13 @@ def test_copies_in_given_splits_end_prep_before_the_conversion_unless_allowed(
         (photos / name).rename(val / name)
     words = ("--src", photos, "--res", "32", "--val", val, "--out", out)
     for dry in ([], ["--dry"]):
-        refused(prep(*words, *dry), str(val), f"got 4 with exact copies there, such as {', '.join(chosen[:3])}, …",
-                "DUPLICATES=drop (--duplicates drop)", "DUPLICATES=keep")  # fmt: skip
+        refused(
+            prep(*words, *dry),
+            str(val),
+            f"got 4 with exact copies there, such as {', '.join(chosen[:3])}, …",
+            "DUPLICATES=drop (--duplicates drop)",
+            "DUPLICATES=keep",
+        )
     assert not (out / "32").exists()
     refused(prep(*words, "--duplicates", "together"), "has no effect")
     assert prep(*words, "--duplicates", "drop").status == 0

@@ -27,10 +27,13 @@ except ResoluteError as error:
 """
 
 
-@pytest.mark.parametrize("statement", [
-    "INSERT INTO t SELECT range FROM range(3_000_000)",  # written to the database
-    "CREATE VIEW v AS SELECT '" + "x" * 100_000 + "'",  # written to its log
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO t SELECT range FROM range(3_000_000)",  # written to the database
+        "CREATE VIEW v AS SELECT '" + "x" * 100_000 + "'",  # written to its log
+    ],
+)
 def test_a_disk_that_refuses_is_one_line(tmp_path: Path, statement: str) -> None:
     ran = subprocess.run([sys.executable, "-c", PROGRAM, tmp_path, statement], capture_output=True, text=True)
     assert ran.stdout.startswith(f"{tmp_path}: the table of photos cannot be written or read, got "), ran.stderr

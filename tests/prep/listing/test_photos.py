@@ -26,7 +26,11 @@ class ListedSource:
     """A source that yields a list of images."""
 
     def __init__(
-        self, images: Iterable[ImageRef], *, numbered: bool = False, names: Sequence[str] | None = None,
+        self,
+        images: Iterable[ImageRef],
+        *,
+        numbered: bool = False,
+        names: Sequence[str] | None = None,
         root: str = "src",
     ) -> None:
         self.root, self.numbered, self.label_names = root, numbered, names
@@ -45,10 +49,17 @@ def random_images(count: int, seed: int = 0) -> list[ImageRef]:
     rng = random.Random(seed)
     names = {os.fsdecode(rng.randbytes(rng.randrange(1, 12)).replace(b"\0", b"/")) for _ in range(count)}
     return [
-        ImageRef(name, f"class {rng.randrange(5)}", rng.randrange(99), rng.choice(["", "a.zip", "s3://b/c.tar"]),
-              rng.randrange(1 << 40), rng.randrange(2), rng.choice([-1, 7]))
+        ImageRef(
+            name,
+            f"class {rng.randrange(5)}",
+            rng.randrange(99),
+            rng.choice(["", "a.zip", "s3://b/c.tar"]),
+            rng.randrange(1 << 40),
+            rng.randrange(2),
+            rng.choice([-1, 7]),
+        )
         for name in sorted(names, key=lambda name: (rng.random(), name))
-    ]  # fmt: skip
+    ]
 
 
 def listed(tmp_path: Path, source: ListedSource, **options: Any) -> Photos:
@@ -69,11 +80,14 @@ def expected(images: Iterable[ImageRef]) -> list[tuple[str, str, ByteRange]]:
             image.label,
             ByteRange(
                 image.container or (image.name if image.name.startswith("/") else f"src/{image.name}"),
-                image.offset, image.nbytes, image.packed, image.nbytes if image.size_bytes < 0 else image.size_bytes,
+                image.offset,
+                image.nbytes,
+                image.packed,
+                image.nbytes if image.size_bytes < 0 else image.size_bytes,
             ),
         )
         for image in sorted(last.values(), key=lambda image: os.fsencode(image.name))
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(("order", "block"), [("random", 1), ("nearly ascending", 7)])
@@ -148,13 +162,16 @@ def test_classes_are_numbered_by_name_or_list_or_keep_numeric_labels(tmp_path: P
     assert numbers(named, classes="zyx") == (("z", "y", "x"), [0, 2])
 
 
-@pytest.mark.parametrize(("labels", "options", "classes", "words"), [
-    ("", {}, None, r"src: no classes, got no image with a class \(ignored: 2 hidden\).*class folders"),
-    ("aa", {}, None, r"too few classes, got one class \(a\), expected at least two"),
-    ("abc", {}, ("a", "c"), "classes that C.txt lacks, got 1 such as b"),
-    ("05", {"numbered": True}, "abc", "class number out of range, got 5, expected 0 to 2 as C.txt names 3"),
-    (["0", "1000000"], {"numbered": True}, None, "got 1000000, expected 0 to 999999"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("labels", "options", "classes", "words"),
+    [
+        ("", {}, None, r"src: no classes, got no image with a class \(ignored: 2 hidden\).*class folders"),
+        ("aa", {}, None, r"too few classes, got one class \(a\), expected at least two"),
+        ("abc", {}, ("a", "c"), "classes that C.txt lacks, got 1 such as b"),
+        ("05", {"numbered": True}, "abc", "class number out of range, got 5, expected 0 to 2 as C.txt names 3"),
+        (["0", "1000000"], {"numbered": True}, None, "got 1000000, expected 0 to 999999"),
+    ],
+)
 def test_invalid_classes_are_reported(
     tmp_path: Path, labels: Sequence[str], options: dict[str, Any], classes: Sequence[str] | None, words: str
 ) -> None:

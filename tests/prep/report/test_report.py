@@ -21,7 +21,7 @@ from resolute.prep.report.report import write_report
 from resolute.prep.settings import Settings
 from resolute.prep.storage.output import LocalStore, Store
 
-ODD = ["<b>bold</b> & \"co\"", "$x_1$ 猫", "a" * 90]  # fmt: skip
+ODD = ['<b>bold</b> & "co"', "$x_1$ 猫", "a" * 90]
 VOID = {"meta", "img", "br"}
 
 

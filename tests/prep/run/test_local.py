@@ -67,12 +67,18 @@ def pools() -> Iterator[Callable[[], Pool]]:
 def specs(files: list[Path]) -> list[ShardSpec]:
     return [
         ShardSpec(
-            plan="plan", contents=None, split="train", number=number, first_key=EACH * number,
+            plan="plan",
+            contents=None,
+            split="train",
+            number=number,
+            first_key=EACH * number,
             byte_ranges=tuple(ByteRange(str(path)) for path in files[EACH * number : EACH * (number + 1)]),
-            labels=np.full(EACH, 1, np.uint32), resolutions=(16, 24), short_sides=(16, 24),
+            labels=np.full(EACH, 1, np.uint32),
+            resolutions=(16, 24),
+            short_sides=(16, 24),
         )
         for number in range(SHARDS)
-    ]  # fmt: skip
+    ]
 
 
 def convert(pool: Pool, shards: list[ShardSpec] | Iterator[ShardSpec], out: Path) -> tuple[RunStats, list[ShardRecord]]:
@@ -150,11 +156,18 @@ def test_a_worker_writes_the_bytes_that_this_process_would_write(
     assert tree(tmp_path / "many") == tree(tmp_path / "few")
 
 
-@pytest.mark.parametrize(("sizes", "workers", "count"), [
-    ([8] * 10, 2, 8), ([8] * 10, 4, 6), ([8] * 3, 2, 1), ([8] * 3, 4, 0), ([], 2, 0),
-    ([8, 2, 1], 2, 0),  # one worker would convert the first long after all others are done
-    ([8] * 9 + [2, 1], 4, 6),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sizes", "workers", "count"),
+    [
+        ([8] * 10, 2, 8),
+        ([8] * 10, 4, 6),
+        ([8] * 3, 2, 1),
+        ([8] * 3, 4, 0),
+        ([], 2, 0),
+        ([8, 2, 1], 2, 0),  # one worker would convert the first long after all others are done
+        ([8] * 9 + [2, 1], 4, 6),
+    ],
+)
 def test_shards_are_converted_whole_while_the_other_workers_have_as_much_to_do(
     sizes: list[int], workers: int, count: int
 ) -> None:
@@ -201,9 +214,15 @@ def test_a_decoder_that_dies_loses_that_one_image(pools: Callable[[], Pool], fil
     ],
 )
 def test_a_worker_that_dies_while_it_writes_costs_no_image(
-    pools: Callable[[], Pool], files: list[Path], tmp_path: Path, undisturbed: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch, name: str, step: str, sent: signal.Signals,
-) -> None:  # fmt: skip
+    pools: Callable[[], Pool],
+    files: list[Path],
+    tmp_path: Path,
+    undisturbed: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    step: str,
+    sent: signal.Signals,
+) -> None:
     mark = tmp_path / "mark"
     mark.touch()
 

@@ -101,9 +101,7 @@ def test_time_while_the_run_was_stopped_does_not_count_against_an_image(monkeypa
     ("serve", "message"),
     [(crash_at_start, "WORKERS: 3 processes died before their first image"), (exit_at_start, "exit status 3")],
 )
-def test_workers_that_cannot_start_end_the_run(
-    files: list[Path], serve: Callable[..., None], message: str
-) -> None:
+def test_workers_that_cannot_start_end_the_run(files: list[Path], serve: Callable[..., None], message: str) -> None:
     pool = Pool(2, "fork", serve)
     with pytest.raises(ResoluteError, match=message):
         run(pool, files)

@@ -38,9 +38,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     with contextlib.chdir(tmp_path_factory.mktemp("nodes")):
         # why: Ray asks nodes every 3 s, and takes one for dead only after several questions without an answer
-        made = Cluster(initialize_head=True, head_node_args={
-            "num_cpus": 0, "include_dashboard": False, "_system_config": {"health_check_period_ms": 500},
-        })  # fmt: skip
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 0,
+                "include_dashboard": False,
+                "_system_config": {"health_check_period_ms": 500},
+            },
+        )
         made.add_node(num_cpus=1)
         made.wait_for_nodes()
     yield made

@@ -52,9 +52,13 @@ def unfinished(argv: Argv, tmp_path: Path, run_until_manifest: Callable[..., Non
 
 @pytest.mark.slow
 def test_a_killed_addition_of_a_resolution_does_not_change_the_finished_set(
-    argv: Argv, copied: Path, tmp_path: Path, prep: Prep, run_until_manifest: Callable[..., None],
+    argv: Argv,
+    copied: Path,
+    tmp_path: Path,
+    prep: Prep,
+    run_until_manifest: Callable[..., None],
     whole: dict[str, str],
-) -> None:  # fmt: skip
+) -> None:
     run_until_manifest(*argv, "--res", "32,48,64")
     assert whole.items() <= tree(copied).items()
     assert "already there" in prep(*argv).out

@@ -10,9 +10,12 @@ from resolute.prep.shard_set.shuffle import shuffled
 
 def test_the_order_is_a_permutation_that_depends_on_seed_split_and_generation() -> None:
     orders = [
-        shuffled(0, "train", 1000), shuffled(1, "train", 1000), shuffled(0, "val", 1000),
-        shuffled(0, "train", 1000, generation=1), shuffled(0, "train", 1000, generation=2),
-    ]  # fmt: skip
+        shuffled(0, "train", 1000),
+        shuffled(1, "train", 1000),
+        shuffled(0, "val", 1000),
+        shuffled(0, "train", 1000, generation=1),
+        shuffled(0, "train", 1000, generation=2),
+    ]
     assert all(sorted(order.tolist()) == list(range(1000)) for order in orders)
     assert len({tuple(order) for order in orders}) == 5
     assert np.array_equal(orders[0], shuffled(0, "train", 1000, generation=0))

@@ -48,8 +48,22 @@ def test_the_suggested_command_adds_a_missing_resolution_and_changes_nothing_els
 ) -> None:
     out = tmp_path / "my set's"
     (tmp_path / "val.txt").write_text("bee/03.jpg\napple/05.jpg\n")
-    argv = ("--src", photos, "--out", out, "--quality", 85, "--val-list", tmp_path / "val.txt", "--max-bad", "0.5",
-            "--seed", 3, "--shard-samples", 20)  # fmt: skip
+    argv = (
+        "--src",
+        photos,
+        "--out",
+        out,
+        "--quality",
+        85,
+        "--val-list",
+        tmp_path / "val.txt",
+        "--max-bad",
+        "0.5",
+        "--seed",
+        3,
+        "--shard-samples",
+        20,
+    )
     (photos / "bee" / "bad.jpg").write_bytes(b"junk")
     assert prep(*argv, "--res", "32,64").status == 0
     before = {name: digest for name, digest in tree(out).items() if name.startswith(("32/", "64/"))}

@@ -90,9 +90,12 @@ def test_dalis_webdataset_reader_accepts_the_index_files(shard_set: ShardSet) ->
     @pipeline_def(batch_size=len(rows), num_threads=1, device_id=None)
     def graph() -> Any:
         jpeg, label = fn.readers.webdataset(
-            paths=paths, index_paths=[path.replace(".tar", ".idx") for path in paths], ext=["jpg", "cls"],
-            missing_component_behavior="error", name="reader",
-        )  # fmt: skip
+            paths=paths,
+            index_paths=[path.replace(".tar", ".idx") for path in paths],
+            ext=["jpg", "cls"],
+            missing_component_behavior="error",
+            name="reader",
+        )
         return jpeg, fn.decoders.image(jpeg, output_type=types.RGB), label
 
     pipe = graph()
@@ -115,9 +118,12 @@ def test_hugging_face_datasets_reads_every_sample_of_a_resolution_by_the_dataset
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     loaded = datasets.load_dataset(
-        str(shard_set.root), "48px", split={"train": "train", "val": "validation"}[split], streaming=streaming,
+        str(shard_set.root),
+        "48px",
+        split={"train": "train", "val": "validation"}[split],
+        streaming=streaming,
         cache_dir=str(tmp_path),
-    )  # fmt: skip
+    )
     got = [(row["__key__"], row["cls"], row["jpg"]) for row in loaded]
     assert loaded.features["cls"].names == list(shard_set.target.classes)
     assert_same(got, expected(shard_set, split, 48))
@@ -142,14 +148,19 @@ def test_mlcroissant_reads_every_sample(shard_set: ShardSet, tmp_path: Path) -> 
     names = {"train": "48px/train", "val": "48px/validation"}
     # why a process: it keeps what it unpacks in a folder for all sets, which is fixed when it is imported
     done = subprocess.run(
-        [sys.executable, "-c", _CROISSANT, f"{shard_set.root}/croissant.json", *names.values()], cwd=tmp_path,
-        env={**os.environ, "CROISSANT_CACHE": str(tmp_path)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", _CROISSANT, f"{shard_set.root}/croissant.json", *names.values()],
+        cwd=tmp_path,
+        env={**os.environ, "CROISSANT_CACHE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     rows = [
         [name, key, label, hashlib.sha256(pixels(jpeg).tobytes()).hexdigest()]
-        for split, name in names.items() for key, label, jpeg in expected(shard_set, split, 48)
-    ]  # fmt: skip
+        for split, name in names.items()
+        for key, label, jpeg in expected(shard_set, split, 48)
+    ]
     assert sorted(map(json.loads, done.stdout.splitlines()), key=str) == sorted(
         [*rows, *([i, name] for i, name in enumerate(shard_set.target.classes))], key=str
     )

@@ -105,16 +105,19 @@ def test_one_tar_per_class_is_read(tmp_path: Path, work: Path) -> None:
 
 def test_samples_are_read_with_their_labels(tmp_path: Path, work: Path) -> None:
     (tmp_path / "p").mkdir()
-    pack_samples(tmp_path / "p" / "x-000000.tar", [
-        ("./k/000.jpg", jpeg(0), {"cls": b"0003\n"}),
-        ("k/001.PNG", jpeg(1), {"json": b'{"caption": "x", "label": 1}'}),
-        ("k/002.jpg", jpeg(2), {"json": b"7", "txt": b"a caption"}),
-        ("k/003.jpg", jpeg(3), {"png": jpeg(4), "cls": b"1"}),
-        ("k/004.jpg", jpeg(5), {"json": b"{}"}),
-        ("k/005.json", b"{}", {"cls": b"1"}),
-        ("k/006.jpg", jpeg(7), {"json": b"[" * 100_000}),
-        ("k/007.jpg", jpeg(8), {"cls": b"9" * 5_000}),
-    ])  # fmt: skip
+    pack_samples(
+        tmp_path / "p" / "x-000000.tar",
+        [
+            ("./k/000.jpg", jpeg(0), {"cls": b"0003\n"}),
+            ("k/001.PNG", jpeg(1), {"json": b'{"caption": "x", "label": 1}'}),
+            ("k/002.jpg", jpeg(2), {"json": b"7", "txt": b"a caption"}),
+            ("k/003.jpg", jpeg(3), {"png": jpeg(4), "cls": b"1"}),
+            ("k/004.jpg", jpeg(5), {"json": b"{}"}),
+            ("k/005.json", b"{}", {"cls": b"1"}),
+            ("k/006.jpg", jpeg(7), {"json": b"[" * 100_000}),
+            ("k/007.jpg", jpeg(8), {"cls": b"9" * 5_000}),
+        ],
+    )
     pack_samples(tmp_path / "p" / "x-000001.tar", [("000.webp", jpeg(6), {"cls": b"0"})])
     pack_samples(tmp_path / "text.tar", [("0.jpg", jpeg(0), {"cls": b"1"}), ("1.jpg", jpeg(1), {"txt": b"dog"})])
     assert list_source(work, tmp_path / "text.tar").classes == ("1", "dog")
@@ -129,8 +132,11 @@ def test_samples_are_read_with_their_labels(tmp_path: Path, work: Path) -> None:
         assert {got.name(i): int(got.labels[i]) for i in range(len(got))} == expected
         assert got.classes == tuple(map(str, range(8)))
         assert got.ignored == {
-            "samples with several images": 1, "unlabelled": 1, "samples without an image": 1, "damaged labels": 2,
-        }  # fmt: skip
+            "samples with several images": 1,
+            "unlabelled": 1,
+            "samples without an image": 1,
+            "damaged labels": 2,
+        }
         assert contents(got) == [jpeg(0), jpeg(1), jpeg(2), jpeg(6)]
 
 

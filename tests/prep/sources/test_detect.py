@@ -27,10 +27,19 @@ from tests.support.source_formats import (
 )
 
 
-@pytest.mark.parametrize(("how", "top"), [
-    ("folder", ""), ("zip", ""), ("zip", "./data/photos/"), ("tar", "photos/"), ("tar", "./data/photos/"),
-    ("tar.gz", "photos/"), ("tar.bz2", ""), ("tar.xz", "photos/"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "top"),
+    [
+        ("folder", ""),
+        ("zip", ""),
+        ("zip", "./data/photos/"),
+        ("tar", "photos/"),
+        ("tar", "./data/photos/"),
+        ("tar.gz", "photos/"),
+        ("tar.bz2", ""),
+        ("tar.xz", "photos/"),
+    ],
+)
 def test_a_folder_and_its_archives_give_the_same_catalog(tmp_path: Path, work: Path, how: str, top: str) -> None:
     files = make_tree(tmp_path / "photos")
     got = list_source(work, pack(tmp_path, how, files, top))
@@ -139,11 +148,14 @@ def test_common_table_formats_are_read(tmp_path: Path, work: Path, header: str) 
     assert str(contents(got)[2]).startswith("not there:")
 
 
-@pytest.mark.parametrize(("text", "columns", "words"), [
-    ("id,breed\na,pug\n", None, "line 2 names several files, got a"),
-    ("who,what\na.jpg,pug\n", None, "name the two with COLUMNS"),
-    ("id,breed\n", "id,what", "has no column what, got id, breed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "columns", "words"),
+    [
+        ("id,breed\na,pug\n", None, "line 2 names several files, got a"),
+        ("who,what\na.jpg,pug\n", None, "name the two with COLUMNS"),
+        ("id,breed\n", "id,what", "has no column what, got id, breed"),
+    ],
+)
 def test_invalid_tables_are_reported(tmp_path: Path, work: Path, text: str, columns: str | None, words: str) -> None:
     (tmp_path / "p").mkdir()
     for name in ("a.jpg", "a.png", "b.jpg"):
@@ -166,19 +178,29 @@ def labelled_source(root: Path, form: str, labels: list[str | None]) -> dict[str
         (root / form).write_text("".join(f"{name} {label}\n" for name, label in rows))
         return {"src": str(root / form)}
     if form == "parquet":
-        cells = [(data, name, None if label is None else int(label))
-                 for (name, data), label in zip(photos, labels, strict=True)]  # fmt: skip
+        cells = [
+            (data, name, None if label is None else int(label))
+            for (name, data), label in zip(photos, labels, strict=True)
+        ]
         return {"src": str(pack_parquet(root / "p.parquet", cells, None))}  # type: ignore[arg-type]
     content, empty = {"cls": ("{}", ""), "json": ('{{"label": {}}}', "null")}[form]
-    samples = [(name, data, {form: content.format(label or empty).encode()})
-               for (name, data), label in zip(photos, labels, strict=True)]  # fmt: skip
+    samples = [
+        (name, data, {form: content.format(label or empty).encode()})
+        for (name, data), label in zip(photos, labels, strict=True)
+    ]
     return {"src": str(pack_samples(root / "x.tar", samples))}
 
 
-@pytest.mark.parametrize(("form", "row"), [
-    ("table.csv", "line 14: 12.jpg"), ("list.txt", "line 13: 12.jpg"), ("parquet", "p.parquet/000000012"),
-    ("cls", "12.jpg"), ("json", "12.jpg"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("form", "row"),
+    [
+        ("table.csv", "line 14: 12.jpg"),
+        ("list.txt", "line 13: 12.jpg"),
+        ("parquet", "p.parquet/000000012"),
+        ("cls", "12.jpg"),
+        ("json", "12.jpg"),
+    ],
+)
 def test_an_empty_label_and_minus_one_are_refused_with_the_row_or_left_out_in_every_format(
     tmp_path: Path, work: Path, form: str, row: str
 ) -> None:

@@ -127,9 +127,15 @@ def test_remote_files_byte_ranges_and_zip_members_are_fetched(tmp_path: Path, s3
     asked += [ByteRange(f"{s3_server}/b", *part) for part in ((), (2, 3), (1, 0), (8, 5, PLAIN))]
     asked += [ByteRange(f"{s3_server}/{name}", packed=UNSEEN) for name in ("b", "empty", "gone")]
     assert list(map(str, fetch_many(asked))) == [
-        *map(str, files.values()), "b'0123456789'", "b'234'", "b''", "truncated: its archive ends after 2 of 5 bytes",
-        "b'0123456789'", "b''", "not there: No such file or directory",
-    ]  # fmt: skip
+        *map(str, files.values()),
+        "b'0123456789'",
+        "b'234'",
+        "b''",
+        "truncated: its archive ends after 2 of 5 bytes",
+        "b'0123456789'",
+        "b''",
+        "not there: No such file or directory",
+    ]
 
 
 class Flaky:
@@ -145,9 +151,13 @@ class Flaky:
         return [self.error if self.asked <= self.times and path == "bad" else b"data" for path in paths]
 
 
-@pytest.mark.parametrize(("error", "got"), [
-    (OSError("Connection reset"), "'Connection reset'"), (FileNotFoundError("bad"), "No such file or directory"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "got"),
+    [
+        (OSError("Connection reset"), "'Connection reset'"),
+        (FileNotFoundError("bad"), "No such file or directory"),
+    ],
+)
 def test_a_failing_store_is_retried_and_then_reported(
     monkeypatch: pytest.MonkeyPatch, error: Exception, got: str
 ) -> None:

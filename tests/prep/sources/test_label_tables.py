@@ -24,10 +24,15 @@ def error(path: Path, text: str | bytes, columns: str | None = None) -> str:
 TABLE = "".join(f"{i}.jpg,cat\n" for i in range(40))
 
 
-@pytest.mark.parametrize(("line", "row", "later"), [
-    (2, '7.jpg,"cat\n', ""), (7, '"7.jpg,cat\n', 'x.jpg,"dog"\n'), (41, '7.jpg,"cat\n', 'x.jpg,"the ""best"" dog"\n'),
-    (3, '7.jpg,"cat\n', TABLE * 1000),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "row", "later"),
+    [
+        (2, '7.jpg,"cat\n', ""),
+        (7, '"7.jpg,cat\n', 'x.jpg,"dog"\n'),
+        (41, '7.jpg,"cat\n', 'x.jpg,"the ""best"" dog"\n'),
+        (3, '7.jpg,"cat\n', TABLE * 1000),
+    ],
+)
 def test_an_open_quote_is_reported_at_the_line_where_it_opens(tmp_path: Path, line: int, row: str, later: str) -> None:
     lines = ["id,label\n", *TABLE.splitlines(keepends=True)]
     lines[line - 1] = row
@@ -51,14 +56,17 @@ def test_a_table_without_a_header_is_read_by_column_position(tmp_path: Path) -> 
     assert "has no column 3" in error(path, "a,x,cat\n", "0,3")
 
 
-@pytest.mark.parametrize(("line", "expected"), [
-    ("my cats/1.jpg big cat", ("my cats/1.jpg", "big cat")),
-    ('"my cats/1.jpg" "big cat"', ("my cats/1.jpg", "big cat")),
-    ("my cats/1.jpg\tbig cat", ("my cats/1.jpg", "big cat")),
-    ("cat.jpg/my 1.jpg big, cat", ("cat.jpg/my 1.jpg", "big, cat")),
-    ('a.jpg 12"', ("a.jpg", '12"')),
-    ("my cats/1.jpg", ("my cats/1.jpg", "")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("my cats/1.jpg big cat", ("my cats/1.jpg", "big cat")),
+        ('"my cats/1.jpg" "big cat"', ("my cats/1.jpg", "big cat")),
+        ("my cats/1.jpg\tbig cat", ("my cats/1.jpg", "big cat")),
+        ("cat.jpg/my 1.jpg big, cat", ("cat.jpg/my 1.jpg", "big, cat")),
+        ('a.jpg 12"', ("a.jpg", '12"')),
+        ("my cats/1.jpg", ("my cats/1.jpg", "")),
+    ],
+)
 def test_paths_and_labels_in_a_list_may_contain_spaces(tmp_path: Path, line: str, expected: tuple[str, str]) -> None:
     assert rows(tmp_path / "l.txt", f"x.jpg 1\n{line}\n") == [("x.jpg", "1"), expected]
 
@@ -68,9 +76,13 @@ def test_a_line_without_image_and_label_is_reported_by_number(tmp_path: Path, li
     assert "line 2 is not an image and its label" in error(tmp_path / "l.txt", f"x.jpg 1\n{line}\n")
 
 
-@pytest.mark.parametrize(("name", "text"), [
-    ("t.csv", "id,label\na.jpg,cat\nb.jpg,größe\n"), ("l.txt", "x.jpg dog\na.jpg cat\nb.jpg größe\n"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.csv", "id,label\na.jpg,cat\nb.jpg,größe\n"),
+        ("l.txt", "x.jpg dog\na.jpg cat\nb.jpg größe\n"),
+    ],
+)
 def test_encodings_other_than_utf8_are_reported_with_the_line(tmp_path: Path, name: str, text: str) -> None:
     assert rows(tmp_path / name, text.encode("utf-8-sig"))[-1] == ("b.jpg", "größe")
     assert "not UTF-8, line 3" in error(tmp_path / name, text.encode("latin-1"))

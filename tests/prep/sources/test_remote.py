@@ -37,8 +37,11 @@ def test_every_source_format_is_read_from_an_object_store(tmp_path: Path, work: 
     rows = [(f"photos/{name}", name.partition("/")[0]) for name in files]
     packed.append(pack_table(tmp_path / "list.csv", rows))
     fs = fsspec.filesystem("s3")
-    for name, data in [*((f"photos/{name}", data) for name, data in files.items()), ("photos/empty/", b""),
-                       *((path.name, path.read_bytes()) for path in packed)]:  # fmt: skip
+    for name, data in [
+        *((f"photos/{name}", data) for name, data in files.items()),
+        ("photos/empty/", b""),
+        *((path.name, path.read_bytes()) for path in packed),
+    ]:
         fs.pipe(f"{s3_server}/{name}", data)
     for src in ("photos", "p.zip", "p.tar", "p.tar.gz"):
         assert_same_images(list_source(work, f"{s3_server}/{src}"), files)

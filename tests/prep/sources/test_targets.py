@@ -125,12 +125,20 @@ def test_unusable_json_lines_are_reported_with_their_line(tmp_path: Path, line: 
         TargetTable(str(path), None).target()
 
 
-@pytest.mark.parametrize("texts", [
-    ["golden retriever", "labrador retriever", "beagle", "great dane"],
-    ["tench, Tinca tinca", "goldfish, Carassius auratus", "crane", "crane, bird"],
-    ["007", "01"], ["1.0", "2.0"], ["big, cat", "0"], ["16 0", "3 2"], ["nan", "inf"], ["1.5 T", "3 T", "MRI"],
-    ["[", "[a"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["golden retriever", "labrador retriever", "beagle", "great dane"],
+        ["tench, Tinca tinca", "goldfish, Carassius auratus", "crane", "crane, bird"],
+        ["007", "01"],
+        ["1.0", "2.0"],
+        ["big, cat", "0"],
+        ["16 0", "3 2"],
+        ["nan", "inf"],
+        ["1.5 T", "3 T", "MRI"],
+        ["[", "[a"],
+    ],
+)
 def test_what_may_be_names_of_classes_stays_a_class(tmp_path: Path, texts: list[str]) -> None:
     rows = [[texts[i % len(texts)]] for i in range(40)]
     target, labels = read(tmp_path, ["label"], rows)

@@ -58,8 +58,9 @@ def contents(url: str) -> dict[str, str]:
     files = {name.removeprefix(base).lstrip("/"): name for name in fs.find(base)}
     return {
         name: hashlib.sha256(fs.cat_file(path)).hexdigest()
-        for name, path in files.items() if name not in ("report.html", "source.json")
-    }  # fmt: skip
+        for name, path in files.items()
+        if name not in ("report.html", "source.json")
+    }
 
 
 @pytest.mark.slow
@@ -209,7 +210,12 @@ def test_a_lock_is_renewed_during_the_run_even_after_a_failed_renewal(
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 2])  # written by a worker, and by the main process
 def test_a_run_that_loses_its_lock_ends_with_one_line_and_without_a_manifest(
-    s3_server: str, proxy: FaultyProxy, photos: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, number: int  # noqa: F811
+    s3_server: str,  # noqa: F811
+    proxy: FaultyProxy,  # noqa: F811
+    photos: Path,
+    prep: Prep,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
 ) -> None:
     store = open_store(f"{s3_server}/set")
     written: list[str] = []  # by this process
@@ -292,10 +298,13 @@ def test_stores_behave_alike(tmp_path: Path, kind: str, request: pytest.FixtureR
     if kind == "hub":
         hub = request.getfixturevalue("hub")
         (hub.root / "user" / "set").mkdir(parents=True)
-    store = open_store({
-        "folder": lambda: str(tmp_path / "set"), "s3": lambda: request.getfixturevalue("bucket") + "/alike",
-        "hub": lambda: "hf://datasets/user/set/shards",
-    }[kind]())  # fmt: skip
+    store = open_store(
+        {
+            "folder": lambda: str(tmp_path / "set"),
+            "s3": lambda: request.getfixturevalue("bucket") + "/alike",
+            "hub": lambda: "hf://datasets/user/set/shards",
+        }[kind]()
+    )
     assert isinstance(store, LocalStore if kind == "folder" else ObjectStore)
     assert (store.size("a/b.bin"), store.names("a"), store.folders()) == (None, [], [])
     with pytest.raises(FileNotFoundError):
@@ -317,9 +326,10 @@ def test_stores_behave_alike(tmp_path: Path, kind: str, request: pytest.FixtureR
     half.discard()
     assert (store.names(), store.names("a"), store.folders()) == (["c.json"], ["b.bin"], ["a"])
     with (
-        store.exclusive_lock(), pytest.raises(ResoluteError, match="another prep is writing here"),
+        store.exclusive_lock(),
+        pytest.raises(ResoluteError, match="another prep is writing here"),
         open_store(store.url if isinstance(store, ObjectStore) else store.where).exclusive_lock(),
-    ):  # fmt: skip
+    ):
         pass
     store.remove("a/b.bin")
     store.remove("a/b.bin")
@@ -331,9 +341,7 @@ def test_stores_behave_alike(tmp_path: Path, kind: str, request: pytest.FixtureR
 
 
 @pytest.mark.parametrize("kind", ["folder", "s3"])
-def test_a_pinned_copy_makes_no_file_appear_once_the_file_is_another(
-    tmp_path: Path, bucket: str, kind: str
-) -> None:
+def test_a_pinned_copy_makes_no_file_appear_once_the_file_is_another(tmp_path: Path, bucket: str, kind: str) -> None:
     store = open_store(str(tmp_path / "set") if kind == "folder" else f"{bucket}/set")
     store.write("plan", b"one")
     job = pickle.loads(pickle.dumps(store.pinned("plan")))

@@ -24,8 +24,16 @@ from resolute.prep.storage import retry
 from tests.conftest import make_photos
 from tests.support.source_formats import pack
 
-UNAVAILABLE = [errno.EIO, errno.EINTR, errno.ESTALE, errno.EACCES, errno.ENOENT, errno.ETIMEDOUT, errno.ENOTCONN,
-               errno.ENODEV]  # fmt: skip
+UNAVAILABLE = [
+    errno.EIO,
+    errno.EINTR,
+    errno.ESTALE,
+    errno.EACCES,
+    errno.ENOENT,
+    errno.ETIMEDOUT,
+    errno.ENOTCONN,
+    errno.ENODEV,
+]
 
 
 @pytest.fixture
@@ -126,10 +134,16 @@ def test_listing_a_folder_is_retried_and_then_ends_the_run(
             list(open_source(str(photos), scan_cache=tmp_path))
 
 
-@pytest.mark.parametrize(("how", "call", "number"), [
-    ("zip", "open", errno.EIO), ("zip", "pread", errno.ESTALE), ("tar", "pread", errno.EIO),
-    ("tar.gz", "open", errno.ESTALE), ("tar.gz", "pread", errno.EIO),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "call", "number"),
+    [
+        ("zip", "open", errno.EIO),
+        ("zip", "pread", errno.ESTALE),
+        ("tar", "pread", errno.EIO),
+        ("tar.gz", "open", errno.ESTALE),
+        ("tar.gz", "pread", errno.EIO),
+    ],
+)
 def test_scanning_an_archive_bridges_a_short_outage_and_a_longer_one_ends_the_run(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float], how: str, call: str, number: int
 ) -> None:

@@ -25,10 +25,16 @@ def test_a_gpu_has_an_index_and_is_the_current_device(monkeypatch: pytest.Monkey
     assert device_name(device) == f"Fake GPU {index}"
 
 
-@pytest.mark.parametrize(("line", "emulated"), [
-    ("flags\t\t: fpu avx512f avx512_vnni", True), ("flags\t\t: fpu avx512f avx512_bf16", False),
-    ("Features\t: fp asimd", True), ("Features\t: fp asimd bf16", False), ("vendor_id\t: unknown", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "emulated"),
+    [
+        ("flags\t\t: fpu avx512f avx512_vnni", True),
+        ("flags\t\t: fpu avx512f avx512_bf16", False),
+        ("Features\t: fp asimd", True),
+        ("Features\t: fp asimd bf16", False),
+        ("vendor_id\t: unknown", False),
+    ],
+)
 def test_bf16_is_emulated_by_cpus_without_instructions_for_it(
     monkeypatch: pytest.MonkeyPatch, line: str, emulated: bool
 ) -> None:

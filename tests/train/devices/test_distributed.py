@@ -73,8 +73,10 @@ class Made:
 
     def seen(self, name: str) -> dict[int, list[int]]:
         """The samples of each training batch, rank after rank, as the ranks of that run recorded them."""
-        parts = [dict(json.loads(line) for line in path.read_text().splitlines())
-                 for path in sorted(self.folder.glob(f"{name}.seen*"))]  # fmt: skip
+        parts = [
+            dict(json.loads(line) for line in path.read_text().splitlines())
+            for path in sorted(self.folder.glob(f"{name}.seen*"))
+        ]
         assert len({tuple(part) for part in parts}) == 1  # the same batches on each
         return {index: [sample for part in parts for sample in part[index]] for index in parts[0]}
 
@@ -109,10 +111,15 @@ def driven(made: Made, terminated: Ended, forked: Callable[..., Ended]) -> str:
     for name in ("statistics", "early"):
         lines.append([shards, str(made.folder / f"{name}.toml"), str(made.folder / "three" / name)])
     (made.folder / "killed").mkdir()
-    done = forked("tests.support.ranks_driver", json.dumps([
-        [3, 0, str(made.folder / "three"), "", -1, *lines],
-        [2, 1, str(made.folder / "killed"), "kill", 7, made.words("killed")],
-    ]))  # fmt: skip
+    done = forked(
+        "tests.support.ranks_driver",
+        json.dumps(
+            [
+                [3, 0, str(made.folder / "three"), "", -1, *lines],
+                [2, 1, str(made.folder / "killed"), "kill", 7, made.words("killed")],
+            ]
+        ),
+    )
     assert done.status == 0, done.err
     return done.out
 
@@ -159,9 +166,7 @@ def test_a_signal_to_torchrun_saves_all_ranks_at_the_same_batch(made: Made, term
 
 
 @pytest.mark.slow
-def test_the_ranks_see_the_planned_samples_in_the_planned_order(
-    made: Made, driven: str, shard_set: ShardSet
-) -> None:
+def test_the_ranks_see_the_planned_samples_in_the_planned_order(made: Made, driven: str, shard_set: ShardSet) -> None:
     plan = Recipe.load(made.folder / "equal.toml").plan(shard_set)
     planned = {i: plan.batch(i).ids.tolist() for i in range(plan.total_batches) if plan.phase_at(i).split == "train"}
     assert made.seen("three/whole") == planned
@@ -170,9 +175,7 @@ def test_the_ranks_see_the_planned_samples_in_the_planned_order(
 
 
 @pytest.mark.slow
-def test_all_ranks_validate_with_the_batch_statistics_of_rank_0(
-    made: Made, driven: str, shard_set: ShardSet
-) -> None:
+def test_all_ranks_validate_with_the_batch_statistics_of_rank_0(made: Made, driven: str, shard_set: ShardSet) -> None:
     """One process that loads the checkpoint gets the counts of the three ranks."""
     recipe = Recipe.load(made.folder / "statistics.toml")
     plan = Plan(shard_set, recipe.stages, eval_batch_size=8)
@@ -231,13 +234,20 @@ def test_the_arguments_of_a_run_are_not_parsed_as_those_of_torchrun(
         assert (got.max_restarts, got.training_script_args) == (0, [*words, *more])
 
 
-@pytest.mark.parametrize(("gpus", "more", "message"), [
-    (0, ["--gpus", "1"], "--gpus: got 1, expected at most 0, the GPUs of this machine; lower it, or add --device cpu"),
-    (2, ["--gpus", "3"], "--gpus: got 3, expected at most 2, the GPUs of this machine; lower it\n"),
-    (2, ["--restarts", "2"], "--restarts: has no effect, got no --gpus"),
-    (2, ["--gpus", "2", "--nodes", "2"], "--nodes: got 2 without --head"),
-    (2, ["--gpus", "2"], "r.toml: no readable recipe"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gpus", "more", "message"),
+    [
+        (
+            0,
+            ["--gpus", "1"],
+            "--gpus: got 1, expected at most 0, the GPUs of this machine; lower it, or add --device cpu",
+        ),
+        (2, ["--gpus", "3"], "--gpus: got 3, expected at most 2, the GPUs of this machine; lower it\n"),
+        (2, ["--restarts", "2"], "--restarts: has no effect, got no --gpus"),
+        (2, ["--gpus", "2", "--nodes", "2"], "--nodes: got 2 without --head"),
+        (2, ["--gpus", "2"], "r.toml: no readable recipe"),
+    ],
+)
 def test_processes_that_cannot_be_started_are_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], gpus: int, more: list[str], message: str
 ) -> None:

@@ -12,10 +12,16 @@ from resolute.train.devices.trial import trial_fault
 from tests.support import trials
 
 
-@pytest.mark.parametrize(("trial", "fault"), [
-    (trials.succeed, None), (trials.disagree, "images differ"), (trials.crash, "killed by SIGSEGV"),
-    (trials.leave, "ended with status 3"), (trials.fail, "Critical error in pipeline: Error in MIXED operator"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("trial", "fault"),
+    [
+        (trials.succeed, None),
+        (trials.disagree, "images differ"),
+        (trials.crash, "killed by SIGSEGV"),
+        (trials.leave, "ended with status 3"),
+        (trials.fail, "Critical error in pipeline: Error in MIXED operator"),
+    ],
+)
 def test_the_end_of_a_child_process_is_told_in_one_line(
     trial: Callable[[], str | None], fault: str | None, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,10 +38,17 @@ def early(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("name", "res"), [
-    ("stopped", 32), ("first", 32), ("first/last.pt", 32), ("second", 32), ("second/best.pt", 32),
-    ("second/last.pt", 48),  # it has trained at 48 px since its last validation
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "res"),
+    [
+        ("stopped", 32),
+        ("first", 32),
+        ("first/last.pt", 32),
+        ("second", 32),
+        ("second/best.pt", 32),
+        ("second/last.pt", 48),  # it has trained at 48 px since its last validation
+    ],
+)
 def test_a_checkpoint_holds_the_resolution_of_its_weights(early: Path, name: str, res: int) -> None:
     assert open_saved_run(early / name).res == res
 

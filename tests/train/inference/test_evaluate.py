@@ -27,8 +27,23 @@ CPU = torch.device("cpu")
 
 def test_an_evaluation_equals_the_validation_of_the_run(trained: Path, shard_root: Path, tmp_path: Path) -> None:
     assert open_saved_run(trained).recipe == Recipe.load(trained.parent / "small.toml")
-    assert main(["eval", str(trained / "last.pt"), "--shards", str(shard_root), "--device", "cpu", "--threads", "1",
-                 "--json", str(tmp_path / "e.json")]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "eval",
+                str(trained / "last.pt"),
+                "--shards",
+                str(shard_root),
+                "--device",
+                "cpu",
+                "--threads",
+                "1",
+                "--json",
+                str(tmp_path / "e.json"),
+            ]
+        )
+        == 0
+    )
     result = json.loads((tmp_path / "e.json").read_text())
     epoch = [record for record in read_log(trained / "run.jsonl") if record["kind"] == "epoch"][-1]
     assert result["flip"]  # the recipe's
@@ -66,8 +81,12 @@ def test_a_run_remembers_its_set_from_any_working_directory(
     shutil.copytree(shard_root, tmp_path / "s")
     (tmp_path / "small.toml").write_text(SMALL.replace("epochs = 2", "epochs = 1"))
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "--shards", "s", "--recipe", "small.toml",
-                 "--run", "small", "--device", "cpu", "--threads", "1"]) == 0  # fmt: skip
+    assert (
+        main(
+            ["train", "--shards", "s", "--recipe", "small.toml", "--run", "small", "--device", "cpu", "--threads", "1"]
+        )
+        == 0
+    )
     monkeypatch.chdir("/")
     evaluation = ["eval", str(tmp_path / "runs" / "small"), "--device", "cpu"]
     prediction = ["predict", *evaluation[1:], "--out", str(tmp_path / "p.csv")]

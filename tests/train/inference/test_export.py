@@ -134,15 +134,20 @@ def test_timm_builds_the_model_with_the_best_weights_and_the_runs_preprocessing(
     assert (about["names"], about["weights"], about["recipe_hash"]) == (saved.classes, which, saved.recipe.hash)
 
 
-@pytest.mark.parametrize(("model", "options"), [
-    ("test_vit", {}), ("swin_tiny_patch4_window7_224", {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2]}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("test_vit", {}),
+        ("swin_tiny_patch4_window7_224", {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2]}),
+    ],
+)
 def test_fixed_size_models_load_at_the_resolutions_of_the_run(
     trained: Path, tmp_path: Path, model: str, options: dict[str, Any]
 ) -> None:
     saved = with_recipe(open_saved_run(trained), model=Model(name=model, kwargs=options))
-    network = build_model(saved.recipe.model, classes=3, channels_last=False, device=CPU,
-                          resolutions=saved.recipe.resolutions).eval()  # fmt: skip
+    network = build_model(
+        saved.recipe.model, classes=3, channels_last=False, device=CPU, resolutions=saved.recipe.resolutions
+    ).eval()
     export(dataclasses.replace(saved, weights={"raw": network.state_dict()}, best_weights="raw"), tmp_path / "m")
     theirs = timm.create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True).eval()
     for res in (48, 32):
@@ -175,11 +180,14 @@ def test_an_onnx_model_gives_the_outputs_of_the_network_for_any_batch_size(
     assert main(["export", str(trained), "--out", str(folder)]) == 2  # the other format would mix with this one
 
 
-@pytest.mark.parametrize(("name", "message"), [
-    ("photos", "photos exists and is not a run exported for timm, expected a new name; choose another"),
-    ("model.onnx", "expected a folder; choose --out {tmp_path}/model --format onnx\n"),
-    ("photos/config.json/x", "not written (Not a directory)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("photos", "photos exists and is not a run exported for timm, expected a new name; choose another"),
+        ("model.onnx", "expected a folder; choose --out {tmp_path}/model --format onnx\n"),
+        ("photos/config.json/x", "not written (Not a directory)"),
+    ],
+)
 def test_only_an_earlier_export_is_written_over(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
 ) -> None:
@@ -192,12 +200,12 @@ def test_only_an_earlier_export_is_written_over(
     assert [path.name for path in tmp_path.rglob("*")] == ["photos", "config.json"]
 
 
-def test_what_a_format_cannot_hold_is_refused(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_format_cannot_hold_is_refused(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = open_saved_run(trained)
-    for model, text in ((Model(name="test_resnet", norm="group"), "group"),
-                        (Model(name="test_resnet", blurpool=True), "blurpool")):  # fmt: skip
+    for model, text in (
+        (Model(name="test_resnet", norm="group"), "group"),
+        (Model(name="test_resnet", blurpool=True), "blurpool"),
+    ):
         with pytest.raises(ResoluteError, match=rf"{text}.*choose --format onnx"):
             export(with_recipe(saved, model=model), tmp_path / "m")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -61,10 +61,12 @@ def test_eval_notes_that_photos_may_be_training_photos(cv: Path, folded: Path, t
     shutil.copytree(folded / "s", tmp_path / "s")
     assert prep([*map(str, added)]) == 0
     for source, words, note in (
-        (cv / "s", [], None), (tmp_path / "s", [], None),  # the same photos, with one more resolution
+        (cv / "s", [], None),
+        (tmp_path / "s", [], None),  # the same photos, with one more resolution
         (cv / "s", ["--fold", "0"], "held out fold 2; it was trained on photos of fold 0"),
-        (cv / "s", ["--split", "train"], "was trained on these photos"), (cv / "t", [], "was not trained on"),
-    ):  # fmt: skip
+        (cv / "s", ["--split", "train"], "was trained on these photos"),
+        (cv / "t", [], "was not trained on"),
+    ):
         command = ["eval", cv / "runs/cv/fold-2", "--shards", source, "--device", "cpu", "--json", tmp_path / "e.json"]
         assert main([*map(str, command), *words]) == 0
         printed = json.loads((tmp_path / "e.json").read_text())["note"]

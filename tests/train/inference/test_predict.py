@@ -118,9 +118,12 @@ def test_photos_that_prep_rejects_are_reported_in_their_rows_and_the_others_are_
 
 
 def test_an_io_error_ends_the_command(
-    trained: Path, photos: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    trained: Path,
+    photos: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     (tmp_path / "in").mkdir()
     for name in ("0.jpg", "1.jpg"):
         shutil.copy(photos[0], tmp_path / "in" / name)
@@ -150,14 +153,22 @@ def unsorted(trained: Path, photos: list[Path], tmp_path: Path) -> dict[str, dic
     return {row["image"]: row for row in rows}
 
 
-@pytest.mark.parametrize("ids", [
-    {"e/b.png": "e/b.png", "a/c.d.jpg": "a/c.d.jpg"}, {"e/b": "e/b.png", "a/c.d": "a/c.d.jpg"},
-    {"test/c.d.jpg": "a/c.d.jpg", "b.png": "e/b.png"}, {"c.d": "a/c.d.jpg", "f.jpg": "f.jpg"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "ids",
+    [
+        {"e/b.png": "e/b.png", "a/c.d.jpg": "a/c.d.jpg"},
+        {"e/b": "e/b.png", "a/c.d": "a/c.d.jpg"},
+        {"test/c.d.jpg": "a/c.d.jpg", "b.png": "e/b.png"},
+        {"c.d": "a/c.d.jpg", "f.jpg": "f.jpg"},
+    ],
+)
 def test_a_submission_has_the_header_the_ids_and_the_order_of_its_sample(
-    trained: Path, unsorted: dict[str, dict[str, str]], tmp_path: Path, ids: dict[str, str],
+    trained: Path,
+    unsorted: dict[str, dict[str, str]],
+    tmp_path: Path,
+    ids: dict[str, str],
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     capsys.readouterr()
     for columns in (["category"], ["class2", "class0"]):
         text = "".join(f"{','.join(row)}\n" for row in (["Id", *columns], *([key, *columns] for key in ids)))
@@ -178,11 +189,15 @@ def test_a_submission_has_the_header_the_ids_and_the_order_of_its_sample(
     assert ("1 could not be read, their cells are empty (f.jpg: " in capsys.readouterr().out) == ("f.jpg" in ids)
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("id,x\nb,0\n", "the id b fits 2 photos, "), ("id,x\ne/b,0\nq,0\nr,0\n", "2 of 3 ids have no photo in "),
-    ("id,class0,x\ne/b,0,0\n", "has the column 'x', expected one column besides the ids, or names of the run's "),
-    ("id\ne/b\n", "has 1 columns and 1 rows"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("id,x\nb,0\n", "the id b fits 2 photos, "),
+        ("id,x\ne/b,0\nq,0\nr,0\n", "2 of 3 ids have no photo in "),
+        ("id,class0,x\ne/b,0,0\n", "has the column 'x', expected one column besides the ids, or names of the run's "),
+        ("id\ne/b\n", "has 1 columns and 1 rows"),
+    ],
+)
 def test_a_sample_that_does_not_fit_is_refused_before_predicting(
     trained: Path, unsorted: object, tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,8 +28,13 @@ pytestmark = pytest.mark.filterwarnings("default")
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No logger reaches a network, reads the user's account or sends usage statistics."""
-    for name, value in {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_CONFIG_DIR": tmp_path,
-                        "WANDB_CACHE_DIR": tmp_path, "MLFLOW_DISABLE_TELEMETRY": "true"}.items():  # fmt: skip
+    for name, value in {
+        "WANDB_MODE": "offline",
+        "WANDB_ERROR_REPORTING": "false",
+        "WANDB_CONFIG_DIR": tmp_path,
+        "WANDB_CACHE_DIR": tmp_path,
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }.items():
         monkeypatch.setenv(name, str(value))
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "WANDB_PROJECT", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
@@ -58,8 +63,11 @@ def cut_log(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 def expected(records: list[dict[str, Any]], kind: str, name: str) -> dict[int, float]:
     """The scalar `name` of the log by step; an epoch's at its last."""
-    return {(record["step"] if kind == "step" else 5 * (record["epoch"] + 1) - 1): record[name]
-            for record in records if record["kind"] == kind}  # fmt: skip
+    return {
+        (record["step"] if kind == "step" else 5 * (record["epoch"] + 1) - 1): record[name]
+        for record in records
+        if record["kind"] == kind
+    }
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -173,9 +181,12 @@ class Slow(Failing):
 
 @pytest.mark.slow
 def test_a_training_with_failing_and_slow_loggers_ends_with_the_same_weights_and_a_warning_each(
-    trained: Path, shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    trained: Path,
+    shard_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     plain, logged = Path(shutil.copytree(trained, tmp_path / "plain" / "small")), tmp_path / "logged" / "small"
     words = [train_words(shard_root, trained.parent / "small.toml", run.parent) for run in (plain, logged)]
     monkeypatch.setattr(loggers, "LOGGERS", LOGGERS | {"failing": (Failing, ""), "slow": (Slow, "")})
@@ -194,9 +205,11 @@ def test_a_training_with_failing_and_slow_loggers_ends_with_the_same_weights_and
 
 
 def test_loggers_that_are_unknown_or_not_installed_are_refused(
-    words: Callable[[Path], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    words: Callable[[Path], list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     for text in ("csvs", "csv,csv", "csv,"):
         assert main([*words(tmp_path), "--loggers", text]) == 2
         (line,) = capsys.readouterr().err.splitlines()

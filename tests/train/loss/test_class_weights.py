@@ -68,18 +68,23 @@ def test_a_table_names_classes_and_leaves_the_others_at_one(shard_set: ShardSet)
     assert weights_of({"none": 2.0}, Plan(fold, plan.stages, eval_batch_size=None)) == [1.0, 1.0, 1.0, 2.0]
 
 
-@pytest.mark.parametrize(("value", "sampling", "message"), [
-    ({"sealion": 2.0}, "uniform", "got 'sealion', expected one of the 4 classes of "),
-    ({"dog": 2.0, "none": 2.0}, "uniform", "without effect for 'none', which has no training sample in "),
-    ("balanced", "balanced", 'without effect, data.sampling = "balanced" '),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "sampling", "message"),
+    [
+        ({"sealion": 2.0}, "uniform", "got 'sealion', expected one of the 4 classes of "),
+        ({"dog": 2.0, "none": 2.0}, "uniform", "without effect for 'none', which has no training sample in "),
+        ("balanced", "balanced", 'without effect, data.sampling = "balanced" '),
+    ],
+)
 def test_weights_for_nothing_and_mistakes_are_refused_in_one_line(
     shard_set: ShardSet, value: Any, sampling: Sampling, message: str
 ) -> None:
     stages = [{"res": 32, "epochs": 1, "batch_size": 8}]
     with pytest.raises(ResoluteError) as error:
-        class_weights(Recipe.parse({"stages": stages, "loss": {"class_weights": value}}, name="x").loss,
-                      plan_of(shard_set, sampling=sampling))  # fmt: skip
+        class_weights(
+            Recipe.parse({"stages": stages, "loss": {"class_weights": value}}, name="x").loss,
+            plan_of(shard_set, sampling=sampling),
+        )
     assert f"loss.class_weights: {message}" in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -33,5 +33,10 @@ def test_a_pretrained_teacher_gets_images_with_its_own_normalisation(monkeypatch
 
 def test_a_teacher_with_another_number_of_classes_is_refused(teacher_file: Path) -> None:
     with pytest.raises(ResoluteError, match=r"^distill: weights: .*test_resnet are for 7 classes, expected 3"):
-        Teacher(Distill(teacher="test_resnet", weights=str(teacher_file)), classes=3, **IMAGENET, channels_last=True,
-                device=CPU)  # fmt: skip
+        Teacher(
+            Distill(teacher="test_resnet", weights=str(teacher_file)),
+            classes=3,
+            **IMAGENET,
+            channels_last=True,
+            device=CPU,
+        )

@@ -36,14 +36,18 @@ def test_mixed_loss_equals_cross_entropy_with_soft_targets() -> None:
     torch.testing.assert_close(build_loss(Loss(label_smoothing=smoothing))(logits, labels, partners, lam), expected)
 
 
-@pytest.mark.parametrize(("smoothing", "threshold", "sum_classes"), [
-    (0.0, 0.0, False), (0.1, 0.0, True), (0.0, 0.2, True), (0.1, 0.2, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("smoothing", "threshold", "sum_classes"),
+    [
+        (0.0, 0.0, False),
+        (0.1, 0.0, True),
+        (0.0, 0.2, True),
+        (0.1, 0.2, False),
+    ],
+)
 def test_bce_equals_timms_with_mixed_targets(smoothing: float, threshold: float, sum_classes: bool) -> None:
     logits, labels, _, _ = _batch()
-    ours = build_loss(
-        Loss(kind="bce", label_smoothing=smoothing, threshold=threshold, sum_classes=sum_classes)
-    )
+    ours = build_loss(Loss(kind="bce", label_smoothing=smoothing, threshold=threshold, sum_classes=sum_classes))
     theirs = BinaryCrossEntropy(smoothing, target_threshold=threshold or None, sum_classes=sum_classes)
     for lam in (1.0, 0.7, 0.85):  # timm mixes each sample with the one opposite in the batch
         target = mixup_target(labels, CLASSES, lam, smoothing)
@@ -53,8 +57,9 @@ def test_bce_equals_timms_with_mixed_targets(smoothing: float, threshold: float,
 
 
 LABELS = Head(target=Target(kind="labels", names=("a",) * CLASSES), loss="bce")
-VALUES = Head(target=Target(kind="values", names=("a",) * CLASSES), loss="mse", mean=(5.0,) * CLASSES,
-              std=(2.0,) * CLASSES)  # fmt: skip
+VALUES = Head(
+    target=Target(kind="values", names=("a",) * CLASSES), loss="mse", mean=(5.0,) * CLASSES, std=(2.0,) * CLASSES
+)
 NONE = torch.empty(0, dtype=torch.int64)
 
 
@@ -93,10 +98,14 @@ def test_the_loss_of_labels_is_binary_cross_entropy_with_smoothing_towards_one_h
         torch.testing.assert_close(got.double(), by_hand, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("loss", "of_error"), [
-    (Loss(), lambda e: e**2), (Loss(kind="l1"), abs),
-    (Loss(kind="huber", delta=0.5), lambda e: 0.5 * e**2 if abs(e) < 0.5 else 0.5 * (abs(e) - 0.25)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("loss", "of_error"),
+    [
+        (Loss(), lambda e: e**2),
+        (Loss(kind="l1"), abs),
+        (Loss(kind="huber", delta=0.5), lambda e: 0.5 * e**2 if abs(e) < 0.5 else 0.5 * (abs(e) - 0.25)),
+    ],
+)
 def test_losses_of_values_are_means_over_standardised_errors(loss: Loss, of_error: Callable[[float], float]) -> None:
     outputs, targets = _dense()
     targets = 7 * targets + 4

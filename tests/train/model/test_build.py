@@ -32,8 +32,12 @@ def _learner(**sections: Any) -> Learner:
 
 def test_parameter_names_and_initial_weights_equal_the_plain_models() -> None:
     plain = tiny_network("test_efficientnet").state_dict()
-    options: list[dict[str, Any]] = [{"norm": "ghost"}, {"blurpool": True}, {"drop_path_rate": 0.2},
-                                     {"bn_momentum": 0.3, "grad_checkpointing": True}]  # fmt: skip
+    options: list[dict[str, Any]] = [
+        {"norm": "ghost"},
+        {"blurpool": True},
+        {"drop_path_rate": 0.2},
+        {"bn_momentum": 0.3, "grad_checkpointing": True},
+    ]
     for keys in options:
         with_options = tiny_network("test_efficientnet", **keys).state_dict()
         assert list(plain) == list(with_options)
@@ -152,14 +156,27 @@ def test_a_compiled_network_keeps_names_and_results_and_is_not_recompiled() -> N
 def test_a_run_with_every_feature_resumes_bit_identically(tmp_path: Path) -> None:
     teacher = save_weights(tiny_network(), tmp_path / "teacher.safetensors")
     tables: dict[str, Any] = {
-        "model": {"name": "test_resnet", "norm": "ghost", "ghost_batch": 4, "bn_momentum": 0.2, "drop_path_rate": 0.2,
-                  "blurpool": True, "grad_checkpointing": True},
-        "optim": {"name": "lamb", "lr": 0.02, "lookahead": 2, "clip_agc": 0.05, "gradient_centralization": True,
-                  "grad_accum_steps": 2},
+        "model": {
+            "name": "test_resnet",
+            "norm": "ghost",
+            "ghost_batch": 4,
+            "bn_momentum": 0.2,
+            "drop_path_rate": 0.2,
+            "blurpool": True,
+            "grad_checkpointing": True,
+        },
+        "optim": {
+            "name": "lamb",
+            "lr": 0.02,
+            "lookahead": 2,
+            "clip_agc": 0.05,
+            "gradient_centralization": True,
+            "grad_accum_steps": 2,
+        },
         "loss": {"kind": "bce", "threshold": 0.2, "label_smoothing": 0.1},
         "distill": {"teacher": "test_resnet", "weights": str(teacher)},
         "ema": {"half_life_steps": 3.0},
-    }  # fmt: skip
+    }
     cut = _learner(**tables)
     for index in range(3):
         cut.train_step(make_batch(index))

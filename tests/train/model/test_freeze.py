@@ -24,8 +24,13 @@ NORMS = ("running_mean", "running_var", "num_batches_tracked")
 def _recipe(mode: str, *names: str | None, model: str = "test_resnet", **tables: Any) -> Recipe:
     stages = [{"res": 32, "epochs": 1, "batch_size": 8} | ({f"{mode}_to": name} if name else {}) for name in names]
     model_table = {"name": model, "kwargs": {"img_size": 32}} if model == "test_vit" else {"name": model}
-    table = {"model": model_table, "freeze": {"mode": mode}, "stages": stages, "ema": {"decay": 0.5},
-             "precision": {"amp": "off"}}  # fmt: skip
+    table = {
+        "model": model_table,
+        "freeze": {"mode": mode},
+        "stages": stages,
+        "ema": {"decay": 0.5},
+        "precision": {"amp": "off"},
+    }
     return Recipe.parse({**table, **tables}, name="x")
 
 
@@ -38,11 +43,19 @@ def _batch(step: int) -> Batch:
     return make_batch(step, stage=step // EACH, classes=4)
 
 
-@pytest.mark.parametrize(("mode", "name", "trained"), [
-    ("unfreeze", "layer3", ("layer3", "layer4", "fc")), ("freeze", "layer3", ("layer3", "layer4", "fc")),
-    ("unfreeze", "none", ("fc",)), ("freeze", "all", ("fc",)), ("unfreeze", "all", ("",)), ("freeze", "none", ("",)),
-    ("unfreeze", "layer3.0.conv1", ("layer3", "layer4", "fc")), ("freeze", None, ("",)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mode", "name", "trained"),
+    [
+        ("unfreeze", "layer3", ("layer3", "layer4", "fc")),
+        ("freeze", "layer3", ("layer3", "layer4", "fc")),
+        ("unfreeze", "none", ("fc",)),
+        ("freeze", "all", ("fc",)),
+        ("unfreeze", "all", ("",)),
+        ("freeze", "none", ("",)),
+        ("unfreeze", "layer3.0.conv1", ("layer3", "layer4", "fc")),
+        ("freeze", None, ("",)),
+    ],
+)
 def test_a_layer_name_trains_it_and_all_layers_above(mode: Any, name: str | None, trained: tuple[str, ...]) -> None:
     network = timm.create_model("test_resnet")
     stage = RecipeStage(res=32, epochs=1, batch_size=8, **{f"{mode}_to": name})
@@ -63,10 +76,13 @@ def test_an_ambiguous_name_means_the_first_layer_and_an_unknown_one_is_refused_w
     )
 
 
-@pytest.mark.parametrize(("model", "layer", "optim"), [
-    ("test_resnet", "layer3", {"name": "sgd", "lr": 0.1}),
-    ("test_efficientnet", "blocks.2", {"name": "adamw", "lr": 0.01}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "layer", "optim"),
+    [
+        ("test_resnet", "layer3", {"name": "sgd", "lr": 0.1}),
+        ("test_efficientnet", "blocks.2", {"name": "adamw", "lr": 0.01}),
+    ],
+)
 def test_frozen_weights_and_statistics_stay_and_all_others_change(
     model: str, layer: str, optim: dict[str, Any]
 ) -> None:
@@ -89,7 +105,8 @@ def test_no_backward_pass_runs_below_the_lowest_trainable_layer(model: str, name
     needs: dict[str, bool] = {}
     for layer in known:
         learner.network.get_submodule(layer).register_forward_hook(
-            lambda _, inputs, out, layer=layer: needs.update({layer: out.requires_grad}))  # fmt: skip
+            lambda _, inputs, out, layer=layer: needs.update({layer: out.requires_grad})
+        )
     learner.forward_backward(_batch(0))
     assert needs == {layer: known.index(layer) >= known.index(name) > 0 for layer in known}
     assert not all(parameter.grad is not None for parameter in learner.network.parameters())
@@ -109,5 +126,9 @@ def test_unfrozen_parameters_start_with_clean_optimizer_state() -> None:
     for stage, layers_ in enumerate(expected):
         for step in range(EACH * stage, EACH * (stage + 1)):
             learner.train_step(_batch(step))
-        assert ages() == {name: age for name, _ in learner.network.named_parameters()
-                          for layer, age in layers_.items() if name.startswith(layer)}  # fmt: skip
+        assert ages() == {
+            name: age
+            for name, _ in learner.network.named_parameters()
+            for layer, age in layers_.items()
+            if name.startswith(layer)
+        }

@@ -36,8 +36,9 @@ def test_ghost_norms_normalise_groups_of_a_batch_and_average_their_statistics(sa
     ghost, x = GhostBatchNorm(plain, 4), torch.randn(samples, 3, 5, 5)
     with torch.no_grad():
         torch.testing.assert_close(ghost(x), _ghost_oracle(x, groups, plain), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(ghost.state_dict() | {"num_batches_tracked": 0}, plain.state_dict() | {
-            "num_batches_tracked": 0})  # fmt: skip
+        torch.testing.assert_close(
+            ghost.state_dict() | {"num_batches_tracked": 0}, plain.state_dict() | {"num_batches_tracked": 0}
+        )
         torch.testing.assert_close(ghost.eval()(x), plain.eval()(x))
 
 
@@ -48,8 +49,9 @@ def test_group_norms_replace_batch_norms_and_keep_their_activations() -> None:
         if isinstance(norm, nn.BatchNorm2d):
             other = network.get_submodule(name)
             x = torch.randn(2, norm.num_features, 3, 3)
-            groups = next(g for g in range(min(32, norm.num_features), 0, -1)
-                          if norm.num_features % g == 0 and 32 % g == 0)  # fmt: skip
+            groups = next(
+                g for g in range(min(32, norm.num_features), 0, -1) if norm.num_features % g == 0 and 32 % g == 0
+            )
             expected = norm.act(functional.group_norm(x, groups, norm.weight, norm.bias, norm.eps))
             torch.testing.assert_close(other(x), expected)
     images = random_images()

@@ -31,10 +31,16 @@ def test_all_weights_of_a_file_are_loaded(kind: str, tmp_path: Path, capsys: pyt
     assert "head included" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("best", "kind", "taken"), [
-    ("raw", "best", "raw"), ("ema", "best", "EMA"), ("raw", "ema", "EMA"), ("ema", "raw", "raw"),
-    (None, "best", "EMA"),  # as timm writes them; the better one is not recorded, so EMA is loaded
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("best", "kind", "taken"),
+    [
+        ("raw", "best", "raw"),
+        ("ema", "best", "EMA"),
+        ("raw", "ema", "EMA"),
+        ("ema", "raw", "raw"),
+        (None, "best", "EMA"),  # as timm writes them; the better one is not recorded, so EMA is loaded
+    ],
+)
 def test_raw_or_ema_weights_of_a_checkpoint_are_loaded_as_requested(
     best: str | None, kind: Any, taken: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,8 +37,10 @@ def test_clip_norm_scales_all_gradients_by_one_factor_and_clip_value_clamps_each
     assert build_gradient_steps(Optim(), network) is None
     before = torch.cat([p.grad.flatten() for p in network.parameters()])
     assert before.norm() > 0.25
-    for optim, expected in (({"clip_norm": 0.25}, before / before.norm() * 0.25),
-                            ({"clip_value": 1e-3}, before.clamp(-1e-3, 1e-3))):  # fmt: skip
+    for optim, expected in (
+        ({"clip_norm": 0.25}, before / before.norm() * 0.25),
+        ({"clip_value": 1e-3}, before.clamp(-1e-3, 1e-3)),
+    ):
         got = torch.cat([g.flatten() for g in _shaped(network, **optim).values()])
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-7)
     with pytest.raises(ResoluteError, match="expected one way to clip"):
@@ -96,6 +98,10 @@ def test_gradients_are_normalised_after_centralisation_and_before_clipping(netwo
 
 def test_frozen_parameters_are_skipped(network: nn.Module) -> None:
     network.conv1[0].weight.grad = None
-    for optim in ({"gradient_centralization": True}, {"gradient_normalization": True}, {"clip_agc": 0.01},
-                  {"clip_value": 0.1}):  # fmt: skip
+    for optim in (
+        {"gradient_centralization": True},
+        {"gradient_normalization": True},
+        {"clip_agc": 0.01},
+        {"clip_value": 0.1},
+    ):
         assert "conv1.0.weight" not in _shaped(network, **optim)

@@ -44,8 +44,9 @@ def lr_by_name(network: nn.Module, **optim: Any) -> dict[str, float]:
     result = {names[id(p)]: group["lr"] / lr for group in optimizer.param_groups for p in group["params"]}
     assert result.keys() == set(names.values())
     matrices = {name for name, p in network.named_parameters() if p.ndim > 1} - {"pos_embed", "cls_token"}
-    assert matrices == {names[id(p)] for group in optimizer.param_groups for p in group["params"]
-                        if group["weight_decay"]}, "whatever the learning rates"  # fmt: skip
+    assert matrices == {
+        names[id(p)] for group in optimizer.param_groups for p in group["params"] if group["weight_decay"]
+    }, "whatever the learning rates"
     return result
 
 

@@ -65,9 +65,15 @@ def test_one_cycle_equals_torchs(name: Any, steps: int, key: str) -> None:
     schedule = Schedule(pct_start=0.3, div_factor=25.0, final_div_factor=100.0, base_momentum=0.85)
     ours, theirs = (build_optimizer(optim, nn.Linear(3, 2)) for _ in range(2))
     oracle = lr_scheduler.OneCycleLR(
-        theirs, max_lr=0.7, total_steps=steps, pct_start=0.3, div_factor=25.0, final_div_factor=100.0,
-        base_momentum=0.85, max_momentum=0.95,
-    )  # fmt: skip
+        theirs,
+        max_lr=0.7,
+        total_steps=steps,
+        pct_start=0.3,
+        div_factor=25.0,
+        final_div_factor=100.0,
+        base_momentum=0.85,
+        max_momentum=0.95,
+    )
     rates = Rates(schedule, optim, STAGES, total_steps=steps)
     for step in range(steps):
         lr = rates.apply(ours, step, stage=0)
@@ -90,19 +96,26 @@ DIVIDED = {"div_factor": 20.0, "final_div_factor": 50.0}
 LOW, LOWEST = 0.7 / 50, 0.7 / 20 / 50
 
 
-@pytest.mark.parametrize(("schedule", "expected"), [
-    (Schedule(kind="cosine_stage", final_div_factor=50.0), [_fall(21, LOW), _fall(10, LOW)]),
-    (Schedule(kind="warmup_cosine", pct_start=0.35, **DIVIDED), [_rise(11), _fall(20, LOWEST)]),
-    # a fraction of an epoch is that fraction of its own steps
-    (Schedule(kind="warmup_cosine", warmup_epochs=0.5, **DIVIDED), [_rise(4), _fall(27, LOWEST)]),
-    (Schedule(kind="warmup_cosine", warmup_epochs=3.8, **DIVIDED), [_rise(25), _fall(6, LOWEST)]),
-    (Schedule(kind="flat_cosine", flat_until=0.6, **DIVIDED), [_flat(19), _fall(12, LOW)]),
-    (Schedule(kind="flat_cosine", flat_until=0.6, warmup_epochs=1.0, **DIVIDED),
-     [_rise(7), _flat(12), _fall(12, LOWEST)]),
-    (Schedule(kind="flat_cosine", flat_until=0.1, warmup_epochs=4.0, **DIVIDED), [_rise(26), _fall(5, LOWEST)]),
-    (Schedule(kind="step", milestone_epochs=(1, 4), gamma=0.2),
-     [(partial(lr_scheduler.MultiStepLR, milestones=[7, 26], gamma=0.2), 31)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (Schedule(kind="cosine_stage", final_div_factor=50.0), [_fall(21, LOW), _fall(10, LOW)]),
+        (Schedule(kind="warmup_cosine", pct_start=0.35, **DIVIDED), [_rise(11), _fall(20, LOWEST)]),
+        # a fraction of an epoch is that fraction of its own steps
+        (Schedule(kind="warmup_cosine", warmup_epochs=0.5, **DIVIDED), [_rise(4), _fall(27, LOWEST)]),
+        (Schedule(kind="warmup_cosine", warmup_epochs=3.8, **DIVIDED), [_rise(25), _fall(6, LOWEST)]),
+        (Schedule(kind="flat_cosine", flat_until=0.6, **DIVIDED), [_flat(19), _fall(12, LOW)]),
+        (
+            Schedule(kind="flat_cosine", flat_until=0.6, warmup_epochs=1.0, **DIVIDED),
+            [_rise(7), _flat(12), _fall(12, LOWEST)],
+        ),
+        (Schedule(kind="flat_cosine", flat_until=0.1, warmup_epochs=4.0, **DIVIDED), [_rise(26), _fall(5, LOWEST)]),
+        (
+            Schedule(kind="step", milestone_epochs=(1, 4), gamma=0.2),
+            [(partial(lr_scheduler.MultiStepLR, milestones=[7, 26], gamma=0.2), 31)],
+        ),
+    ],
+)
 def test_a_schedule_equals_torchs_in_steps(schedule: Schedule, expected: list[tuple[Oracle, int]]) -> None:
     """Epochs of 7, 7, 7, 5 and 5 steps."""
     got = [_rates(schedule).at(step) for step in range(31)]
@@ -130,10 +143,15 @@ def test_one_cycle_with_a_warm_up_in_epochs_equals_that_with_their_fraction() ->
         assert by_epochs.at(step) == pytest.approx(by_fraction.at(step))
 
 
-@pytest.mark.parametrize(("rule", "base", "factors"), [
-    ("none", None, (1.0, 0.5)), ("linear", None, (1.0, 1.0)), ("sqrt", None, (1.0, 0.5 * 2**0.5)),
-    ("linear", 4, (2.0, 2.0)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rule", "base", "factors"),
+    [
+        ("none", None, (1.0, 0.5)),
+        ("linear", None, (1.0, 1.0)),
+        ("sqrt", None, (1.0, 0.5 * 2**0.5)),
+        ("linear", 4, (2.0, 2.0)),
+    ],
+)
 def test_the_learning_rate_is_scaled_by_batch_rule_and_lr_scale_and_momentum_is_not(
     rule: Any, base: int | None, factors: tuple[float, float]
 ) -> None:
@@ -176,8 +194,11 @@ def test_a_schedule_does_not_add_momentum_to_plain_sgd() -> None:
 
 
 def test_steps_per_epoch_equal_those_of_the_plan(shard_set: ShardSet) -> None:
-    stages = (*STAGES, RecipeStage(res=64, epochs=2, batch_size=11, fraction=0.3),
-              RecipeStage(res=64, epochs=1, batch_size=75))  # fmt: skip
+    stages = (
+        *STAGES,
+        RecipeStage(res=64, epochs=2, batch_size=11, fraction=0.3),
+        RecipeStage(res=64, epochs=1, batch_size=75),
+    )
     plan = Plan(shard_set, stages, eval_batch_size=7)
     expected = [segment.batches for segment in plan.phases if segment.split == "train"]
     assert epoch_steps(stages, len(shard_set.splits["train"])) == expected

@@ -31,12 +31,13 @@ from tests.train.conftest import SMALL
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB")
 MESSAGES = [
-    "CUDA out of memory. Tried to allocate 20 MiB", "CUDA error: out of memory",
+    "CUDA out of memory. Tried to allocate 20 MiB",
+    "CUDA error: out of memory",
     "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.",
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "FIND was unable to find an engine to execute this computation after trying 5 plans.",
     "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8",
-]  # fmt: skip
+]
 
 
 def recipe(*sizes: int | str, **tables: Any) -> Recipe:
@@ -128,8 +129,10 @@ class Steps:
         monkeypatch.setattr(learner, "train_step", step)
         monkeypatch.setattr(learner, "eval_step", step)
         learner.device = GPU
-        monkeypatch.setattr("resolute.train.planner.batch_size.synthetic",
-                            lambda spec, **words: synthetic(spec, **{**words, "device": CPU}))  # fmt: skip
+        monkeypatch.setattr(
+            "resolute.train.planner.batch_size.synthetic",
+            lambda spec, **words: synthetic(spec, **{**words, "device": CPU}),
+        )
         self.fits = real_steps(self.plan, learner, world_size=1)
 
 
@@ -154,21 +157,32 @@ def test_a_batch_does_not_fit_if_any_library_runs_out_of_memory(
     assert [steps.fits(0, n) for n in (15, 16)] == [True, False]
     steps.fails = lambda split, _: OUT_OF_MEMORY if split == "val" else None
     with pytest.raises(ResoluteError, match=r"^stage 0, val: out of memory .* 15x3x32x32 .*; set eval\.batch_size = 7"):
-        with_batch_sizes(recipe("auto", eval={"batch_size": 15}), device=GPU, saved_recipe=lambda: None,
-                         probe=lambda _: (steps.plan, steps.fits))  # fmt: skip
+        with_batch_sizes(
+            recipe("auto", eval={"batch_size": 15}),
+            device=GPU,
+            saved_recipe=lambda: None,
+            probe=lambda _: (steps.plan, steps.fits),
+        )
     steps.fails = lambda split, samples: RuntimeError("CUDA error: device-side assert triggered")
     with pytest.raises(RuntimeError, match="device-side assert"):
         steps.fits(0, 1)
 
 
-@pytest.mark.parametrize(("where", "line"), [
-    ("step", "stage 0, train: out of memory with images of 16x3x32x32"),
-    ("warm-up", "stage 2, train: out of memory with images of 12x3x64x64"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        ("step", "stage 0, train: out of memory with images of 16x3x32x32"),
+        ("warm-up", "stage 2, train: out of memory with images of 12x3x64x64"),
+    ],
+)
 def test_a_run_that_runs_out_of_memory_ends_in_one_line(
-    words: Callable[[Path], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch, where: str, line: str,
-) -> None:  # fmt: skip
+    words: Callable[[Path], list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    line: str,
+) -> None:
     """Simulated, as a CPU has no such error."""
 
     def full(learner: Learner, images: Any) -> Any:

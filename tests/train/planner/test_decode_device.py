@@ -84,9 +84,12 @@ def test_every_rank_runs_the_number_of_steps_of_rank_0(shard_set: ShardSet) -> N
 
 @pytest.mark.slow
 def test_a_run_keeps_its_decode_device_and_evaluates_with_it(
-    words: Callable[[Path], list[str]], tmp_path: Path, shard_root: Path, recipe_file: Path,
+    words: Callable[[Path], list[str]],
+    tmp_path: Path,
+    shard_root: Path,
+    recipe_file: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(_Session, "_decode", lambda self: "cpu")  # as on a GPU that decodes more slowly
     stop_at(monkeypatch, 0)
     assert main(words(tmp_path)) == 128 + 15
@@ -104,18 +107,28 @@ def a_session(**words: Any) -> Any:
     return begun
 
 
-@pytest.mark.parametrize(("fault", "decode", "line"), [
-    ("killed by SIGSEGV", "cpu", "a trial on the GPU failed (killed by SIGSEGV); this run decodes on the CPU"),
-    (None, "gpu", "step time is 2.0 ms on the CPU, 1.0 ms on the GPU; this run decodes on the GPU"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "decode", "line"),
+    [
+        ("killed by SIGSEGV", "cpu", "a trial on the GPU failed (killed by SIGSEGV); this run decodes on the CPU"),
+        (None, "gpu", "step time is 2.0 ms on the CPU, 1.0 ms on the GPU; this run decodes on the GPU"),
+    ],
+)
 def test_auto_decodes_on_the_gpu_only_after_a_child_process_did(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shard_set: ShardSet, fault: str | None,
-    decode: str, line: str,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    shard_set: ShardSet,
+    fault: str | None,
+    decode: str,
+    line: str,
+) -> None:
     begun = a_session(
-        ranks=Ranks(), decode=None, options=SimpleNamespace(decode="auto", threads=1), _warm_up=lambda: None,
+        ranks=Ranks(),
+        decode=None,
+        options=SimpleNamespace(decode="auto", threads=1),
+        _warm_up=lambda: None,
         plan=Plan(shard_set, STAGES, eval_batch_size=8),
-    )  # fmt: skip
+    )
     tried: list[Any] = []
     monkeypatch.setattr(trainer, "trial_fault", lambda trial: tried.append(trial.func) or fault)
     monkeypatch.setattr(trainer, "restored", contextlib.nullcontext)
@@ -130,10 +143,16 @@ def test_auto_decodes_on_the_gpu_only_after_a_child_process_did(
 SETTINGS: dict[str, Any] = {"res": 48, "batch_size": 16, "device": "cuda:0", "threads": 1}
 
 
-@pytest.mark.parametrize(("damaged", "change"), [
-    (slice(0), lambda images: images), (slice(1), lambda images: images + 0.2),  # 12 levels of 255
-    (slice(1), torch.zeros_like), (slice(None), lambda images: images * math.nan),
-], ids=["no image", "a lighter image", "a black image", "no numbers"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("damaged", "change"),
+    [
+        (slice(0), lambda images: images),
+        (slice(1), lambda images: images + 0.2),  # 12 levels of 255
+        (slice(1), torch.zeros_like),
+        (slice(None), lambda images: images * math.nan),
+    ],
+    ids=["no image", "a lighter image", "a black image", "no numbers"],
+)
 def test_only_decoders_that_differ_by_more_than_rounding_are_refused(
     monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet, damaged: slice, change: Callable[[Any], Any]
 ) -> None:

@@ -61,8 +61,16 @@ def test_loader_model_and_training_are_each_timed_in_steady_state(shard_set: Sha
     plan = Plan(shard_set, [Stage(res=32, epochs=2, batch_size=2)], eval_batch_size=1)
     machine = Machine(plan, load_s=0.125, train_s=0.375, eval_s=0.5)
     alone: Any = SimpleNamespace(spec=plan.batch(0))
-    got = measure(plan, machine, 0, machine.watch, train=machine.train, validate=machine.validate, memory=lambda: 7,
-                  synthetic_batch=alone)  # fmt: skip
+    got = measure(
+        plan,
+        machine,
+        0,
+        machine.watch,
+        train=machine.train,
+        validate=machine.validate,
+        memory=lambda: 7,
+        synthetic_batch=alone,
+    )
     assert got.loader_images_per_s == 2 / 0.125
     assert got.model_images_per_s == pytest.approx(2 / 0.375)
     assert got.live_images_per_s == pytest.approx(2 / 0.5)
@@ -80,15 +88,29 @@ def test_every_rank_runs_the_number_of_steps_of_rank_0(shard_set: ShardSet) -> N
         machine, steps = Machine(plan, load_s=0.1 * speed, train_s=0.1 * speed, eval_s=0.1), itertools.count()
         agreed = iter([3, 5, 7, 1, 2])  # the fourth: whether the rates are possible
         watch = Stopwatch(sync=lambda: None, clock=lambda m=machine: m.now, broadcast=lambda _, a=agreed: next(a))
-        measure(plan, machine, 0, watch, train=lambda b, m=machine, s=steps: (next(s), m.train(b)),
-                validate=machine.validate, memory=lambda: 0, synthetic_batch=alone)  # fmt: skip
+        measure(
+            plan,
+            machine,
+            0,
+            watch,
+            train=lambda b, m=machine, s=steps: (next(s), m.train(b)),
+            validate=machine.validate,
+            memory=lambda: 0,
+            synthetic_batch=alone,
+        )
         counts.append(next(steps))
     assert counts[0] == counts[1]
 
 
 def pace(loader: float, model: float, live: float, validation: float | None = 50.0) -> Pace:
-    return Pace(loader_images_per_s=loader, model_images_per_s=model, live_images_per_s=live, stall_frac=0.1,
-                eval_images_per_s=validation, memory_bytes=2**30)  # fmt: skip
+    return Pace(
+        loader_images_per_s=loader,
+        model_images_per_s=model,
+        live_images_per_s=live,
+        stall_frac=0.1,
+        eval_images_per_s=validation,
+        memory_bytes=2**30,
+    )
 
 
 def forecast_of(*stages: tuple[int, int, int, Pace], folds: int = 1, save_s: float = 0.0) -> Forecast:
@@ -98,8 +120,12 @@ def forecast_of(*stages: tuple[int, int, int, Pace], folds: int = 1, save_s: flo
             StageForecast(stage=i, res=32, batch_size=size, epochs=epochs, images=images, eval_images=100, pace=pace)
             for i, (size, epochs, images, pace) in enumerate(stages)
         ),
-        eval_every=1, start_s=2.0, save_s=save_s, save_every_s=300.0, folds=folds,
-    )  # fmt: skip
+        eval_every=1,
+        start_s=2.0,
+        save_s=save_s,
+        save_every_s=300.0,
+        folds=folds,
+    )
 
 
 def test_the_total_is_the_sum_over_all_passes(shard_set: ShardSet) -> None:
@@ -165,8 +191,13 @@ def test_measuring_does_not_change_the_training(shard_set: ShardSet) -> None:
     plan = Plan(shard_set, recipe.stages, seed=5, eval_batch_size=8)
 
     def losses(*, measured: bool) -> list[float]:
-        learner = Learner(recipe, classes=3, total_steps=plan.total_steps, device=torch.device("cpu"),
-                          epoch_steps=[s.batches for s in plan.phases if s.split == "train"])  # fmt: skip
+        learner = Learner(
+            recipe,
+            classes=3,
+            total_steps=plan.total_steps,
+            device=torch.device("cpu"),
+            epoch_steps=[s.batches for s in plan.phases if s.split == "train"],
+        )
         with Loader(plan, device="cpu") as loader:
             losses_ = [float(learner.train_step(next(loader))[0]) for _ in range(2)]
             if measured:

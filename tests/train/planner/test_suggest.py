@@ -26,8 +26,18 @@ RECIPES = sorted((ROOT / "train" / "recipes").glob("*.toml"))
 
 def machine(*images_per_s: float, res: tuple[int, ...] = (64, 96, 128, 160), every: int = 1) -> Forecast:
     """Stages of 1 000 images that train at `images_per_s` and validate 100 images three times as fast."""
-    stages = (StageForecast(stage=i, res=res[i], batch_size=10, epochs=5, images=1000, eval_images=100,
-                            pace=pace(9e9, rate, rate, 3 * rate)) for i, rate in enumerate(images_per_s))  # fmt: skip
+    stages = (
+        StageForecast(
+            stage=i,
+            res=res[i],
+            batch_size=10,
+            epochs=5,
+            images=1000,
+            eval_images=100,
+            pace=pace(9e9, rate, rate, 3 * rate),
+        )
+        for i, rate in enumerate(images_per_s)
+    )
     return Forecast(stages=tuple(stages), eval_every=every, start_s=3.0, save_s=0.1, save_every_s=300.0)
 
 
@@ -89,8 +99,11 @@ def recipe(path: Path, text: str) -> Path:
 def test_the_command_writes_a_recipe_that_fits_and_nothing_else(
     words: Callable[[Path], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = recipe(tmp_path / "base.toml", '[model]\nname = "test_resnet"\n[precision]\namp = "off"\n[eval]\n'
-                  "every_epochs = 2\n[[stages]]\nres = 64\nepochs = 1\nbatch_size = 12\n")  # fmt: skip
+    base = recipe(
+        tmp_path / "base.toml",
+        '[model]\nname = "test_resnet"\n[precision]\namp = "off"\n[eval]\n'
+        "every_epochs = 2\n[[stages]]\nres = 64\nepochs = 1\nbatch_size = 12\n",
+    )
     new, file = tmp_path / "new.toml", tmp_path / "plan.json"
     line = ["plan", *words(tmp_path / "runs")[1:], "--recipe", str(base), "--suggest", str(new)]
     assert main([*line, "--budget", "5m", "--json", str(file)]) == 0

@@ -67,7 +67,7 @@ def test_the_command_prints_a_table_or_writes_the_schema(tmp_path: Path, capsys:
     assert main(["keys"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "| `label_smoothing` | number, at least 0, below 1 | `0.0` | ce, bce: label smoothing |" in lines
-    assert '| `channels_last` | `true`, `false` | `true` | memory format of images and weights |' in lines
+    assert "| `channels_last` | `true`, `false` | `true` | memory format of images and weights |" in lines
     rows = [line for line in lines if line.startswith("| `")]
     assert len(rows) == len(list(keys()))
     assert all(line.replace("\\|", "").count("|") == 5 for line in rows)
@@ -98,12 +98,24 @@ def test_every_included_recipe_names_the_schema_and_fits_it() -> None:
         VALIDATOR.validate(tomllib.loads(text))
 
 
-@pytest.mark.parametrize("change", [
-    {"seeds": 1}, {"optim": {"momentun": 0.9}}, {"stages": [{**STAGE, "augment": {"mixup": 1.0}}]},
-    {"stages": [{"res": 32, "epochs": 1}]}, {"stages": STAGE}, {"seed": "1"}, {"optim": {"lr": 0}},
-    {"stages": [{**STAGE, "batch_size": "largest"}]}, {"stages": [{**STAGE, "batch_size": [8, 0]}]}, {"model": []},
-    {"augment": {"jitter": [0.4, 0.4, 0.4]}}, {"augment": {"policy": "rand"}}, {"loss": {"class_weights": {"cat": 0}}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seeds": 1},
+        {"optim": {"momentun": 0.9}},
+        {"stages": [{**STAGE, "augment": {"mixup": 1.0}}]},
+        {"stages": [{"res": 32, "epochs": 1}]},
+        {"stages": STAGE},
+        {"seed": "1"},
+        {"optim": {"lr": 0}},
+        {"stages": [{**STAGE, "batch_size": "largest"}]},
+        {"stages": [{**STAGE, "batch_size": [8, 0]}]},
+        {"model": []},
+        {"augment": {"jitter": [0.4, 0.4, 0.4]}},
+        {"augment": {"policy": "rand"}},
+        {"loss": {"class_weights": {"cat": 0}}},
+    ],
+)
 def test_an_unknown_key_or_a_wrong_value_fits_neither_the_schema_nor_the_program(change: dict[str, Any]) -> None:
     recipe = {"stages": [STAGE], **change}
     assert not VALIDATOR.is_valid(recipe)

@@ -25,24 +25,30 @@ def of_stages(*changes: dict[str, Any], **tables: Any) -> Recipe:
     return Recipe.parse({"stages": [{**STAGE, **change} for change in changes], **tables}, name="x")
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"optim": {"momentun": 0.9}}, "optim.momentun: no such setting; did you mean momentum?"),
-    ({"stages": []}, "stages: got none, expected at least one"),
-    ({"stages": [{"res": 32, "epochs": 1}]}, "stages.batch_size: missing"),
-    ({"stages": [{**STAGE, "res": "32"}]}, "stages.res: got '32', expected integer or list of numbers, 1 to 16384"),
-    ({"optim": {"name": "adamm"}}, "optim.name: got 'adamm', expected an optimizer of timm.optim (near: adam"),
-    ({"optim": {"lr": math.nan}}, "optim.lr: got nan, expected number, above 0"),
-    ({"seed": datetime.date(2026, 1, 1)}, "got datetime.date(2026, 1, 1), expected a number, text"),
-    ({"stages": [{**STAGE, "epochs": 60_000}] * 2}, "stages.epochs: got 120000, expected at most 100000 over all"),
-    ({"optim": {"grad_accum_steps": 100}}, "optim.grad_accum_steps: got 100, expected at most the smallest batch_size"),
-    ({"optim": {"name": "adamw", "momentum": 0.9}}, "optim.momentum: without effect, adamw uses optim.betas"),
-    ({"augment": {"cutmix_alpha": 1.0, "mixup_switch_prob": 0.3}}, "augment.mixup_switch_prob: without effect"),
-    ({"eval": 3}, "eval: got 3, expected table"),
-    ({"data": {"fold": 0}}, "data: got only one of fold and folds, expected both"),
-    ({"data": {"fold": 3, "folds": 3}}, "data.fold: got 3, expected 0 to 2"),
-    ({"stages": [{**STAGE, "order": "auto"}]}, "order: got 'auto', expected \"full\", \"block\"; correct it"),
-    ({"stages": [{**STAGE, "order": "full"}], "data": {"order": "block"}}, "without effect, every stage has"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optim": {"momentun": 0.9}}, "optim.momentun: no such setting; did you mean momentum?"),
+        ({"stages": []}, "stages: got none, expected at least one"),
+        ({"stages": [{"res": 32, "epochs": 1}]}, "stages.batch_size: missing"),
+        ({"stages": [{**STAGE, "res": "32"}]}, "stages.res: got '32', expected integer or list of numbers, 1 to 16384"),
+        ({"optim": {"name": "adamm"}}, "optim.name: got 'adamm', expected an optimizer of timm.optim (near: adam"),
+        ({"optim": {"lr": math.nan}}, "optim.lr: got nan, expected number, above 0"),
+        ({"seed": datetime.date(2026, 1, 1)}, "got datetime.date(2026, 1, 1), expected a number, text"),
+        ({"stages": [{**STAGE, "epochs": 60_000}] * 2}, "stages.epochs: got 120000, expected at most 100000 over all"),
+        (
+            {"optim": {"grad_accum_steps": 100}},
+            "optim.grad_accum_steps: got 100, expected at most the smallest batch_size",
+        ),
+        ({"optim": {"name": "adamw", "momentum": 0.9}}, "optim.momentum: without effect, adamw uses optim.betas"),
+        ({"augment": {"cutmix_alpha": 1.0, "mixup_switch_prob": 0.3}}, "augment.mixup_switch_prob: without effect"),
+        ({"eval": 3}, "eval: got 3, expected table"),
+        ({"data": {"fold": 0}}, "data: got only one of fold and folds, expected both"),
+        ({"data": {"fold": 3, "folds": 3}}, "data.fold: got 3, expected 0 to 2"),
+        ({"stages": [{**STAGE, "order": "auto"}]}, 'order: got \'auto\', expected "full", "block"; correct it'),
+        ({"stages": [{**STAGE, "order": "full"}], "data": {"order": "block"}}, "without effect, every stage has"),
+    ],
+)
 def test_mistakes_are_reported_with_the_expected_value(change: dict[str, object], message: str) -> None:
     with pytest.raises(ResoluteError) as caught:
         Recipe.parse({**ONE_STAGE, **change}, name="x", where="x.toml")
@@ -53,9 +59,12 @@ def test_mistakes_are_reported_with_the_expected_value(change: dict[str, object]
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [(f"{cls.__name__.lower()}.{old}", new) for cls in (Augment, Distill, Eval, Model, Optim, Schedule)
-     for old, new in cls.__settings_renamed__.items()],
-)  # fmt: skip
+    [
+        (f"{cls.__name__.lower()}.{old}", new)
+        for cls in (Augment, Distill, Eval, Model, Optim, Schedule)
+        for old, new in cls.__settings_renamed__.items()
+    ],
+)
 def test_an_old_name_of_a_key_is_refused_with_its_current_name(old: str, new: str) -> None:
     section, key = old.split(".")
     with pytest.raises(ResoluteError, match=f"{old}: no such setting, expected {new}, its current name; rename it"):
@@ -81,9 +90,13 @@ def test_a_stage_overrides_single_augmentations() -> None:
 
 @pytest.mark.parametrize(
     ("order", "remote", "saved", "planned"),
-    [("auto", False, None, "full"), ("auto", True, None, "block"), ("auto", True, "full", "full"),
-     ("full", True, None, "full")],
-)  # fmt: skip
+    [
+        ("auto", False, None, "full"),
+        ("auto", True, None, "block"),
+        ("auto", True, "full", "full"),
+        ("full", True, None, "full"),
+    ],
+)
 def test_order_auto_means_block_for_remote_sets_unless_a_checkpoint_has_an_order(
     shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch, order: str, remote: bool, saved: Order | None, planned: str
 ) -> None:
@@ -105,8 +118,9 @@ def of_epochs(*epochs: int, **top: Any) -> Recipe:
     return of_stages(*({"epochs": count} for count in epochs), **top)
 
 
-@pytest.mark.parametrize(("scale", "expected"), [(0.5, [1, 1, 2, 5, 25, 9]), (0.35, [1, 1, 1, 4, 18, 6]),
-                                                 (1.5, [2, 3, 5, 15, 75, 27])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("scale", "expected"), [(0.5, [1, 1, 2, 5, 25, 9]), (0.35, [1, 1, 1, 4, 18, 6]), (1.5, [2, 3, 5, 15, 75, 27])]
+)
 def test_every_stage_is_scaled_and_rounded_halves_up_to_at_least_one_epoch(scale: float, expected: list[int]) -> None:
     assert [stage.epochs for stage in of_epochs(1, 2, 3, 10, 50, 18, scale_epochs=scale).stages] == expected
 

@@ -31,8 +31,12 @@ RECIPES = {path.stem: Recipe.load(path) for path in PATHS}
 # the comments at the top, below the line that names the schema
 HEADINGS = {path.stem: path.read_text().partition("\n[")[0].partition("\n")[2] for path in PATHS}
 SAMPLES = {"imagenet": 1_281_167, "dogs": 6_000, "cifar10": 50_000}
-STAND_INS = {"resnet": "test_resnet", "deit": "test_vit", "convnext": "test_convnext",
-             "efficientnet": "test_efficientnet"}  # fmt: skip
+STAND_INS = {
+    "resnet": "test_resnet",
+    "deit": "test_vit",
+    "convnext": "test_convnext",
+    "efficientnet": "test_efficientnet",
+}
 
 each_recipe = pytest.mark.parametrize("name", RECIPES)
 
@@ -43,9 +47,12 @@ def test_every_recipe_is_rebuilt_from_its_values_and_its_model_accepts_its_setti
     assert Recipe.from_values(recipe.values(), name=name) == recipe
     with torch.device("meta"):  # why: only names and shapes matter
         network = build_model(
-            dataclasses.replace(recipe.model, weights=""), classes=10, channels_last=False, device=torch.device("meta"),
+            dataclasses.replace(recipe.model, weights=""),
+            classes=10,
+            channels_last=False,
+            device=torch.device("meta"),
             resolutions=recipe.resolutions,
-        )  # fmt: skip
+        )
     sets = trainable_sets(recipe.freeze, recipe.stages, network)
     assert [len(earlier) <= len(later) for earlier, later in pairwise(sets)] == [True] * (len(sets) - 1)
     assert len(sets[-1]) == len(dict(network.named_parameters()))
@@ -95,8 +102,9 @@ def test_the_page_about_recipes_has_each_one_and_says_which_were_not_run() -> No
 # ---- schedules -------------------------------------------------------------------------------------------------------
 
 
-def _cosine(peak: float, epochs: int, *, rise: int = 0, first: float = 0.0, last: float = 0.0, counts_rise: bool = False
-            ) -> list[float]:  # fmt: skip
+def _cosine(
+    peak: float, epochs: int, *, rise: int = 0, first: float = 0.0, last: float = 0.0, counts_rise: bool = False
+) -> list[float]:
     """A linear rise over `rise` epochs, which may count as epochs of the cosine, as in timm; a rate for each epoch."""
     fall = np.arange(rise, epochs) - (0 if counts_rise else rise)
     length = epochs if counts_rise else epochs - rise
@@ -104,14 +112,18 @@ def _cosine(peak: float, epochs: int, *, rise: int = 0, first: float = 0.0, last
     return [*np.linspace(first, peak, rise + 1)[:-1].tolist(), *cosine.tolist()]
 
 
-@pytest.mark.parametrize(("name", "expected", "tolerance"), [
-    # tolerance: the largest difference, as a part of the peak, that the heading names
-    ("imagenet_rn50_torchvision_v2", _cosine(0.5, 600, rise=5, first=0.005), 1e-4),
-    ("imagenet_convnextv2_atto", _cosine(8e-4, 600, last=1e-6), 1e-4),
-    ("imagenet_rn50_rsb_a3", _cosine(8e-3, 100, rise=5, first=1e-6, last=1e-6, counts_rise=True), 0.05),
-    ("imagenet_deit3_small", _cosine(4e-3, 800, rise=5, first=1e-6, last=1e-5, counts_rise=True), 0.01),
-    ("imagenet_rn50_ffcv", np.interp(range(88), [0, 2, 88], [1.7e-4, 1.7, 0.0]).tolist(), 0.11),
-], ids=["torchvision", "convnext", "rsb", "deit3", "ffcv"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "expected", "tolerance"),
+    [
+        # tolerance: the largest difference, as a part of the peak, that the heading names
+        ("imagenet_rn50_torchvision_v2", _cosine(0.5, 600, rise=5, first=0.005), 1e-4),
+        ("imagenet_convnextv2_atto", _cosine(8e-4, 600, last=1e-6), 1e-4),
+        ("imagenet_rn50_rsb_a3", _cosine(8e-3, 100, rise=5, first=1e-6, last=1e-6, counts_rise=True), 0.05),
+        ("imagenet_deit3_small", _cosine(4e-3, 800, rise=5, first=1e-6, last=1e-5, counts_rise=True), 0.01),
+        ("imagenet_rn50_ffcv", np.interp(range(88), [0, 2, 88], [1.7e-4, 1.7, 0.0]).tolist(), 0.11),
+    ],
+    ids=["torchvision", "convnext", "rsb", "deit3", "ffcv"],
+)
 def test_the_learning_rate_follows_the_published_schedule(name: str, expected: list[float], tolerance: float) -> None:
     recipe = RECIPES[name]
     curve, steps = Curve(recipe, 12_812), epoch_steps(recipe.stages, 12_812)
@@ -137,27 +149,42 @@ def _small(recipe: Recipe, samples: int) -> Recipe:
     def res(size: int) -> int:
         return max(32, round(4 * size / largest) * 16)
 
-    stages = tuple(dataclasses.replace(
-        stage, res=tuple(map(res, stage.res)) if isinstance(stage.res, tuple) else res(stage.res), fraction=1.0,
-        res_step=None, eval_res=res(stage.validation_res), batch_size=math.ceil(samples / 3), base_batch_size=None,
-        epochs=len(stage.resolutions),
-    ) for stage in recipe.stages)  # fmt: skip
+    stages = tuple(
+        dataclasses.replace(
+            stage,
+            res=tuple(map(res, stage.res)) if isinstance(stage.res, tuple) else res(stage.res),
+            fraction=1.0,
+            res_step=None,
+            eval_res=res(stage.validation_res),
+            batch_size=math.ceil(samples / 3),
+            base_batch_size=None,
+            epochs=len(stage.resolutions),
+        )
+        for stage in recipe.stages
+    )
     epochs, warmup = sum(stage.epochs for stage in stages), recipe.schedule.warmup_epochs
     return dataclasses.replace(
-        recipe, stages=stages, model=dataclasses.replace(recipe.model, name=model, weights=""),
-        schedule=dataclasses.replace(
-            recipe.schedule, warmup_epochs=warmup and warmup * epochs / recipe.total_epochs
-        ),
+        recipe,
+        stages=stages,
+        model=dataclasses.replace(recipe.model, name=model, weights=""),
+        schedule=dataclasses.replace(recipe.schedule, warmup_epochs=warmup and warmup * epochs / recipe.total_epochs),
         precision=dataclasses.replace(recipe.precision, amp="off"),
         eval=dataclasses.replace(recipe.eval, batch_size=15),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [
-    "cifar10", "dogs_efficientnet_b4", "imagenet_rn50", "imagenet_rn50_efficienttrain", "imagenet_deit3_small",
-    "imagenet_convnextv2_atto",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cifar10",
+        "dogs_efficientnet_b4",
+        "imagenet_rn50",
+        "imagenet_rn50_efficienttrain",
+        "imagenet_deit3_small",
+        "imagenet_convnextv2_atto",
+    ],
+)
 def test_three_steps_of_every_stage_train_with_a_small_model(
     name: str, shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,8 +23,10 @@ def _rewrite(folder: Path, records: list[dict[str, Any]]) -> None:
 
 def test_curves_and_tables_are_those_of_the_logs(tmp_path: Path) -> None:
     kinds = {"short": {"ema": False}, "long": {"epochs_of_last": 6, "switch_s": 0.5}}
-    logs = {name: [record for record in write_log(tmp_path / name, **options) if record["kind"] == "epoch"]
-            for name, options in kinds.items()}  # fmt: skip
+    logs = {
+        name: [record for record in write_log(tmp_path / name, **options) if record["kind"] == "epoch"]
+        for name, options in kinds.items()
+    }
     runs = open_runs([str(tmp_path / name) for name in logs])
     text = page(runs).decode()
     drawn = charts(text)

@@ -10,15 +10,48 @@ from resolute.train.report.console import summary
 
 # of a run of 10 steps at 32 px and 25 at 64 px
 TIMES_S = [0.1] * 10 + [0.6, 0.2, 0.2, 0.2, 0.2] + [0.2] * 20
-STEPS = [{"kind": "step", "step": i, "stage": int(i >= 10), "epoch": int(i >= 10), "res": 32 if i < 10 else 64,
-          "samples": 8, "lr": 0.1, "loss": 2.0 - i / 40, "wait_s": t / 10, "compute_s": 0.9 * t}
-         for i, t in enumerate(TIMES_S)]  # fmt: skip
-EPOCHS = [{
-    "kind": "epoch", "epoch": epoch, "stage": epoch, "res": 32, "batch_size": 8, "samples": 80, "train_s": 4.0,
-    "wait_s": 1.0, "eval_s": 0.5, "elapsed_s": 4.5 * (epoch + 1), "images_per_s": 20.0, "stall_frac": 0.25,
-    "lr": 0.1, "loss": 1.5, "top1": top1, "top5": 0.9, "ema_top1": 0.3, "ema_top5": 0.8, "eval_loss": 1.25,
-    "ema_eval_loss": 1.75, "memory_bytes": 3 * 2**29, "gpu_frac": None,
-} for epoch, top1 in enumerate((0.4, 0.35))]  # fmt: skip
+STEPS = [
+    {
+        "kind": "step",
+        "step": i,
+        "stage": int(i >= 10),
+        "epoch": int(i >= 10),
+        "res": 32 if i < 10 else 64,
+        "samples": 8,
+        "lr": 0.1,
+        "loss": 2.0 - i / 40,
+        "wait_s": t / 10,
+        "compute_s": 0.9 * t,
+    }
+    for i, t in enumerate(TIMES_S)
+]
+EPOCHS = [
+    {
+        "kind": "epoch",
+        "epoch": epoch,
+        "stage": epoch,
+        "res": 32,
+        "batch_size": 8,
+        "samples": 80,
+        "train_s": 4.0,
+        "wait_s": 1.0,
+        "eval_s": 0.5,
+        "elapsed_s": 4.5 * (epoch + 1),
+        "images_per_s": 20.0,
+        "stall_frac": 0.25,
+        "lr": 0.1,
+        "loss": 1.5,
+        "top1": top1,
+        "top5": 0.9,
+        "ema_top1": 0.3,
+        "ema_top5": 0.8,
+        "eval_loss": 1.25,
+        "ema_eval_loss": 1.75,
+        "memory_bytes": 3 * 2**29,
+        "gpu_frac": None,
+    }
+    for epoch, top1 in enumerate((0.4, 0.35))
+]
 
 
 def test_the_summary_equals_the_log(tmp_path: Path) -> None:

@@ -91,18 +91,29 @@ def test_the_command_prints_the_path_of_the_page(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().out.strip() == str(tmp_path / "report.html")
 
 
-@pytest.mark.parametrize(("log", "expected"), [
-    ({"waits": (0.02, 0.02, 0.3), "calibrated": True, "machine": {"threads": 1}},
-     r"Stage 2 \(224 px\) waited .*alone, the loader \(700 .*Use more threads: `--threads 4` \(it ran with 1\)"),
-    ({"waits": (0.3, 0.02, 0.02), "calibrated": True, "machine": {**GPU, "threads": 4}},
-     r"the loader delivers 900 images/s, the model can use 1,000\. All cores are in use: .*`--decode auto`"),
-    ({"switch_s": 0.9},
-     r"to 160 px cost \+\d\.\d steps of usually 1\d\d ms, within the first 5 \(noise of 5 steps: -\d\.\d to "),
-    ({"switch_s": 3.0, "steps": 8},
-     r"to 224 px cost \+\d+\.\d steps of usually .* ms, .*too few steps to know the noise"),
-    ({"machine": GPU}, r"GPU was busy only 70 % of the time"),
-    ({"steps": 8}, r"Validation took 33 % of the run \(4\.0 s\): `eval.every_epochs = 2` would save about 2\.0 s"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (
+            {"waits": (0.02, 0.02, 0.3), "calibrated": True, "machine": {"threads": 1}},
+            r"Stage 2 \(224 px\) waited .*alone, the loader \(700 .*Use more threads: `--threads 4` \(it ran with 1\)",
+        ),
+        (
+            {"waits": (0.3, 0.02, 0.02), "calibrated": True, "machine": {**GPU, "threads": 4}},
+            r"the loader delivers 900 images/s, the model can use 1,000\. All cores are in use: .*`--decode auto`",
+        ),
+        (
+            {"switch_s": 0.9},
+            r"to 160 px cost \+\d\.\d steps of usually 1\d\d ms, within the first 5 \(noise of 5 steps: -\d\.\d to ",
+        ),
+        (
+            {"switch_s": 3.0, "steps": 8},
+            r"to 224 px cost \+\d+\.\d steps of usually .* ms, .*too few steps to know the noise",
+        ),
+        ({"machine": GPU}, r"GPU was busy only 70 % of the time"),
+        ({"steps": 8}, r"Validation took 33 % of the run \(4\.0 s\): `eval.every_epochs = 2` would save about 2\.0 s"),
+    ],
+)
 def test_the_diagnosis_names_what_limited_the_run(tmp_path: Path, log: dict[str, Any], expected: str) -> None:
     steps = _of_kind(write_log(tmp_path, **log), "step")
     flaws = _flaws(tmp_path)
@@ -122,5 +133,7 @@ def test_the_values_of_a_recipe_are_shown_as_toml() -> None:
     stages = [{"res": 32, "fold": None, "augment": {"kind": 'a "b" ä 🦊 \x7f'}}, {"res": 48, "augment": {}}]
     values = {"seed": 1, "none": None, "optim": {"lr": 0.5, "betas": [0.9, 0.99]}, "empty": {}, "stages": stages}
     assert tomllib.loads(recipe_text(values)) == {
-        "seed": 1, "optim": values["optim"], "stages": [{"res": 32, "augment": stages[0]["augment"]}, {"res": 48}],
-    }  # fmt: skip
+        "seed": 1,
+        "optim": values["optim"],
+        "stages": [{"res": 32, "augment": stages[0]["augment"]}, {"res": 48}],
+    }
