@@ -67,7 +67,12 @@ class JobsPlanOptions:
     )
     classes: str | None = setting(None, "class names, one per line; line n (from 0) names class n", min_length=1)
     val: str | None = setting(None, "separate validation source, of the same kind as SRC", min_length=1)
-    val_labels: str | None = setting(None, "table for --val, if --labels does not cover its images too", min_length=1)
+    val_labels: str | None = setting(
+        None,
+        "table of the validation images, if --labels does not cover them: those in --val, or without it in the folder "
+        "--src",
+        min_length=1,
+    )
     val_list: str | None = setting(None, "images of SRC to hold out, one name per line", min_length=1)
     val_frac: float | None = setting(
         None,
@@ -105,10 +110,10 @@ class JobsPlanOptions:
             from resolute.prep.sources.targets import parse_target  # why here: it imports slowly
 
             parse_target(self.target)
-        if self.val_labels is not None and (self.labels is None or self.val is None):
+        if self.val_labels is not None and self.val is None and self.labels is None:
             raise ResoluteError(
-                f"VAL_LABELS: has no effect, got {self.val_labels} without {'VAL' if self.labels else 'LABELS'}, "
-                "expected it beside LABELS and VAL (--val-labels); add that, or drop VAL_LABELS"
+                f"VAL_LABELS: got {self.val_labels} without VAL and LABELS, expected the images that it names; set VAL "
+                "to their folder, or LABELS to the table of the training images if they are in SRC too"
             )
         res, ascending = list(self.res), sorted({*self.res})
         if res != ascending:
@@ -118,13 +123,14 @@ class JobsPlanOptions:
                 f"--res: got {_text(res)}, expected at most {_MAX_SIDE_PX / self.margin:.0f} px each, since the side "
                 f"of a JPEG is at most {_MAX_SIDE_PX} px; lower it"
             )
-        chosen = [name for name in ("val", "val_list", "val_frac") if getattr(self, name) is not None]
+        names = ("val" if self.val is not None else "val_labels", "val_list", "val_frac")
+        chosen = [name for name in names if getattr(self, name) is not None]
         if len(chosen) > 1:
             first, second = (f"--{name.replace('_', '-')}" for name in chosen[:2])
             raise ResoluteError(f"{first}: cannot be combined with {second}, got both, expected one; drop the other")
         if self.extend and self.rebuild:
             raise ResoluteError("EXTEND: got it with REBUILD, expected one of both; omit one")
-        if self.duplicates == "together" and (self.val is not None or self.val_list is not None):
+        if self.duplicates == "together" and (self.val_source is not None or self.val_list is not None):
             raise ResoluteError(
                 "--duplicates together: has no effect, got val images by VAL or VAL_LIST, expected drop or keep; "
                 "choose one"
@@ -140,14 +146,19 @@ class JobsPlanOptions:
         return round(res * self.margin)
 
     @property
+    def val_source(self) -> str | None:
+        """Where the validation images are: VAL, or SRC if VAL_LABELS names some of its images; None: a part of SRC."""
+        return self.src if self.val is None and self.val_labels is not None else self.val
+
+    @property
     def held_out_frac(self) -> float:
         return 0.1 if self.val_frac is None else self.val_frac
 
     def plan_settings(self) -> dict[str, Any]:
         """The settings that decide the set's bytes at any resolution: no paths, no number of workers."""
         val: dict[str, Any] = {"how": "frac", "frac": self.held_out_frac}
-        if self.val is not None or self.val_list is not None:
-            val = {"how": "folder" if self.val is not None else "list"}
+        if self.val_source is not None or self.val_list is not None:
+            val = {"how": "folder" if self.val_source is not None else "list"}
         # why only then: plans without a limit of their own stay what they are
         limit = {} if self.max_megapixels is None else {"max_megapixels": self.max_megapixels}
         return {

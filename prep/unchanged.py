@@ -77,7 +77,7 @@ def _is_whole(store: Store, manifest: Mapping[str, Any], settings: Settings) -> 
 
 def _is_current(settings: Settings, signature: Mapping[str, str]) -> bool:
     lists = _lists(settings)
-    names = ["train", *(["val"] if settings.val is not None else [])]
+    names = ["train", *(["val"] if settings.val_source is not None else [])]
     if signature.keys() != {*names, *lists} or not lists.items() <= signature.items():
         return False
     unused = Path()  # nothing has to be unpacked: what would be, is recognised by its files

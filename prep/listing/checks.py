@@ -179,7 +179,7 @@ def _names_or_numbers(inputs: Inputs) -> list[str]:
 
 
 def _large_held_out_part(settings: Settings, inputs: Inputs) -> list[str]:
-    if "val" not in inputs.splits or settings.val is not None or settings.val_list is not None:
+    if "val" not in inputs.splits or settings.val_source is not None or settings.val_list is not None:
         return []
     held_out = len(inputs.splits["val"]) / inputs.images
     if held_out < 1.5 * settings.held_out_frac:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from resolute.errors import ResoluteError
-from resolute.prep.sources.table import is_text, is_utf16, not_utf8
+from resolute.prep.sources.table_forms import is_text, is_utf16, not_utf8
 
 __all__ = ["MAX_CLASSES", "by_name", "by_number", "read_classes"]
 

@@ -103,7 +103,7 @@ def list_sources(
     class_names = None if settings.classes is None else read_classes(Path(settings.classes))
     sources: dict[str, Photos] = {}
     ignored: Counter[str] = Counter()
-    for name, source in open_sources(settings, scan_cache):
+    for name, source in open_sources(settings, scan_cache, lambda: sources["train"].classes):
         _refuse_unreachable_copies(settings, source)
         if name == "train":
             photos = list_photos(
@@ -121,7 +121,7 @@ def list_sources(
         sources[name] = photos
         ignored.update(photos.ignored)
     if "val" in sources:
-        refuse_same_files(sources["train"], sources["val"], settings.src, settings.val or "")
+        refuse_same_files(sources["train"], sources["val"], settings.src, settings.val_labels or settings.val or "")
     if settings.engine != "local":
         for photos in sources.values():
             _refuse_credentials(photos)
@@ -145,7 +145,7 @@ def split_inputs(settings: Settings, sources: Mapping[str, Photos], ignored: Cou
 
 def copies_of(settings: Settings, sources: Mapping[str, Photos]) -> Copies | None:
     """The exact copies among the photos; None if they are not to be looked for."""
-    has_val = settings.val is not None or settings.val_list is not None or settings.held_out_frac > 0
+    has_val = settings.val_source is not None or settings.val_list is not None or settings.held_out_frac > 0
     if settings.duplicates == "keep" or (settings.duplicates is None and not has_val):
         return None
     return find_copies(sources, remote=settings.duplicates is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from resolute.prep.settings import Settings
@@ -15,16 +15,25 @@ from resolute.prep.sources.targets import TargetSetting, parse_target
 __all__ = ["open_sources"]
 
 
-def open_sources(settings: Settings, scan_cache: Path) -> Iterator[tuple[str, Source]]:
+def open_sources(
+    settings: Settings, scan_cache: Path, classes: Callable[[], Sequence[str]] = tuple
+) -> Iterator[tuple[str, Source]]:
     """Yield "train" and its source, then "val" and its source if there is one.
 
-    The first is to be iterated before the next is asked for, whose targets are of the kind that was recognised.
-    `scan_cache` takes what has to be unpacked to be read. Raises `ResoluteError` for sources that are missing.
+    The first is to be iterated before the next is asked for, whose targets are of the kind that was recognised;
+    `classes()` are then the classes of the training part. `scan_cache` takes what has to be unpacked to be read. Raises
+    `ResoluteError` for sources that are missing.
     """
-    listed = _folders_of_a_table(settings)
+    listed = _folders_of_tables(settings)
     labels = (settings.labels or "").removeprefix("file://")
-    is_shared = bool(listed) and table_covers(labels, settings.columns, *listed.values())
+    paths = [plain_path(path) for path in (settings.src, settings.val_source) if path is not None]
+    is_shared = (
+        settings.val_labels is None
+        and len(listed) == 2
+        and table_covers(labels, settings.columns, *(listed[path] for path in paths))
+    )
     setting = parse_target(settings.target)._replace(drop_unlabelled=settings.unlabelled == "drop")
+    is_one_folder = settings.val_source is not None and settings.val is None
     src = open_source(
         settings.src,
         kind=settings.kind,
@@ -32,33 +41,37 @@ def open_sources(settings: Settings, scan_cache: Path) -> Iterator[tuple[str, So
         columns=settings.columns,
         target=setting,
         elsewhere=settings.val if is_shared else None,
+        also=settings.val_labels if is_one_folder else None,
         listed=listed,
+        columns_are_of_val=settings.labels is None and settings.val_labels is not None,
+        max_bad=settings.max_bad,
         scan_cache=scan_cache,
     )
     yield "train", src
-    if settings.val is not None:
-        target = TargetSetting(src.target.kind, src.target.separator, setting.drop_unlabelled)
+    if settings.val_source is not None:
         yield (
             "val",
             open_source(
-                settings.val,
+                settings.val_source,
                 kind=settings.kind,
                 labels=settings.labels if is_shared else settings.val_labels,
                 columns=settings.columns,
-                target=target,
+                target=TargetSetting(src.target.kind, src.target.separator, setting.drop_unlabelled),
                 elsewhere=settings.src if is_shared else None,
                 listed=listed,
+                known_classes=classes(),
+                max_bad=settings.max_bad,
                 scan_cache=scan_cache,
                 setting="VAL",
             ),
         )
 
 
-def _folders_of_a_table(settings: Settings) -> dict[str, FolderFiles]:
-    """The files of SRC and of VAL, by path, if LABELS is the only table and may name images of both; else none."""
-    if settings.labels is None or settings.val is None or settings.val_labels is not None:
+def _folders_of_tables(settings: Settings) -> dict[str, FolderFiles]:
+    """The files of SRC and of VAL, by path, if tables name images of both, or of one twice; else none."""
+    if settings.labels is None or settings.val_source is None:
         return {}
-    paths = [plain_path(settings.src), plain_path(settings.val)]
-    if paths[0] == paths[1] or any(path_kind(path) != "folder" for path in paths):
+    paths = dict.fromkeys(plain_path(path) for path in (settings.src, settings.val_source))
+    if (settings.val_labels is None) != (len(paths) == 2) or any(path_kind(path) != "folder" for path in paths):
         return {}
-    return {path: FolderFiles(path) for path in paths}
+    return {path: FolderFiles(path, settings.labels.removeprefix("file://")) for path in paths}

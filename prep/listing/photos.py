@@ -83,6 +83,11 @@ class Photos:
     def names(self, positions: Iterable[int]) -> list[str]:
         return [self.name(position) for position in positions]
 
+    def all_names(self) -> Iterator[str]:
+        """Yield the names of all photos, by position."""
+        for (name,) in self.database.rows(f"SELECT name FROM {self.table} ORDER BY position"):
+            yield os.fsdecode(name)
+
     def find(self, names: Sequence[str]) -> NDArray[np.int64]:
         """(n,) the positions of the photos with these names, -1 for those that are not there."""
         found = np.full(len(names), -1, np.int64)
@@ -364,7 +369,9 @@ def _two_targets(source: Source, name: str) -> ResoluteError:
         text = repr(describe_label(image.label, target.names, target.units))
         texts.append(f"{text} in line {image.line}" if image.line else text)
     what = "belongs to two classes" if target.kind == "class" else "has two targets"
-    return ResoluteError(f"{name}: {what}, got {' and '.join(texts)}, expected one label per image; correct the labels")
+    return ResoluteError(
+        f"{name}: {what}, got {' and '.join(texts)}, expected one row per image with all of its labels; correct them"
+    )
 
 
 def _check_same_target(source: Source, training: Photos) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.permutation import permute, stream_key
+from resolute.prep.sources.photo_names import AmbiguousName, NameIndex, folders_above
 
 from .copies import Copies, check_not_across, leaders
 from .photos import Photos
@@ -228,17 +229,46 @@ def _read_val_list(
     # why also as written: a name may start or end with a space
     found = np.where((positions := photos.find(tidy)) >= 0, positions, photos.find(written))
     absent = np.flatnonzero(found < 0).tolist()
+    index = NameIndex(photos.all_names() if absent else (), folders_above(photos.root, str(val_list)))
+    others = [_other_form(index, tidy[i], val_list) for i in absent]
+    found[absent] = photos.find([name or "" for name in others])
+    _check_different(val_list, written, found)
+    absent = np.flatnonzero(found < 0).tolist()
     expected = {*gone(name for i in absent for name in (tidy[i], written[i]))}
-    missing = {tidy[i] for i in absent if not {tidy[i], written[i]} & expected}
+    missing = [tidy[i] for i in absent if not {tidy[i], written[i]} & expected]
     if missing:
         listed = len(np.unique(found[found >= 0]))
+        near = next(filter(None, map(index.closest, missing[:20])), (photos.name(0), ()))
         raise ResoluteError(
-            f"{val_list}: {len(missing)} of {listed + len(missing)} paths are not images of "
-            f"{photos.root}, got {min(missing)}, expected paths such as {photos.name(0)}; correct the list"
+            f"{val_list}: {len(set(missing))} of {listed + len(set(missing))} paths are not images of {photos.root}, "
+            f"got {missing[0]!a}, expected paths such as {near[0]!a}"
+            f"{f' ({chr(32).join(near[1])} differs)' if near[1] else ''}; correct the list"
         )
     held_out = np.zeros(len(photos), np.bool_)
     held_out[found[found >= 0]] = True
     return held_out
+
+
+def _other_form(index: NameIndex, written: str, val_list: Path) -> str | None:
+    """The photo that `written` names in another form than its path: without suffix, by its own name, or in a form that
+    differs as in `NameIndex.same_form`."""
+    try:
+        return index.find(written) or index.same_form(written)
+    except AmbiguousName:
+        raise ResoluteError(
+            f"{val_list}: got {written}, which names several photos, expected a unique name; write their paths"
+        ) from None
+
+
+def _check_different(val_list: Path, written: Sequence[str], found: NDArray[np.int64]) -> None:
+    """Raise `ResoluteError` if different names in a list mean the same photo."""
+    names: dict[int, str] = {}
+    for name, position in zip(written, found.tolist(), strict=True):
+        if position >= 0 and names.setdefault(position, name.strip()) != name.strip():
+            raise ResoluteError(
+                f"{val_list}: two names of one photo, got {names[position]!a} and {name.strip()!a}, expected each "
+                "photo once; remove one"
+            )
 
 
 def _draw_held_out(photos: Photos, val_frac: float, seed: int, groups: NDArray[np.int64] | None) -> NDArray[np.bool_]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from resolute.errors import ResoluteError
@@ -13,7 +14,7 @@ from .filesystem import expand_pattern, is_pattern, list_folder, path_kind
 from .image_folder import ImageFolderSource
 from .image_ref import Source, is_url
 from .label_file import FolderFiles, LabelListSource, LabelTableSource
-from .names import SPLITS, ignore_reason, refuse_split_names
+from .names import SPLITS, ignore_reason, is_image, refuse_split_names
 from .parquet import ParquetSource, holds_images
 from .targets import AUTO, TargetSetting
 from .webdataset import WebDatasetSource, are_in_folders, is_webdataset_tar
@@ -22,11 +23,14 @@ __all__ = ["KINDS", "open_source", "plain_path"]
 
 KINDS = ("auto", "folders", "table", "listing", "archive", "webdataset", "parquet")
 _ACCEPTED = (
-    "a folder of class folders, a folder and LABELS=table.csv, a list of paths and labels (.txt, .csv, .tsv, .jsonl), "
-    "an archive of class folders (.zip, .tar, .tar.gz, .tar.bz2, .tar.xz), WebDataset tars or Parquet files"
+    "a folder of class folders, a folder and LABELS=table.csv, a list of paths and labels (.txt, .csv, .tsv, .jsonl, "
+    "COCO's .json), an archive of class folders (.zip, .tar, .tar.gz, .tar.bz2, .tar.xz), WebDataset tars or Parquet "
+    "files"
 )
 _SUFFIXES = {"webdataset": (".tar", *COMPRESSED), "archive": (".zip", ".tar", *COMPRESSED), "parquet": (".parquet",)}
-_LISTS = (".txt", ".lst", ".list", ".csv", ".tsv", ".jsonl", ".ndjson")
+_LISTS = (".txt", ".lst", ".list", ".csv", ".tsv", ".jsonl", ".ndjson", ".json")
+# Source: https://huggingface.co/docs/datasets/image_dataset, "ImageFolder".
+_METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
 def open_source(
@@ -37,38 +41,53 @@ def open_source(
     columns: str | None = None,
     target: TargetSetting = AUTO,
     elsewhere: str | None = None,
+    also: str | None = None,
     listed: Mapping[str, FolderFiles] | None = None,
+    known_classes: Sequence[str] = (),
+    columns_are_of_val: bool = False,
+    max_bad: float = 1.0,
     scan_cache: Path,
     setting: str = "SRC",
 ) -> Source:
     """Open the source at `src`, a path, URL, or pattern of several files; `kind` is one of KINDS.
 
-    `labels` is a table of names and labels for a folder without class folders; `columns` names the image and label
-    and target columns ("id,breed") of tables, lists and Parquet files, `target` what these mean. `elsewhere` is
-    another folder whose images `labels` names too; `listed` are folders that have been listed already, by `plain_path`.
-    `scan_cache` is a folder for what a source has to unpack or
-    remember between runs. `setting` names `src` in messages. Most of the source is read only when it is iterated.
-    Raises `ResoluteError` for a missing or unrecognised source.
+    `labels` is a table of names and labels for a folder of photos, and `also` the table of other photos of that folder;
+    `columns` names the image and target columns ("id,breed") of tables, lists and Parquet files, or those of VAL's
+    table alone if `columns_are_of_val`; `target` says what these mean. `elsewhere` is another folder whose images
+    `labels` names too; `listed` are folders that have been listed already, by `plain_path`. `known_classes` are those
+    of the training part if this is VAL. `max_bad` (0..1) is the part of a table's images that may be missing.
+    `scan_cache` is a folder for what a source has to unpack or remember between runs. `setting` names `src` in
+    messages. Most of the source is read only when it is iterated. Raises `ResoluteError` for a missing or unrecognised
+    source.
     """
     src = plain_path(src)
     if kind not in KINDS:
         raise ResoluteError(f"KIND: unknown, got {kind}, expected one of {', '.join(KINDS)}; correct KIND")
-    if labels is not None and kind not in ("auto", "table"):
+    if labels is not None and kind not in ("auto", "table") and setting == "SRC":
         raise ResoluteError(f"LABELS: has no effect for KIND={kind}, got {labels}, expected none; drop one of them")
     if kind == "table" and labels is None:
         raise ResoluteError("KIND=table: got no table, expected LABELS=labels.csv; set LABELS")
+    note = None
+    if labels is None and kind == "auto" and (labels := _metadata_file(src, setting)) is not None:
+        note = f"{labels}: read as the table of the images in {src} (with KIND=folders, class folders are read instead)"
     if labels is not None:
         _require_folder(src, setting)
+        table = labels.removeprefix("file://")
         return LabelTableSource(
             src,
-            labels.removeprefix("file://"),
+            table,
             columns,
             target,
             elsewhere=None if elsewhere is None else plain_path(elsewhere),
             only_files=setting == "VAL" and elsewhere is not None,
+            also=None if also is None else also.removeprefix("file://"),
             listed=listed,
+            known_classes=known_classes,
+            max_bad=max_bad,
+            setting="LABELS" if setting == "SRC" or elsewhere is not None else "VAL_LABELS",
+            note=note,
         )
-    files, note = _listed_files(src, setting), None
+    files = _listed_files(src, setting)
     if kind == "auto":
         kind, files = _detect_kind(src, files, setting)
         if kind == "webdataset" and are_in_folders(files[0]):
@@ -78,7 +97,12 @@ def open_source(
             )
     elif not files and kind in _SUFFIXES:
         files = _files_of_kind(src, kind)
-    if columns is not None and kind not in ("table", "listing", "parquet") and setting == "SRC":
+    if (
+        columns is not None
+        and kind not in ("table", "listing", "parquet")
+        and setting == "SRC"
+        and not columns_are_of_val
+    ):
         raise ResoluteError(f"COLUMNS: has no effect for KIND={kind}, got {columns}, expected none; drop COLUMNS")
     if target.kind not in (None, "class") and kind in ("folders", "archive"):
         raise ResoluteError(
@@ -91,7 +115,14 @@ def open_source(
     if not files:
         raise ResoluteError(f"{src}: got no files of kind {kind}, expected at least one; correct {setting} or KIND")
     if kind == "listing":
-        return LabelListSource(files[0], columns, target)
+        return LabelListSource(
+            files[0],
+            None if columns_are_of_val else columns,
+            target,
+            known_classes=known_classes,
+            max_bad=max_bad,
+            setting=setting,
+        )
     if kind == "archive":
         return ArchiveSource(files, scan_cache)
     if kind == "webdataset":
@@ -129,6 +160,30 @@ def _files_of_kind(src: str, kind: str) -> list[str]:
         if files:
             return [f"{folder}/{name}" for name in files]
     return []
+
+
+def _metadata_file(src: str, setting: str) -> str | None:
+    """The table of a folder in the form of Hugging Face's ImageFolder; None if `src` is none.
+
+    Raises `ResoluteError` if its folders could be classes.
+    """
+    if is_pattern(src) or path_kind(src) != "folder":
+        return None
+    listed = [entry for entry in list_folder(src) if not ignore_reason(entry.name)]
+    tables = [entry.name for entry in listed if entry.kind == "file" and entry.name in _METADATA]
+    if not tables:
+        return None
+    path = f"{src}/{tables[0]}"
+    folders = [entry.name for entry in listed if entry.kind == "folder"]
+    has_photos = any(entry.kind == "file" and is_image(entry.name) for entry in listed)
+    if len(tables) > 1 or (len(folders) > 1 and not has_photos):
+        got = " and ".join(tables) if len(tables) > 1 else f"{tables[0]} and {len(folders)} folders ({folders[0]}, …)"
+        labels = "LABELS" if setting == "SRC" else "VAL_LABELS"
+        raise ResoluteError(
+            f"{src}: got {got}, expected one that says the classes; set {labels}={shlex.quote(path)} for the table, or "
+            "KIND=folders for class folders"
+        )
+    return path
 
 
 def _detect_kind(src: str, files: list[str], setting: str) -> tuple[str, list[str]]:

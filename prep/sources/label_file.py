@@ -2,33 +2,82 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 
-from resolute.errors import ResoluteError
+from resolute.console import counted
+from resolute.errors import ResoluteError, StorageError
 
-from .filesystem import file_size, version_stamp, without_query
+from .filesystem import file_size, list_folder, path_kind, version_stamp, without_query
 from .image_folder import walk
-from .image_ref import UNSEEN, ImageRef, Label, SourceTarget, is_url
+from .image_ref import MISSING, UNSEEN, ImageRef, Label, SourceTarget, is_url
 from .names import is_image, other_file_kind, safe_below, safe_relative_path
-from .table import TargetTable, is_text, not_utf8, table_rows
+from .photo_names import EXACT, WITHOUT_SUFFIX, AmbiguousName, NameIndex, differences, folders_above
+from .table import TargetTable
+from .table_forms import is_text, not_utf8
 from .targets import AUTO, TargetSetting
 
-__all__ = ["FolderFiles", "LabelListSource", "LabelTableSource", "table_covers"]
+__all__ = ["BothFolders", "FolderFiles", "LabelListSource", "LabelTableSource", "table_covers"]
+
+Row = tuple[str, Label, int]  # the name as it is written, the target and the line
+
+
+class FolderFiles(NameIndex):
+    """The image files below a folder, by any form of their names; `sizes` are in bytes. Others count in `ignored`.
+
+    `table` is the path of the table that names them, to whose folder names may be relative.
+    """
+
+    def __init__(self, root: str, table: str = "") -> None:
+        self.root = root
+        self.ignored: Counter[str] = Counter()
+        self.sizes: dict[str, int | None] = {}
+        for name, entry in walk(root, self.ignored):
+            if entry.kind == "file" and is_image(name):
+                self.sizes[name] = entry.nbytes
+            else:
+                self.ignored[other_file_kind(name)] += entry.kind == "file"
+        super().__init__(self.sizes, folders_above(root, table))
+
+
+class BothFolders:
+    """The images of two folders that one table names, as `PhotoNames`."""
+
+    def __init__(self, files: FolderFiles, others: FolderFiles) -> None:
+        self._both = (files, others)
+
+    @property
+    def example(self) -> str:
+        return self._both[0].example
+
+    def rank(self, written: str) -> int | None:
+        ranks = [rank for files in self._both if (rank := files.rank(written)) is not None]
+        return min(ranks, default=None)
+
+    def looks_like(self, written: str) -> bool:
+        return any(files.looks_like(written) for files in self._both)
 
 
 class LabelTableSource:
     """A folder of images, flat or nested, and a table of names and targets, as on Kaggle. A `Source`.
 
-    A name may be the path below the folder or the file's own name, with or without suffix. A row without a file is
-    yielded under its name and becomes a reject; a file without a row is ignored as unlabelled. As in a list, a name may
+    A name may be the path below the folder, or relative to a folder above it, or the file's own name, with or without
+    suffix; names that differ only in form are matched one to one, and that is said. A row without a file is yielded
+    under its name and becomes a reject, unless there are more of them than `max_bad` (0..1) of the rows: then the error
+    explains how the names differ. A file without a row is ignored as unlabelled. As in a list, a name may
     also lead out of the folder (`..`, an absolute path, a URL), unless the folder or the table is behind a URL: then
     such a row is ignored as an unsafe name. Links inside the folder are followed, as in `ImageFolderSource`. `numbered`
     if all labels are integers. Holds the names of all files in memory.
 
     `elsewhere` is another folder whose images the table names too; these rows are left out here. `only_files`: rows
-    without a file are left out, since the source of the other folder yields them. `listed` are folders that have been
-    listed already, by path.
+    without a file are left out, since the source of the other folder yields them. `also` is another table of the same
+    folder, whose images are not unlabelled. `listed` are folders that have been listed already, by path. `setting`
+    names the table in messages, `known_classes` are those of the training part if it is one for validation, and `note`
+    is a line for `target.about`.
     """
 
     label_names: Sequence[str] | None = None
@@ -41,112 +90,183 @@ class LabelTableSource:
         src: str,
         labels: str,
         columns: str | None,
-        setting: TargetSetting = AUTO,
+        target: TargetSetting = AUTO,
         *,
         elsewhere: str | None = None,
         only_files: bool = False,
+        also: str | None = None,
         listed: Mapping[str, FolderFiles] | None = None,
+        known_classes: Sequence[str] = (),
+        max_bad: float = 1.0,
+        setting: str = "LABELS",
+        note: str | None = None,
     ) -> None:
         self.root = src
         self.ignored: Counter[str] = Counter()
         self.numbered = True
         self.target = SourceTarget()
-        self._labels, self._table, self._setting = labels, TargetTable(labels, columns, setting), setting
-        self._elsewhere, self._only_files, self._listed = elsewhere, only_files, listed or {}
+        self._labels, self._setting, self._columns = labels, target, columns
+        self._known_classes, self._max_bad, self._name, self._note = known_classes, max_bad, setting, note
+        self._elsewhere, self._only_files, self._also, self._listed = elsewhere, only_files, also, listed or {}
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
         files = self._files(self.root)
         self.ignored.update(files.ignored)
         others = None if self._elsewhere is None else self._files(self._elsewhere)
+        table = TargetTable(
+            self._labels,
+            self._columns,
+            self._setting,
+            photos=files if others is None else BothFolders(files, others),
+            known_classes=self._known_classes,
+            name=self._name,
+        )
+        self.target = table.target()
+        if self._note is not None:
+            self.target = replace(self.target, about=(self._note, *self.target.about))
+        self.numbered = table.numbered
         labelled: set[str] = set()
+        unknown: list[Row] = []
+        rows = 0
         is_remote = is_url(self.root) or is_url(self._labels)
-        self.target = self._table.target()
-        self.numbered = self._table.numbered
-        for name_in_table, label, line in self._table:
-            written = name_in_table.removeprefix("./")
-            if others is not None and written in others:
-                if written in files:
+        for written, label, line in table:
+            rows += 1
+            name = self._find(files, written, line)
+            if others is not None and self._find(others, written, line) is not None:
+                if name is not None:
                     raise ResoluteError(
                         f"{self._labels}: line {line} names two files, got {written}, which both {self.root} and "
                         f"{others.root} hold, expected one; set VAL_LABELS to a table for VAL alone"
                     )
                 continue
-            if written not in files:
-                if self._only_files:
-                    continue
-                if not is_text(written):
-                    raise not_utf8(self._labels, line, repr(written))
-                below = safe_below(self.root, written)
-                if below is None:
-                    image = (
-                        None
-                        if is_remote or label is None
-                        else _named_image(self.root, written, label, line, is_remote=False)
-                    )
-                    if image is not None:
-                        yield image
-                    else:
-                        self.ignored["unlabelled" if label is None else _unusable(written)] += 1
-                    continue
-                written = below
-            name = files.name(written)
-            if name is None:
-                raise ResoluteError(
-                    f"{self._labels}: line {line} names several files, got {written}, of which {self.root} holds "
-                    "more than one, expected a unique name; write the full path with its suffix, or remove the other "
-                    "files"
-                )
-            if self._setting.is_dropped(label, self._labels, name, line):
-                self.ignored["unlabelled"] += name not in files.sizes
+            if name is None and self._only_files:
+                continue
+            if self._setting.is_dropped(label, self._labels, name or written, line):
+                self.ignored["unlabelled"] += name is None
                 continue
             assert label is not None
+            if name is None:
+                unknown.append((written, label, line))
+                continue
             labelled.add(name)
-            yield ImageRef.file(name, label, files.sizes.get(name), line)
+            yield ImageRef.file(name, label, files.sizes[name], line)
+        yield from self._others(files, unknown, labelled, rows, is_remote=is_remote)
+        if self._also is not None:
+            rows_of_val = TargetTable(self._also, self._columns, photos=files, name="VAL_LABELS").rows()
+            labelled.update(name for written, _, line in rows_of_val if (name := self._find(files, written, line)))
         self.ignored["unlabelled"] += len(files.sizes.keys() - labelled)
         self.ignored += Counter()
 
     def _files(self, root: str) -> FolderFiles:
-        return self._listed.get(root) or FolderFiles(root)
+        return self._listed.get(root) or FolderFiles(root, self._labels)
 
+    def _find(self, files: FolderFiles, written: str, line: int) -> str | None:
+        try:
+            return files.find(written.removeprefix("file://"))
+        except AmbiguousName:
+            raise ResoluteError(
+                f"{self._labels}: line {line} names several files, got {written}, of which {files.root} holds more "
+                "than one, expected a unique name; write the full path with its suffix, or remove the other files"
+            ) from None
 
-class FolderFiles:
-    """The image files below a folder, by any form of their names; `sizes` are in bytes. Others count in `ignored`."""
-
-    def __init__(self, root: str) -> None:
-        self.root = root
-        self.ignored: Counter[str] = Counter()
-        self.sizes: dict[str, int | None] = {}
-        self._aliases: dict[str, str | None] = {}  # other forms of a name; None: ambiguous
-        for name, entry in walk(root, self.ignored):
-            if entry.kind == "file" and is_image(name):
-                self.sizes[name] = entry.nbytes
-                for alias in {_stem(name), entry.name, _stem(entry.name)} - {name}:
-                    self._aliases[alias] = name if alias not in self._aliases else None
+    def _others(
+        self, files: FolderFiles, unknown: Sequence[Row], labelled: set[str], rows: int, *, is_remote: bool
+    ) -> Iterator[ImageRef]:
+        """The images of the rows whose names no file has as they are written."""
+        same = _one_to_one(files, unknown, labelled)
+        missing: list[Row] = []
+        renamed: list[tuple[str, str]] = []
+        for written, label, line in unknown:
+            name = same.get(written)
+            if name is not None:
+                labelled.add(name)
+                renamed.append((written, name))
+                yield ImageRef.file(name, label, files.sizes[name], line)
+                continue
+            below = safe_below(self.root, written)
+            if below is None and is_remote:
+                self.ignored["unsafe names"] += 1
+            elif below is None and (image := _named_image(self.root, written, label, line, is_remote=False)):
+                if image.packed == MISSING:
+                    missing.append((written, label, line))
+                yield image
             else:
-                self.ignored[other_file_kind(name)] += entry.kind == "file"
+                missing.append((written, label, line))
+                if not is_text(written):
+                    raise not_utf8(self._labels, line, repr(written))
+                yield ImageRef.file(below or written, label, None, line)
+        if renamed:
+            self.target = replace(self.target, about=(*self.target.about, _said(self._labels, renamed)))
+        if len(missing) > max(self._max_bad > 0, self._max_bad * rows):
+            raise _not_there(self._labels, self.root, missing, rows, files, self._name)
 
-    def __contains__(self, written: str) -> bool:
-        written = self._below(written)
-        return written in self.sizes or written in self._aliases
 
-    def name(self, written: str) -> str | None:
-        """The file's name; `written` itself if there is none, None if there are several."""
-        written = self._below(written)
-        return written if written in self.sizes else self._aliases.get(written, written)
+def _one_to_one(files: NameIndex, unknown: Sequence[Row], taken: set[str]) -> dict[str, str]:
+    """{name as written: file} of names that differ from a file's in form only, one from each and none `taken`."""
+    same = {written: name for written in dict.fromkeys(row[0] for row in unknown) if (name := files.same_form(written))}
+    counts = Counter(same.values())
+    return {written: name for written, name in same.items() if counts[name] == 1 and name not in taken}
 
-    def _below(self, written: str) -> str:
-        return written.removeprefix(f"{self.root.rstrip('/')}/")
+
+def _said(table: str, renamed: Sequence[tuple[str, str]]) -> str:
+    """The line about names that were matched although they differ in form."""
+    written, name = renamed[0]
+    what = " and ".join(differences(written, name)) or "the form"
+    return f"{table}: {counted(len(renamed), 'name')} matched although {what} differs, such as {written!a} and {name!a}"
+
+
+def _not_there(
+    table: str, root: str, missing: Sequence[Row], rows: int, files: NameIndex, setting: str
+) -> ResoluteError:
+    """The error that explains why names are not found."""
+    source = "VAL" if setting == "VAL_LABELS" else "SRC"
+    count = f"{len(missing)} of {rows} names are not in {root}"
+    for written, _, line in missing[:20]:
+        elsewhere = None if is_url(root) or is_url(table) else _relative_to(written, root, table)
+        if elsewhere is not None:
+            return ResoluteError(
+                f"{table}: {count}, got {written!a} in line {line}, which is relative to another folder, {elsewhere}; "
+                f"use {source}={elsewhere}"
+            )
+    found = next(((row, near) for row in missing[:20] if (near := files.closest(row[0]))), None)
+    if found is None:
+        return ResoluteError(
+            f"{table}: {count}, got {missing[0][0]!a} in line {missing[0][2]}, expected names such as "
+            f"{files.example!a}; point {source} at the folder that holds these photos, or leave rows without a photo "
+            "out of the table"
+        )
+    (written, _, line), (name, what) = found
+    return ResoluteError(
+        f"{table}: {count}, got {written!a} in line {line}, expected {name!a}: {' and '.join(what)} "
+        f"{'differ' if len(what) > 1 else 'differs'}; {_remedy(what, source)}"
+    )
+
+
+def _remedy(what: Sequence[str], source: str) -> str:
+    if what == ("a folder in front",):
+        return f"write the names as in the folder, or point {source} at the folder to which they are relative"
+    if what == ("leading zeros",):
+        return "write the zeros (pandas drops them unless the column is read as text, dtype=str)"
+    if what == ("the suffix",):
+        return "write the photos' suffix, or none"
+    return "write the names as in the folder"
+
+
+def _relative_to(written: str, root: str, table: str) -> Path | None:
+    """Another folder in which the file is: the table's, the working directory, or one above `root`; else None."""
+    if safe_relative_path(written) is None:
+        return None
+    for folder in (Path(table).absolute().parent, Path.cwd(), *Path(root).absolute().parents):
+        if (folder / written).is_file():
+            return folder
+    return None
 
 
 def table_covers(labels: str, columns: str | None, files: FolderFiles, others: FolderFiles) -> bool:
     """Whether a table for the folder of `files` also names images that only the folder of `others` holds."""
-    names = (name.removeprefix("./") for name, _, _ in table_rows(labels, columns))
-    return any(name in others and name not in files for name in names)
-
-
-def _stem(name: str) -> str:
-    return name[: name.rindex(".")]
+    table = TargetTable(labels, columns, photos=BothFolders(files, others))
+    return any(others.rank(name) is not None and files.rank(name) is None for name, _, _ in table.rows())
 
 
 class LabelListSource:
@@ -154,20 +274,33 @@ class LabelListSource:
 
     Paths are relative to the list's folder, or absolute. `numbered` if all labels are integers. Images behind URLs are
     not requested while listing (UNSEEN). A list of this machine may name any file of it; from one behind a URL, only
-    paths below its folder and URLs of the same scheme are accepted.
+    paths below its folder and URLs of the same scheme are accepted. Names that are not there are treated as in
+    `LabelTableSource`.
     """
 
     label_names: Sequence[str] | None = None
     copies = False
     stamps: Sequence[str] = ()
 
-    def __init__(self, src: str, columns: str | None, setting: TargetSetting = AUTO) -> None:
+    def __init__(
+        self,
+        src: str,
+        columns: str | None,
+        target: TargetSetting = AUTO,
+        *,
+        known_classes: Sequence[str] = (),
+        max_bad: float = 1.0,
+        setting: str = "SRC",
+    ) -> None:
         self.root = without_query(src).rpartition("/")[0] or ("/" if src.startswith("/") else ".")
         self.ignored: Counter[str] = Counter()
         self.files: Sequence[str] = (src,)
         self.numbered = True
         self.target = SourceTarget()
-        self._table, self._src, self._setting = TargetTable(src, columns, setting), src, setting
+        self._src, self._setting, self._max_bad, self._name = src, target, max_bad, setting
+        self._table = TargetTable(
+            src, columns, target, photos=_ListedFiles(self.root), known_classes=known_classes, name=setting
+        )
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
@@ -178,40 +311,137 @@ class LabelListSource:
         scheme = f"{root.partition('://')[0]}://"
         are_urls = True
         seen: set[Label] = set()  # classes that were checked: most rows have one of them
+        rows, missing, renamed = 0, Counter[str](), dict[str, str]()
+        examples: list[Row] = []
         for written, label, line in self._table:
+            rows += 1
             name = written.removeprefix("./")
             if is_remote and (  # it must not name files of this machine
                 "::" in name or not (name.startswith(scheme) if is_url(name) else safe_relative_path(name))
             ):
-                self.ignored[_unusable(name)] += 1
+                self.ignored["unsafe names"] += 1
                 continue
             if label not in seen and self._setting.is_dropped(label, self._src, name, line):
                 self.ignored["unlabelled"] += 1
                 continue
             assert label is not None
-            image = _named_image(root, name, label, line, is_remote=is_remote)
-            if image is None:
-                self.ignored[_unusable(name)] += 1
-                continue
+            image = self._image(name, label, line, is_remote=is_remote)
+            if image.packed == MISSING:
+                same = _same_file(root, name)
+                if same is not None and same not in renamed.values():
+                    renamed[written] = same
+                    image = _named_image(root, same, label, line, is_remote=False)
+                else:
+                    missing[""] += 1
+                    if len(examples) < 20:
+                        examples.append((written, label, line))
             if isinstance(label, str):
                 seen.add(label)
             are_urls = are_urls and image.packed == UNSEEN
             yield image
+        if renamed:
+            self.target = replace(self.target, about=(*self.target.about, _said(self._src, [*renamed.items()])))
+        if missing.total() > max(self._max_bad > 0, self._max_bad * rows):
+            raise self._explained(examples, missing.total(), rows)
         self.stamps = (stamp,) if are_urls else ()
 
+    def _image(self, name: str, label: Label, line: int, *, is_remote: bool) -> ImageRef:
+        """Raises `ResoluteError` if not even the folder of the image is there."""
+        try:
+            return _named_image(self.root, name, label, line, is_remote=is_remote)
+        except StorageError:
+            same = _same_file(self.root, name)
+            if same is None:
+                raise self._explained([(name, label, line)], 1, 1) from None
+            return ImageRef.file(name, label, None, line)
 
-def _named_image(root: str, name: str, label: Label, line: int, *, is_remote: bool) -> ImageRef | None:
-    """The image that a label file names, relative to `root`, or by any path or URL; None for a Windows path.
+    def _explained(self, examples: Sequence[Row], count: int, rows: int) -> ResoluteError:
+        """The error that explains why names are not found."""
+        written, _, line = examples[0]
+        got = f"got {written!a} in line {line}"
+        many = f"{count} of {rows} names are not there" if rows > 1 else "a name is not there"
+        folder = Path(self.root, written).parent
+        if written.startswith("/"):
+            return ResoluteError(
+                f"{self._src}: {many}, {got}, which is an absolute path, as it begins with /, expected a path that is "
+                f"relative to {self.root}; if it is relative to another folder, use {self._name}=that folder and "
+                f"LABELS={self._src}"
+            )
+        elsewhere = _relative_to(written, self.root, self._src)
+        if elsewhere is not None:
+            return ResoluteError(
+                f"{self._src}: {many}, {got}, which is relative to another folder, {elsewhere}, expected a path "
+                f"relative to the list's own folder; use {self._name}={elsewhere} LABELS={self._src}"
+            )
+        if not folder.is_dir():
+            return ResoluteError(
+                f"{self._src}: {many}, {got}, and there is no folder {folder}, expected a path relative to the list's "
+                f"own folder; if the photos are elsewhere, use {self._name}=their folder and LABELS={self._src}"
+            )
+        return _not_there(self._src, self.root, examples, rows, _index_of(str(folder), self.root), self._name)
 
-    `is_remote`: `root` is a URL.
-    """
+
+class _ListedFiles:
+    """The files that a list names, relative to the folder `root`, as `PhotoNames`."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    @property
+    def example(self) -> str:
+        return ""
+
+    def rank(self, written: str) -> int | None:
+        if is_url(written):
+            return EXACT
+        if is_image(written):
+            return EXACT if is_url(self._root) or _is_file(self._root, written) else WITHOUT_SUFFIX
+        return None
+
+    def looks_like(self, written: str) -> bool:
+        return False
+
+
+def _is_file(root: str, name: str) -> bool:
+    try:
+        return os.path.isfile(os.path.join(root, name))  # noqa: PTH118, PTH113  # why not Path: called for every cell
+    except ValueError:
+        return False
+
+
+def _named_image(root: str, name: str, label: Label, line: int, *, is_remote: bool) -> ImageRef:
+    """The image that a label file names, relative to `root`, or by any path or URL. `is_remote`: `root` is a URL."""
     name = name.removeprefix("file://")
     if is_remote or is_url(name):
         return ImageRef(name, label, 0, "", -1, UNSEEN, -1, line)
     size = file_size(name if name.startswith("/") else f"{root}/{name}")
-    return None if size is None and "\\" in name else ImageRef.file(name, label, size, line)
+    return ImageRef.file(name, label, size, line)
 
 
-def _unusable(name: str) -> str:
-    """The kind under which a name that is not read is counted."""
-    return "names with backslashes (write / instead)" if "\\" in name else "unsafe names"
+def _same_file(root: str, name: str) -> str | None:
+    """The file below `root` whose path differs from `name` in form only; None if there is none, or several."""
+    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
+    if ".." in parts or is_url(root):
+        return None
+    found = ""
+    for part in parts:
+        folder = f"{root}/{found}".rstrip("/")
+        entries = _entries(folder)
+        if part not in entries:
+            part = NameIndex(entries).same_form(part) or ""
+            if not part:
+                return None
+        found = f"{found}/{part}" if found else part
+    return found if found and _is_file(root, found) else None
+
+
+@lru_cache(maxsize=64)
+def _entries(folder: str) -> frozenset[str]:
+    return frozenset(entry.name for entry in list_folder(folder)) if path_kind(folder) == "folder" else frozenset()
+
+
+def _index_of(folder: str, root: str) -> NameIndex:
+    """The images in one folder below `root`."""
+    prefix = os.path.relpath(folder, root)
+    names = sorted(name for name in _entries(folder) if is_image(name))
+    return NameIndex(name if prefix == "." else f"{prefix}/{name}" for name in names)

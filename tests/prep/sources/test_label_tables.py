@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 
 from resolute.errors import ResoluteError
-from resolute.prep.sources.table import table_rows
+from resolute.prep.sources.columns import IMAGE_NAMES, PhotoNames
+from resolute.prep.sources.photo_names import NameIndex
+from resolute.prep.sources.table import TargetTable
 
 
-def rows(path: Path, text: str | bytes, columns: str | None = None) -> list[tuple[str, object]]:
+def rows(
+    path: Path, text: str | bytes, columns: str | None = None, photos: PhotoNames = IMAGE_NAMES
+) -> list[tuple[str, object]]:
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return [(name, cells[0]) for name, cells, _ in table_rows(str(path), columns)]
+    return [(name, cells[0]) for name, cells, _ in TargetTable(str(path), columns, photos=photos).rows()]
 
 
 def error(path: Path, text: str | bytes, columns: str | None = None) -> str:
@@ -41,18 +45,19 @@ def test_an_open_quote_is_reported_at_the_line_where_it_opens(tmp_path: Path, li
 
 def test_quoted_fields_may_span_lines(tmp_path: Path) -> None:
     text = 'id,note,label\na.jpg,"one\ntwo",cat\nb.jpg,,dog\nc.jpg\n'
-    assert "line 5 is incomplete" in error(tmp_path / "t.csv", text)
+    assert "line 5 has 1 fields" in error(tmp_path / "t.csv", text)
     assert rows(tmp_path / "t.csv", text.removesuffix("c.jpg\n")) == [("a.jpg", "cat"), ("b.jpg", "dog")]
 
 
 def test_a_table_without_a_header_is_read_by_column_position(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    assert rows(path, "a,x,cat\nb,y,dog\n", "0,2") == [("a", "cat"), ("b", "dog")]
-    assert rows(path, "cat,a\ndog,b\n", "1,0") == [("a", "cat"), ("b", "dog")]
+    photos = NameIndex(["a.jpg", "b.jpg", "a b.jpg"])
+    assert rows(path, "a,x,cat\nb,y,dog\n", "0,2", photos) == [("a", "cat"), ("b", "dog")]
+    assert rows(path, "cat,a\ndog,b\n", "1,0", photos) == [("a", "cat"), ("b", "dog")]
     assert rows(path, 'a b.jpg,"big, cat"\nb.jpg,0\n') == [("a b.jpg", "big, cat"), ("b.jpg", "0")]
-    assert rows(path, "id,x,label\na,x,cat\n", "0,2") == [("a", "cat")], "a header is no row"
-    assert rows(path, "1,0\na,cat\n", "1,0") == [("a", "cat")], "names come before positions"
-    assert "COLUMNS=0,1" in error(path, "a,x,cat\nb,y,dog\n")
+    assert rows(path, "id,x,label\na,x,cat\n", "0,2", photos) == [("a", "cat")], "a header is no row"
+    assert rows(path, "1,0\na,cat\n", "1,0", photos) == [("a", "cat")], "names come before positions"
+    assert "COLUMNS=0,1" in error(path, "c,x,cat\nd,y,dog\n")
     assert "has no column 3" in error(path, "a,x,cat\n", "0,3")
 
 

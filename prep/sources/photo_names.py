@@ -1,0 +1,194 @@
+"""Names of photos as tables and lists write them: found among the photos of a source, or explained.
+
+A table rarely writes a name as the file system does. Some differences leave no doubt which photo is meant, others have
+to be settled by the user: `NameIndex.find` and `same_form` do the former, `closest` describes the latter.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+
+from .image_ref import is_url
+from .names import is_image, safe_relative_path
+
+__all__ = ["EXACT", "SAME_STEM", "WITHOUT_SUFFIX", "AmbiguousName", "NameIndex", "differences", "folders_above"]
+
+EXACT, WITHOUT_SUFFIX, SAME_STEM = 0, 1, 2  # how well a text names a photo; the lower the better
+_ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
+
+
+class AmbiguousName(Exception):
+    """Several photos have the name."""
+
+
+class NameIndex:
+    """The photos of a source by every form of their names.
+
+    `names` are POSIX paths relative to the source's root; `above` are the beginnings that names may have because they
+    are relative to another folder (see `folders_above`). Memory: one dictionary of the names, and one more for each
+    further form that is needed.
+    """
+
+    def __init__(self, names: Iterable[str], above: Sequence[str] = ()) -> None:
+        self._names, self._above = dict.fromkeys(names), above
+        self._folded: dict[tuple[str, ...], dict[str, str | None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @property
+    def example(self) -> str:
+        """One of the names; "" without any."""
+        return next(iter(self._names), "")
+
+    def find(self, written: str) -> str | None:
+        """The photo that `written` names: by its path or its own name, with or without suffix; None if none.
+
+        Raises `AmbiguousName` if there are several.
+        """
+        for form in self._paths(written):
+            if form in self._names:
+                return form
+        for form in self._paths(written):
+            if form in self._aliases:
+                name = self._aliases[form]
+                if name is None:
+                    raise AmbiguousName(written)
+                return name
+        return None
+
+    def rank(self, written: str) -> int | None:
+        """How well `written` names a photo: `EXACT`, `WITHOUT_SUFFIX` or `SAME_STEM`; None if it names none."""
+        try:
+            name = self.find(written)
+        except AmbiguousName:
+            name = written
+        if name is not None:
+            return EXACT if is_image(written) else WITHOUT_SUFFIX
+        return SAME_STEM if is_image(written) and self._stem_is_known(written) else None
+
+    def same_form(self, written: str) -> str | None:
+        """The only photo whose name differs from `written` merely in its form: the Unicode form, the case of the
+        suffix, backslashes, or a slash at the beginning. None if there is none, or several."""
+        return self._folds(()).get(_fold(written, ()))
+
+    def looks_like(self, written: str) -> bool:
+        """Whether a photo has a similar name."""
+        return self.closest(written) is not None
+
+    def closest(self, written: str) -> tuple[str, tuple[str, ...]] | None:
+        """A photo with a similar name, and what differs, in words; None if there is none."""
+        parts = _fold(written, ()).split("/")
+        for count in range(len(_LOOSE) + 1):
+            for loose in combinations(_LOOSE, count):
+                folds = self._folds(loose)
+                for dropped in range(len(parts)):
+                    key = _fold("/".join(parts[dropped:]), loose)
+                    if key in folds:
+                        name = folds[key] or next(name for name in self._names if key in _keys(name, loose))
+                        words = [*(_WORDS[each] for each in loose), *(["a folder in front"] if dropped else [])]
+                        return name, tuple(words) or differences(written, name)
+        return None
+
+    def _paths(self, written: str) -> Iterator[str]:
+        """`written` as paths relative to the root, if it may be relative to other folders."""
+        yield written
+        tidy = safe_relative_path(written) or written
+        if tidy != written:
+            yield tidy
+        for beginning in self._above:
+            if written.startswith(beginning):
+                yield safe_relative_path(written[len(beginning) :]) or written
+
+    @cached_property
+    def _aliases(self) -> dict[str, str | None]:
+        """{another form of a name: the name, None if several have it}."""
+        aliases: dict[str, str | None] = {}
+        for name in self._names:
+            own = posixpath.basename(name)
+            for alias in {_stem(name), own, _stem(own)} - {name}:
+                aliases[alias] = name if alias not in aliases else None
+        return aliases
+
+    def _stem_is_known(self, written: str) -> bool:
+        stems = [_stem(form) for form in self._paths(written)]
+        return any(stem in self._aliases or stem in self._names for stem in stems)
+
+    def _folds(self, loose: tuple[str, ...]) -> dict[str, str | None]:
+        """{folded form: the name, None if several have it}."""
+        if loose not in self._folded:
+            folds: dict[str, str | None] = {}
+            for name in self._names:
+                path = _fold(name, loose)
+                folds[path] = None if path in folds else name
+            paths = frozenset(folds)
+            for name in self._names:
+                for key in _keys(name, loose) - paths:
+                    folds[key] = None if key in folds else name
+            self._folded[loose] = folds
+        return self._folded[loose]
+
+
+def _keys(name: str, loose: tuple[str, ...]) -> set[str]:
+    """The folded forms of a photo's name: its path and its own name, with and without suffix."""
+    own = posixpath.basename(name)
+    return {_fold(form, loose) for form in (name, _stem(name), own, _stem(own))}
+
+
+def _fold(name: str, loose: Sequence[str]) -> str:
+    """`name` without differences of form, and without those in `loose`."""
+    name = unicodedata.normalize("NFC", name.replace("\\", "/")).lstrip("/").removeprefix("./")
+    if is_image(name):
+        stem = _stem(name)
+        name = stem if "suffix" in loose else stem + name[len(stem) :].lower()
+    for each in loose:
+        name = _LOOSE[each](name)
+    return name
+
+
+_LOOSE: dict[str, Callable[[str], str]] = {
+    "case": str.casefold,
+    "suffix": lambda name: name,  # dropped by `_fold`, which knows the suffixes
+    "zeros": lambda name: _ZEROS.sub("", name),
+}
+_WORDS = {"case": "upper and lower case", "suffix": "the suffix", "zeros": "leading zeros"}
+
+
+def differences(written: str, name: str) -> tuple[str, ...]:
+    """In what form, in words, two names differ that `NameIndex.same_form` takes for the same."""
+    words = []
+    if written.startswith("/"):
+        words.append("a slash at the beginning")
+    if "\\" in written:
+        words.append("backslashes")
+    if unicodedata.normalize("NFC", written) != written or unicodedata.normalize("NFC", name) != name:
+        words.append("the Unicode form (NFC and NFD)")
+    if is_image(written) and is_image(name) and posixpath.splitext(written)[1] != posixpath.splitext(name)[1]:
+        words.append("the case of the suffix")
+    return tuple(words)
+
+
+def folders_above(root: str, table: str) -> tuple[str, ...]:
+    """The beginnings of names that are relative to a folder above `root`, to the table's own folder, to the working
+    directory, or absolute."""
+    beginnings = [f"{root.rstrip('/')}/"]
+    if not is_url(root):
+        absolute = Path(root).absolute()
+        bases = [*absolute.parents, Path.cwd()]
+        if not is_url(table):
+            bases.append(Path(table).absolute().parent)
+        beginnings += [f"{absolute}/", f"{absolute.resolve()}/"]
+        beginnings += [f"{os.path.relpath(absolute, base)}/" for base in bases if base != absolute]
+    return tuple(dict.fromkeys(beginnings))
+
+
+def _stem(name: str) -> str:
+    """`name` without its suffix."""
+    return posixpath.splitext(name)[0]
