@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.permutation import permute, stream_key
-from resolute.prep.sources.photo_names import AmbiguousName, NameIndex, folders_above
+from resolute.prep.sources.photo_names import AmbiguousName, NameIndex
 
 from .copies import Copies, check_not_across, leaders
 from .photos import Photos
@@ -229,7 +229,7 @@ def _read_val_list(
     # why also as written: a name may start or end with a space
     found = np.where((positions := photos.find(tidy)) >= 0, positions, photos.find(written))
     absent = np.flatnonzero(found < 0).tolist()
-    index = NameIndex(photos.all_names() if absent else (), folders_above(photos.root, str(val_list)))
+    index = NameIndex(photos.all_names() if absent else (), photos.root, str(val_list))
     others = [_other_form(index, tidy[i], val_list) for i in absent]
     found[absent] = photos.find([name or "" for name in others])
     _check_different(val_list, written, found)

@@ -42,6 +42,7 @@ def open_source(
     target: TargetSetting = AUTO,
     elsewhere: str | None = None,
     also: str | None = None,
+    is_one_folder: bool = False,
     listed: Mapping[str, FolderFiles] | None = None,
     known_classes: Sequence[str] = (),
     columns_are_of_val: bool = False,
@@ -51,7 +52,8 @@ def open_source(
 ) -> Source:
     """Open the source at `src`, a path, URL, or pattern of several files; `kind` is one of KINDS.
 
-    `labels` is a table of names and labels for a folder of photos, and `also` the table of other photos of that folder;
+    `labels` is a table of names and labels for a folder of photos, and `also` the table of other photos of that folder
+    (`is_one_folder`: SRC and VAL are that folder);
     `columns` names the image and target columns ("id,breed") of tables, lists and Parquet files, or those of VAL's
     table alone if `columns_are_of_val`; `target` says what these mean. `elsewhere` is another folder whose images
     `labels` names too; `listed` are folders that have been listed already, by `plain_path`. `known_classes` are those
@@ -80,6 +82,7 @@ def open_source(
             target,
             elsewhere=None if elsewhere is None else plain_path(elsewhere),
             only_files=setting == "VAL" and elsewhere is not None,
+            only_rows=is_one_folder and setting == "VAL",
             also=None if also is None else also.removeprefix("file://"),
             listed=listed,
             known_classes=known_classes,

@@ -16,7 +16,7 @@ from .filesystem import file_size, list_folder, path_kind, version_stamp, withou
 from .image_folder import walk
 from .image_ref import MISSING, UNSEEN, ImageRef, Label, SourceTarget, is_url
 from .names import is_image, other_file_kind, safe_below, safe_relative_path
-from .photo_names import EXACT, WITHOUT_SUFFIX, AmbiguousName, NameIndex, differences, folders_above
+from .photo_names import EXACT, WITHOUT_SUFFIX, AmbiguousName, NameIndex, differences
 from .table import TargetTable
 from .table_forms import is_text, not_utf8
 from .targets import AUTO, TargetSetting
@@ -41,7 +41,7 @@ class FolderFiles(NameIndex):
                 self.sizes[name] = entry.nbytes
             else:
                 self.ignored[other_file_kind(name)] += entry.kind == "file"
-        super().__init__(self.sizes, folders_above(root, table))
+        super().__init__(self.sizes, root, table)
 
 
 class BothFolders:
@@ -75,7 +75,8 @@ class LabelTableSource:
 
     `elsewhere` is another folder whose images the table names too; these rows are left out here. `only_files`: rows
     without a file are left out, since the source of the other folder yields them. `also` is another table of the same
-    folder, whose images are not unlabelled. `listed` are folders that have been listed already, by path. `setting`
+    folder, whose images are not unlabelled; `only_rows`: files without a row are not counted, since the source of that
+    other table does. `listed` are folders that have been listed already, by path. `setting`
     names the table in messages, `known_classes` are those of the training part if it is one for validation, and `note`
     is a line for `target.about`.
     """
@@ -94,6 +95,7 @@ class LabelTableSource:
         *,
         elsewhere: str | None = None,
         only_files: bool = False,
+        only_rows: bool = False,
         also: str | None = None,
         listed: Mapping[str, FolderFiles] | None = None,
         known_classes: Sequence[str] = (),
@@ -107,12 +109,14 @@ class LabelTableSource:
         self.target = SourceTarget()
         self._labels, self._setting, self._columns = labels, target, columns
         self._known_classes, self._max_bad, self._name, self._note = known_classes, max_bad, setting, note
-        self._elsewhere, self._only_files, self._also, self._listed = elsewhere, only_files, also, listed or {}
+        self._elsewhere, self._only_files, self._only_rows = elsewhere, only_files, only_rows
+        self._also, self._listed = also, listed or {}
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
         files = self._files(self.root)
-        self.ignored.update(files.ignored)
+        if not self._only_rows:
+            self.ignored.update(files.ignored)
         others = None if self._elsewhere is None else self._files(self._elsewhere)
         table = TargetTable(
             self._labels,
@@ -155,7 +159,8 @@ class LabelTableSource:
         if self._also is not None:
             rows_of_val = TargetTable(self._also, self._columns, photos=files, name="VAL_LABELS").rows()
             labelled.update(name for written, _, line in rows_of_val if (name := self._find(files, written, line)))
-        self.ignored["unlabelled"] += len(files.sizes.keys() - labelled)
+        if not self._only_rows:
+            self.ignored["unlabelled"] += len(files.sizes.keys() - labelled)
         self.ignored += Counter()
 
     def _files(self, root: str) -> FolderFiles:
@@ -187,7 +192,13 @@ class LabelTableSource:
             below = safe_below(self.root, written)
             if below is None and is_remote:
                 self.ignored["unsafe names"] += 1
-            elif below is None and (image := _named_image(self.root, written, label, line, is_remote=False)):
+            elif below is None:
+                try:
+                    image = _named_image(self.root, written, label, line, is_remote=False)
+                except StorageError:  # not even its folder is there
+                    raise _not_there(
+                        self._labels, self.root, [(written, label, line)], rows, files, self._name
+                    ) from None
                 if image.packed == MISSING:
                     missing.append((written, label, line))
                 yield image

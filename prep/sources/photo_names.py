@@ -18,7 +18,7 @@ from pathlib import Path
 from .image_ref import is_url
 from .names import is_image, safe_relative_path
 
-__all__ = ["EXACT", "SAME_STEM", "WITHOUT_SUFFIX", "AmbiguousName", "NameIndex", "differences", "folders_above"]
+__all__ = ["EXACT", "SAME_STEM", "WITHOUT_SUFFIX", "AmbiguousName", "NameIndex", "differences"]
 
 EXACT, WITHOUT_SUFFIX, SAME_STEM = 0, 1, 2  # how well a text names a photo; the lower the better
 _ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
@@ -31,13 +31,16 @@ class AmbiguousName(Exception):
 class NameIndex:
     """The photos of a source by every form of their names.
 
-    `names` are POSIX paths relative to the source's root; `above` are the beginnings that names may have because they
-    are relative to another folder (see `folders_above`). Memory: one dictionary of the names, and one more for each
-    further form that is needed.
+    `names` are POSIX paths relative to the source's root. With `root`, they may be written relative to another folder:
+    one above `root`, that of the table `table`, or the working directory. Memory: one dictionary of the names, and one
+    more for each further form that is needed.
     """
 
-    def __init__(self, names: Iterable[str], above: Sequence[str] = ()) -> None:
-        self._names, self._above = dict.fromkeys(names), above
+    def __init__(self, names: Iterable[str], root: str | None = None, table: str = "") -> None:
+        self._names = dict.fromkeys(names)
+        self._bases = [] if root is None else _bases(root, table)
+        self._root = f"{Path(root).absolute()}/" if root is not None and self._bases else ""
+        self._above = (*([f"{root.rstrip('/')}/"] if root else []), *_above(self._root, self._bases))
         self._folded: dict[tuple[str, ...], dict[str, str | None]] = {}
 
     def __len__(self) -> int:
@@ -106,6 +109,9 @@ class NameIndex:
         for beginning in self._above:
             if written.startswith(beginning):
                 yield safe_relative_path(written[len(beginning) :]) or written
+        if written.startswith("../") or "/../" in written:
+            paths = (os.path.normpath(base / written) for base in self._bases)
+            yield from (path[len(self._root) :] for path in paths if path.startswith(self._root))
 
     @cached_property
     def _aliases(self) -> dict[str, str | None]:
@@ -175,18 +181,20 @@ def differences(written: str, name: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def folders_above(root: str, table: str) -> tuple[str, ...]:
-    """The beginnings of names that are relative to a folder above `root`, to the table's own folder, to the working
-    directory, or absolute."""
-    beginnings = [f"{root.rstrip('/')}/"]
-    if not is_url(root):
-        absolute = Path(root).absolute()
-        bases = [*absolute.parents, Path.cwd()]
-        if not is_url(table):
-            bases.append(Path(table).absolute().parent)
-        beginnings += [f"{absolute}/", f"{absolute.resolve()}/"]
-        beginnings += [f"{os.path.relpath(absolute, base)}/" for base in bases if base != absolute]
-    return tuple(dict.fromkeys(beginnings))
+def _bases(root: str, table: str) -> list[Path]:
+    """Folders to which the names of photos below `root` may be relative."""
+    if is_url(root):
+        return []
+    tables = [] if is_url(table) or not table else [Path(table).absolute().parent]
+    return [*Path(root).absolute().parents, *tables, Path.cwd()]
+
+
+def _above(root: str, bases: Iterable[Path]) -> list[str]:
+    """The beginnings of names of photos below `root` that are absolute, or relative to a folder above it."""
+    if not root:
+        return []
+    above = [base for base in bases if base in Path(root).parents]
+    return [root, f"{Path(root).resolve()}/", *(f"{Path(root).relative_to(base)}/" for base in above)]
 
 
 def _stem(name: str) -> str:
