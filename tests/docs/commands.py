@@ -15,6 +15,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LEFT_OUT = {
     ("docs/distributed_prep.md", ".*"): "needs a cluster; tests/prep/test_distributed_docs.py has stand-ins",
     ("docs/object_stores.md", ".*"): "needs a store; tests/train/test_object_store.py has one on loopback",
+    ("docs/datasets.md", ".*"): "tests/docs/test_datasets.py runs them, each on a copy of its layout",
     ("docs/several_gpus.md", "make train GPUS=8 .*"): "needs eight GPUs; CPU: tests/train/devices/test_distributed.py",
     ("", "make env"): "installs the environment that the tests run in",
     ("", "make (test|check)"): "would run this test again",
