@@ -53,13 +53,13 @@ def test_images_are_the_members_of_the_tars_in_order_for_every_way_to_read_them(
         with tarfile.open(path) as tar:
             expected += [tar.extractfile(member).read() for member in tar.getmembers()]  # type: ignore[union-attr]
     ids = np.arange(len(stored))
-    assert [tars.jpeg(i) for i in range(len(tars))] == [stored.jpeg(i) for i in ids] == expected[::2]
+    assert [tars.jpeg(i) for i in range(len(tars))] == [stored.jpeg(i) for i in range(len(stored))] == expected[::2]
     assert tars.labels == stored.labels == [int(label) for label in expected[1::2]]
     assert tars.mean_bytes == pytest.approx(np.mean([len(jpeg) for jpeg in expected[::2]]))
     with closing(Reader(shard_set)) as reader:
         read = reader.submit("train", 48, ids).result()
         assert not read.errors
-        assert all(jpeg.tobytes().startswith(stored.jpeg(i)) for i, jpeg in zip(ids, read.images, strict=True))
+        assert all(jpeg.tobytes().startswith(stored.jpeg(i)) for i, jpeg in zip(ids.tolist(), read.images, strict=True))
 
 
 def test_all_loaders_use_the_default_crop_and_flip(job: Job) -> None:

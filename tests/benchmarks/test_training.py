@@ -162,7 +162,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[FakeTrainer, lis
 
 
 def side(path: Path, **more: Any) -> Side:
-    return Side(**({"name": path.stem, "recipe": path, "shards": "shards"} | more))
+    values: dict[str, Any] = {"name": path.stem, "recipe": path, "shards": "shards"}
+    return Side(**values | more)
 
 
 def test_runs_are_interleaved_and_estimated_just_before(measured: tuple[FakeTrainer, Any]) -> None:

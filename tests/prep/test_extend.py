@@ -189,8 +189,13 @@ def test_a_killed_extension_leaves_the_old_set_or_is_resumed(
     growing.add("bee", 22)
     whole = output.LocalStore.create
     written: list[str] = []
+
+    def recorded(store: output.LocalStore, name: str) -> Any:
+        written.append(name)
+        return whole(store, name)
+
     with monkeypatch.context() as patch:
-        patch.setattr(output.LocalStore, "create", lambda store, name: written.append(name) or whole(store, name))
+        patch.setattr(output.LocalStore, "create", recorded)
         growing.extend(out=growing.copy("fresh"))
     expected = tree(growing.out.with_name("fresh"))
     files = [name for name in written if name not in ("report.html", "source.json", "changes.jsonl")]

@@ -257,7 +257,7 @@ def test_parquet_lists_and_columns_are_targets(case: Case, form: str) -> None:
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     expected: tuple[str, ...] = NAMES
-    option = ("--columns", f"image,{NAMES[0]}..{NAMES[-1]}")
+    option: tuple[str, ...] = ("--columns", f"image,{NAMES[0]}..{NAMES[-1]}")
     if form == "lists of classes":
         lists = [np.flatnonzero(row).tolist() for row in DENSE["labels"]]
         columns, option = {"labels": pa.array(lists, pa.list_(pa.int64()))}, ()

@@ -23,7 +23,12 @@ def slow_path(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     listed: list[str] = []
     real = inputs.list_photos
-    monkeypatch.setattr(inputs, "list_photos", lambda *args, **more: listed.append("listed") or real(*args, **more))
+
+    def list_photos(*args: Any, **more: Any) -> Any:
+        listed.append("listed")
+        return real(*args, **more)
+
+    monkeypatch.setattr(inputs, "list_photos", list_photos)
     return listed
 
 

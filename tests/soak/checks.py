@@ -45,11 +45,12 @@ def check_training(run: Path, reference: Path, *, exact: bool) -> list[str]:
     logs = [[json.loads(line) for line in (folder / "run.jsonl").read_text().splitlines()] for folder in both]
     steps = [[[each["step"], each["loss"]] for each in log if each["kind"] == "step"] for log in logs]
     epochs = [[each["epoch"] for each in log if each["kind"] == "epoch"] for log in logs]
-    problems = _differences("run.jsonl, steps", *steps, limit) + _differences("run.jsonl, epochs", *epochs, limit)
+    problems = _differences("run.jsonl, steps", *steps, limit=limit)
+    problems += _differences("run.jsonl, epochs", *epochs, limit=limit)
     for name in ("last.pt", "best.pt"):
         states = [torch.load(folder / name, weights_only=True) for folder in both]
         weights = [{part: state.get(part) for part in ("model", "ema")} for state in states]
-        problems += _differences(name, *weights, limit)
+        problems += _differences(name, *weights, limit=limit)
     results = [(folder / "eval.json").read_bytes() if (folder / "eval.json").exists() else b"" for folder in both]
     if results[0] != results[1]:
         problems.append("eval.json: differs from the undisturbed run's")
@@ -59,7 +60,7 @@ def check_training(run: Path, reference: Path, *, exact: bool) -> list[str]:
     return problems
 
 
-def _differences(what: str, got: object, expected: object, limit: float) -> list[str]:
+def _differences(what: str, got: object, expected: object, *, limit: float) -> list[str]:
     try:
         torch.testing.assert_close(got, expected, rtol=limit, atol=limit)
     except AssertionError as error:

@@ -117,8 +117,8 @@ class Soak:
         phases, scenario = cycle.prepare(), cycle.scenario
         events: list[list[Event]] = [[] for _ in phases]
         for _ in range(rng.randrange(3, 8) + 2 * len(phases) - 2):
-            event = draw(rng, places=scenario.places, loss=scenario.loss)
-            rng.choice(events).append(event)
+            drawn = draw(rng, places=scenario.places, loss=scenario.loss)
+            rng.choice(events).append(drawn)
         last_event, findings_before = "no event", len(self.findings)
         for phase, phase_events in zip(phases, events, strict=True):
             key = f"{cycle.name} {phase.name}"

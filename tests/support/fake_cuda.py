@@ -64,7 +64,7 @@ class FakeCuda:
                 fake.host_s = max(fake.host_s, self.at_s)
                 fake.synchronized_s = max(fake.synchronized_s, self.at_s)
 
-        self.Event = Event
+        self.Event: Any = Event
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         monkeypatch.setattr(cuda, "driver", self)

@@ -105,7 +105,7 @@ def differences(on_cpu: Loader, on_gpu: Loader) -> list[str]:
     Decoders and resizes round differently: the images of a batch may differ by 1 level (of 255) in the mean, and
     by 4 for 99 % of the values; everything else has to be equal.
     """
-    lines = []
+    lines: list[str] = []
     for index, (expected, got) in enumerate(itertools.zip_longest(on_cpu, on_gpu)):
         if expected is None or got is None:
             return [*lines, f"number of batches: {index} of one of them"]

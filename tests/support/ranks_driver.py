@@ -56,7 +56,8 @@ def work(folder: str, how: str, cue: int, *lines: Any) -> None:
         word.set()
         stop(session, *signal)
 
-    loop.Learner.train_step, runs._Session._stop = step, stopping
+    cast(Any, loop.Learner).train_step = step
+    cast(Any, runs._Session)._stop = stopping
     if how:
         sys.exit(main(lines[0]))
     with join("cpu") as ranks:
@@ -74,29 +75,32 @@ def work(folder: str, how: str, cue: int, *lines: Any) -> None:
 def measure(ranks: Ranks, file: Path) -> None:
     rank = ranks.rank
     votes = [ranks.vote(*mine) for mine in ([rank, 0], [0, 5 if rank == 1 else 0], [0, 0], [0, 0])]
-    network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
-    for layer in network:
+    first, last = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+    network = torch.nn.Sequential(first, last)
+    for layer in (first, last):
         torch.nn.init.ones_(layer.weight)
     wrapped, gradients = [], []
     for frozen in (True, True, False):
-        network[0].requires_grad_(not frozen)
+        first.requires_grad_(not frozen)
         wrapped.append(ranks.wrap(network))
         for now in (False, True):
             with ranks.averaging(wrapped[-1], now=now):
                 wrapped[-1](torch.full((1, 2), rank + 1.0)).sum().backward()
-        gradients.append([p.grad is not None and p.grad.sum().item() for p in (network[0].weight, network[1].bias)])
+        gradients.append([p.grad is not None and p.grad.sum().item() for p in (first.weight, last.bias)])
         network.zero_grad(set_to_none=True)
     drawn = []
     for step in (4, 5, 4):
         ranks.seed(0, step)
         drawn.append(torch.rand(3).tolist())
     statistics = torch.nn.BatchNorm1d(1)
+    assert statistics.running_mean is not None
     statistics.running_mean += rank
     ranks.broadcast_buffers(statistics)
     norm = torch.nn.BatchNorm1d(1, momentum=0.5)
     training = ranks.wrap(norm)
     for _ in range(2):
         training(torch.full((2, 1), float(rank))).sum().backward()
+    assert norm.running_mean is not None
     own_mean = norm.running_mean.item()
     norm.bias.requires_grad_(False)  # another set of trainable parameters
     ranks.wrap(norm)
@@ -136,12 +140,13 @@ def train_compiled(ranks: Ranks, file: Path) -> None:
     warm_up(learner, [("train", 32, 4), ("val", 32, 4)])
     graphs.append(counter.frame_count)
 
-    def average(_, bucket):  # why no annotations: torch refuses those that are strings
+    def average(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         ready.append("bucket")
         work = dist.all_reduce(bucket.buffer().div_(ranks.world_size), async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
-    cast(Any, ranks.wrap(learner.network)).register_comm_hook(None, average)
+    # why a lambda: torch refuses annotations that are strings
+    cast(Any, ranks.wrap(learner.network)).register_comm_hook(None, lambda _, bucket: average(bucket))
     for parameter in learner.network.parameters():
         parameter.register_post_accumulate_grad_hook(lambda _: ready.append("gradient"))
     for step in range(2):  # why two: DistributedDataParallel arranges its buckets after the first

@@ -83,7 +83,7 @@ def sample(image: Pixels, spec: BatchSpec, i: int, mean: tuple[float, ...]) -> P
     for part in PARTS:
         if f"{part}_kinds" in draws:
             for kind, values in zip(draws[f"{part}_kinds"][i], draws[f"{part}_values"][i], strict=True):
-                image = operation(image, int(kind), values)  # type: ignore[call-overload]
+                image = operation(image, int(kind), values)
     if "erase_boxes" in draws:
         image = image.copy()
         x, y, w, h = (int(v) for v in draws["erase_boxes"][i])

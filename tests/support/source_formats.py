@@ -19,6 +19,7 @@ from resolute.prep.listing.photos import Photos, list_photos
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.fetch import fetch_many
 from resolute.prep.sources.image_ref import Source
+from resolute.prep.sources.reject import Reject
 
 TREE = {
     "cat": ["1.jpg", "more/2.JPEG", "a b.png", "quo\"te's.jpg", "-dash.jpg"],
@@ -36,7 +37,7 @@ def jpeg(number: int, kind: str = "JPEG") -> bytes:
 
 def make_tree(root: Path) -> dict[str, bytes]:
     """A folder of class folders; returns {name: bytes}, ascending by the name's bytes."""
-    files = {}
+    files: dict[str, bytes] = {}
     for label, names in TREE.items():
         for name in names:
             kind = {"png": "PNG", "webp": "WEBP"}.get(name[-3:], "WEBP" if name.endswith("webp") else "JPEG")
@@ -60,7 +61,8 @@ def pack_zip(path: Path, files: Iterable[tuple[str, bytes]]) -> Path:
 
 
 def pack_tar(path: Path, files: Iterable[tuple[str, bytes]], how: str = "") -> Path:
-    with tarfile.open(path, f"w:{how}") as archive:
+    mode: Any = f"w:{how}"
+    with tarfile.open(path, mode) as archive:
         for name, data in files:
             info = tarfile.TarInfo(name)
             info.size = len(data)
@@ -108,7 +110,7 @@ def list_source(work: Path, src: str | Path, **options: Any) -> Photos:
     return list_photos(open_source(str(src), scan_cache=work / "spool", **options), database, "photos")
 
 
-def contents(photos: Photos) -> list[bytes]:
+def contents(photos: Photos) -> list[bytes | Reject | None]:
     """The bytes of all photos, by position."""
     return fetch_many([place for _, place in photos.places()])
 

@@ -141,7 +141,8 @@ def stand_in(capability: tuple[int, int]) -> None:
     patch.setattr(torch, "tensor", lambda data, *, device=None, **keys: tensor(data, **keys).to(device or "cpu"))
     patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     # why: both choices ask the driver; on a GPU they are cuDNN and a fused kernel
-    patch.setattr(torch._C, "_select_conv_backend", lambda *_, **__: torch._C._ConvBackend.Cudnn)
+    native: Any = torch._C  # why: its stubs lack `_ConvBackend`
+    patch.setattr(native, "_select_conv_backend", lambda *_, **__: native._ConvBackend.Cudnn)
     patch.setattr(nn.functional, "scaled_dot_product_attention", _attention)
 
 
@@ -168,7 +169,8 @@ def to_fakes(network: nn.Module, mode: FakeTensorMode) -> None:
     """Replace the tensors of `network` by fakes on the GPU with the same strides."""
     with mode:
         for module in network.modules():
-            for tensors in (module._parameters, module._buffers):
+            named: list[dict[str, Any]] = [module._parameters, module._buffers]
+            for tensors in named:
                 for name, value in tensors.items():
                     if value is not None:
                         fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=DEVICE)
@@ -300,7 +302,8 @@ def load(name: str, *, amp: str = "") -> Recipe:
     changes = dict(_SHALLOW.get(model.name, {}))
     changes["kwargs"] = {**model.kwargs, **changes.get("kwargs", {})}
     model = dataclasses.replace(model, weights="", **changes)
-    precision = dataclasses.replace(precision, amp=amp) if amp else precision
+    mixed: dict[str, Any] = {"amp": amp} if amp else {}
+    precision = dataclasses.replace(precision, **mixed)
     return dataclasses.replace(recipe, model=model, precision=precision)
 
 
@@ -332,7 +335,7 @@ def step(name: str, *, amp: str = "", capability: str = "80", mistakes: str = ""
 
     def on_gpu(network: nn.Module, *, device: torch.device, memory_format: torch.memory_format) -> nn.Module:
         assert device == DEVICE
-        to(network, memory_format=memory_format)  # type: ignore[call-overload]
+        to(network, memory_format=memory_format)
         to_fakes(network, mode)
         return network
 
@@ -392,7 +395,8 @@ def _make_mistakes(learner: Learner, patch: pytest.MonkeyPatch) -> None:
     wide.register_forward_pre_hook(lambda module, inputs: (inputs[0].float(),))
     contiguous.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
     half = next(module for module in layers["layer4"].modules() if isinstance(module, nn.BatchNorm2d))
-    for values in (half._parameters, half._buffers):
+    named: list[dict[str, Any]] = [half._parameters, half._buffers]
+    for values in named:
         values |= {
             name: nn.Parameter(value.detach().half()) if isinstance(value, nn.Parameter) else value.half()
             for name, value in values.items()

@@ -26,7 +26,8 @@ def train(folded: Path, out: Path, *more: str) -> int:
 def test_each_fold_equals_the_run_of_that_fold_and_is_resumed(
     folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    after, build, networks = trainer._Session._after, Learner.__init__, []
+    after, build = trainer._Session._after, Learner.__init__
+    networks: list[weakref.ref[Any]] = []
 
     def stopping(session: trainer._Session, spec: trainer.BatchSpec) -> bool:
         if session.options.fold == (2, 3) and spec.index == 1:

@@ -36,7 +36,7 @@ def stopped_at(
     equal `res`; None: in one."""
     progress = Progress(Stop(**stop), stages_of(*res) if res else stages_of(224, epochs=every * len(top1)))
     for i, value in enumerate(top1):
-        record = {"epoch": (i + 1) * every - 1, "top1": value, "ema_top1": ema[i] if ema else None}
+        record: dict[str, Any] = {"epoch": (i + 1) * every - 1, "top1": value, "ema_top1": ema[i] if ema else None}
         progress.update(record, last=i + 1 == len(top1))
         if progress.ended:
             return record["epoch"], progress.best_epoch

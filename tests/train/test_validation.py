@@ -38,7 +38,7 @@ class OneOf(Ranks):
 
     def __init__(self, rank: int, world_size: int, others: list[list[torch.Tensor]]) -> None:
         super().__init__(rank=rank, world_size=world_size)
-        self.others, self.calls, self.own = others, 0, []
+        self.others, self.calls, self.own = others, 0, list[torch.Tensor]()
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         self.own.append(values.clone())

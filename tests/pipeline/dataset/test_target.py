@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ LABELS = {
     name: [np.flatnonzero(RNG.random(11) < 0.2).tolist() for _ in range(n)] for name, n in (("train", 75), ("val", 15))
 }
 VALUES = {name: RNG.normal(0, 1e3, (n, 2)).astype(np.float32) for name, n in (("train", 75), ("val", 15))}
-KINDS = {
+KINDS: dict[str, tuple[Target, dict[str, Any]]] = {
     "labels": (Target(kind="labels", names=CLASSES), LABELS),
     "values": (Target(kind="values", names=("age", "mass"), units=("a", "kg")), VALUES),
 }

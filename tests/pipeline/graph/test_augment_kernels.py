@@ -114,7 +114,7 @@ def test_every_operation_is_within_one_level_of_pillow_and_torchvision() -> None
     got = run(images, batch_spec(len(images), res=RES, augment_params=drawn), wanted).reshape(-1, *PHOTOS.shape)
     errors: dict[int, list[Any]] = {}
     for (kind, v), ours in zip(listed, got, strict=True):
-        expected = np.stack([reference_ops.operation(photo, kind, np.float32(v)) for photo in PHOTOS])
+        expected = np.stack([reference_ops.operation(photo, kind, np.array(v, np.float32)) for photo in PHOTOS])
         errors.setdefault(kind, []).append(np.abs(ours.astype(int) - expected))
     assert errors.keys() == EVERY
     for kind, each in errors.items():

@@ -11,6 +11,7 @@ from PIL import Image
 from resolute.pipeline.graph.kernels.resize import resize
 
 SIZES = [(125, 150, 128), (100, 128, 128), (47, 33, 48), (900, 70, 64), (64, 64, 64), (1, 7, 33), (3, 400, 7)]
+SCALE, SHIFT = np.array([0.5, 2, 3], np.float32), np.array([-1, 0, 4], np.float32)  # of the three channels
 
 
 def photo(height: int, width: int, seed: int = 0) -> np.ndarray:
@@ -40,9 +41,8 @@ def exact(image: np.ndarray, res: int) -> np.ndarray:
 def run(
     image: np.ndarray, res: int, *, mirrored: bool = False, upturned: bool = False, dtype: type = np.uint8
 ) -> np.ndarray:
-    out = np.full((res, res, 3), 77, dtype)
-    scale, shift = np.tile(np.float32([0.5, 2, 3]), res), np.tile(np.float32([-1, 0, 4]), res)
-    resize(image, mirrored, upturned, out, scale, shift)
+    out: np.ndarray = np.full((res, res, 3), 77, dtype)
+    resize(image, mirrored, upturned, out, np.tile(SCALE, res), np.tile(SHIFT, res))
     return out
 
 
@@ -63,7 +63,7 @@ def test_mirrored_and_normalised_values_equal_the_plain_ones(height: int, width:
     image = photo(height, width, 1)
     plain = run(image, res)
     fused = run(image, res, dtype=np.float32)
-    np.testing.assert_array_equal(fused, plain * np.float32([0.5, 2, 3]) + np.float32([-1, 0, 4]))
+    np.testing.assert_array_equal(fused, plain * SCALE + SHIFT)
     np.testing.assert_array_equal(run(image, res, upturned=True)[::-1], plain)
     # why: sums of the mirrored windows run the other way, so a value that lies on a half may round to its other side
     error = np.abs(run(image, res, mirrored=True)[:, ::-1].astype(int) - plain)

@@ -258,7 +258,7 @@ def test_the_graph_has_the_device_of_the_batches_and_decoders_on_request(
     def requested(**options: Any) -> dict[str, Any]:
         with pytest.raises(InterruptedError):
             Loader(plan, **options)
-        return graph.call_args.kwargs
+        return dict(graph.call_args.kwargs)
 
     for device, index in (("cuda", 1), ("cuda:0", 0)):
         made = requested(device=device)

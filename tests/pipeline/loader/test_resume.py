@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from resolute.pipeline.loader.loader import Batch, Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
 
-RICH = {
+RICH: dict[str, Any] = {
     "vflip_prob": 0.3,
     "jitter": (0.4, 0.4, 0.4, 0.1),
     "grey_prob": 0.2,

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def assert_frequencies(counts: Counter, expected: dict, n: int) -> None:
 Rows = list[tuple[int, list[float]]]
 
 
-def magnitudes(space: type, name: str, bins: int, res: int) -> list[float]:
+def magnitudes(space: Any, name: str, bins: int, res: int) -> list[float]:
     """All signed magnitudes of torchvision's own table, each as likely as the others."""
     table, signed = space._AUGMENTATION_SPACE[name]
     values = table(bins, res, res)

@@ -99,7 +99,7 @@ def test_flips_do_not_alternate_where_epochs_use_other_samples(shard_set: ShardS
 
 
 def test_settings_that_are_off_do_not_change_the_identity_of_a_plan(shard_set: ShardSet) -> None:
-    young = {"crop_mode": "simple", "shift_px": 4, "flip_mode": "alternate", "magnitude_std": 1.5}
+    young: dict[str, Any] = {"crop_mode": "simple", "shift_px": 4, "flip_mode": "alternate", "magnitude_std": 1.5}
     stage = Stage(res=32, epochs=1, batch_size=8)
     plain = Plan(shard_set, [stage])
     assert not young.keys() & plain.config["stages"][0]["augment"].keys()

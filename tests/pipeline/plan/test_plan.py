@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -168,6 +168,17 @@ def test_the_fingerprint_changes_if_and_only_if_batches_change(
     same = [RecipeStage(**each | {"order": "full"}, lr_scale=2.0, unfreeze_to="none") for each in values]
     assert _plan(shard_set, stages=same).fingerprint == plan.fingerprint == _plan(shard_set).fingerprint
     first, *rest = STAGES
+    changes: list[dict[str, Any]] = [
+        {"res": 64},
+        {"epochs": 3},
+        {"batch_size": 15},
+        {"fraction": 0.25},
+        {"order": "block"},
+        {"eval_res": 48},
+        {"augment": Augment(flip_prob=0.4)},
+        {"res": (32, 48)},
+        {"res": (32, 48), "res_schedule": "step"},
+    ]
     changed = [
         _plan(shard_set, mode="fixed"),
         _plan(shard_set, seed=4),
@@ -176,20 +187,7 @@ def test_the_fingerprint_changes_if_and_only_if_batches_change(
         _plan(shard_set, stages=STAGES[:2]),
         Plan(shard_set, STAGES, seed=3, eval_batch_size=4, eval_every_epochs=1),
         Plan(shard_set, STAGES, seed=3, eval_batch_size=4, eval_every_epochs=2, eval_crop_pct=0.9),
-        *(
-            _plan(shard_set, stages=[dataclasses.replace(first, **{name: value}), *rest])
-            for name, value in (
-                ("res", 64),
-                ("epochs", 3),
-                ("batch_size", 15),
-                ("fraction", 0.25),
-                ("order", "block"),
-                ("eval_res", 48),
-                ("augment", Augment(flip_prob=0.4)),
-                ("res", (32, 48)),
-            )
-        ),
-        _plan(shard_set, stages=[dataclasses.replace(first, res=(32, 48), res_schedule="step"), *rest]),
+        *(_plan(shard_set, stages=[dataclasses.replace(first, **change), *rest]) for change in changes),
     ]
     fingerprints = [plan.fingerprint, *(other.fingerprint for other in changed)]
     assert len(set(fingerprints)) == len(fingerprints)

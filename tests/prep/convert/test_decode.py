@@ -32,7 +32,7 @@ def png(header: bytes, rows: list[bytes]) -> bytes:
 
 def psnr_db(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
     assert a.shape == b.shape
-    error = np.mean((a.astype(np.float64) - b.astype(np.float64)) ** 2)
+    error = float(np.mean((a.astype(np.float64) - b.astype(np.float64)) ** 2))
     return float(10 * np.log10(255**2 / max(error, 1e-9)))
 
 

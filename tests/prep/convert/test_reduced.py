@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ Scene = Callable[..., NDArray[np.uint8]]
 REMAINING = 2.75  # times the stored short side
 
 
-def jpeg(pixels: NDArray[np.uint8], mode: str | None = None, **options: object) -> bytes:
+def jpeg(pixels: NDArray[np.uint8], mode: str | None = None, **options: Any) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels).convert(mode).save(buffer, "JPEG", **{"quality": 92, "subsampling": "4:2:0"} | options)
     return buffer.getvalue()
@@ -51,7 +52,7 @@ def db_to_full(data: bytes, factor: int) -> float:
     ],
 )
 def test_reduced_images_give_the_stored_image_within_50_db(
-    scene: Scene, factor: int, size: tuple[int, int], options: dict[str, object]
+    scene: Scene, factor: int, size: tuple[int, int], options: dict[str, Any]
 ) -> None:
     assert db_to_full(jpeg(scene(2, *size), **options), factor) > 50
 
@@ -139,7 +140,7 @@ def test_bytes_of_a_size_do_not_depend_on_which_others_are_stored(scene: Scene, 
     path = tmp_path / "a.jpg"
     path.write_bytes(jpeg(scene(9, 1501, 1420)))
 
-    def convert(*short_sides: int) -> list[bytes]:
+    def convert(*short_sides: int) -> list[bytes | bytearray]:
         batch = Batch(first_key=0, byte_ranges=(ByteRange(str(path)),), labels=(1,), short_sides=short_sides)
         result = worker.convert(EncodeOptions(quality=90, label_digits=4), batch)
         assert (result.sources["width"], result.sources["height"]) == (1501, 1420)  # of the full image
@@ -160,7 +161,8 @@ def test_cpus_without_vector_instructions_decode_and_resize_to_the_same_bytes(sc
         "        sys.stdout.buffer.write(pixels.tobytes() + resize(pixels, 61, 38).tobytes())"
     )
     expected = b""
-    for number, options in enumerate(({}, {"subsampling": "4:2:2"}, {"subsampling": "4:4:4", "progressive": True})):
+    ways: list[dict[str, Any]] = [{}, {"subsampling": "4:2:2"}, {"subsampling": "4:4:4", "progressive": True}]
+    for number, options in enumerate(ways):
         data = jpeg(scene(10, 1501, 1411), **options)
         (tmp_path / f"{number}.jpg").write_bytes(data)
         for pixels in (decode_reduced(data, factor).pixels for factor in (2, 4, 8)):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 
 from resolute.prep.convert.decode import Photo
 from resolute.prep.convert.resize import EncodedJpeg, fit, resize, resize_and_encode, resize_photo
@@ -123,10 +124,13 @@ def test_stored_jpegs_are_baseline_420_without_metadata_and_quality_is_on_libjpe
     for data, width, height in store(pixels, (40, 200), 77):
         image = Image.open(io.BytesIO(data))
         assert (image.size, image.mode, image.format) == ((width, height), "RGB", "JPEG")
+        assert isinstance(image, JpegImageFile)
         assert not image.info.get("progressive")
         assert not image.getexif()
         assert "icc_profile" not in image.info
         assert [part[1:3] for part in image.layer] == [(2, 2), (1, 1), (1, 1)]  # 4:2:0
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, "JPEG", quality=77)
-        assert image.quantization == Image.open(buffer).quantization
+        expected = Image.open(buffer)
+        assert isinstance(expected, JpegImageFile)
+        assert image.quantization == expected.quantization

@@ -19,7 +19,7 @@ from resolute.prep.listing.database import Database
 from resolute.prep.listing.inputs import list_sources
 from resolute.prep.listing.photos import Photos, list_photos
 from resolute.prep.settings import Settings
-from resolute.prep.sources.image_ref import ZIPPED, ByteRange, ImageRef, SourceTarget
+from resolute.prep.sources.image_ref import ZIPPED, ByteRange, ImageRef, Label, SourceTarget
 
 
 class ListedSource:
@@ -71,7 +71,7 @@ def rows(photos: Photos) -> list[tuple[str, str, ByteRange]]:
     return [(photos.name(i), classes[i], place) for i, place in photos.places()]
 
 
-def expected(images: Iterable[ImageRef]) -> list[tuple[str, str, ByteRange]]:
+def expected(images: Iterable[ImageRef]) -> list[tuple[str, Label, ByteRange]]:
     """The slow oracle."""
     last = {image.name: image for image in images}
     return [
@@ -149,8 +149,8 @@ def labelled(*labels: str) -> list[ImageRef]:
 
 
 def test_classes_are_numbered_by_name_or_list_or_keep_numeric_labels(tmp_path: Path) -> None:
-    def numbers(source: ListedSource, **options: object) -> tuple[tuple[str, ...], list[int]]:
-        photos = listed(tmp_path, source, **options)  # type: ignore[arg-type]
+    def numbers(source: ListedSource, **options: Any) -> tuple[tuple[str, ...], list[int]]:
+        photos = listed(tmp_path, source, **options)
         return photos.classes, photos.labels.tolist()
 
     assert numbers(ListedSource(labelled("b", "B", "\u00e9", "b"))) == (("B", "b", "\u00e9"), [1, 0, 2, 1])

@@ -8,6 +8,7 @@ import tarfile
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -183,7 +184,12 @@ def test_the_scan_cache_is_reused_until_the_file_changes_or_the_cache_is_damaged
     path = pack_tar(tmp_path / "p.tar.gz", files_in(files, ""), "gz")
     opened: list[str] = []
     real = archive.open_tar
-    monkeypatch.setattr(archive, "open_tar", lambda path: opened.append(path) or real(path))
+
+    def open_tar(path: str) -> Any:
+        opened.append(path)
+        return real(path)
+
+    monkeypatch.setattr(archive, "open_tar", open_tar)
 
     def assert_listed(*, scans: int, blobs: int) -> None:
         assert_same_images(list_source(work, path), files)

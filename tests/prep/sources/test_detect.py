@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -224,12 +225,13 @@ def test_minus_one_is_a_number_where_numbers_are_predicted(tmp_path: Path, work:
 
 def test_unknown_sources_are_reported(tmp_path: Path, work: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"")
-    for src, options, words in (
+    cases: list[tuple[str, dict[str, Any], str]] = [
         (f"{tmp_path}/a.jpg", {}, r"not recognised, got a file named a\.jpg"),
         (f"{tmp_path}/*.tar", {}, "no such file, got no match of the pattern"),
         (f"{tmp_path}", {"kind": "x"}, "KIND: unknown, got x"),
         (f"{tmp_path}", {"columns": "a,b"}, "COLUMNS: has no effect"),
         ("nope://x/y", {}, r"nope://x/y: not understood, got 'Protocol not known: nope'"),
-    ):
+    ]
+    for src, options, words in cases:
         with pytest.raises(ResoluteError, match=words):
             open_source(src, scan_cache=work, **options)

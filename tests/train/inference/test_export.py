@@ -119,7 +119,7 @@ def test_timm_builds_the_model_with_the_best_weights_and_the_runs_preprocessing(
     weights = load_file(tmp_path / "m" / "model.safetensors")
     assert all(torch.equal(value, weights[name]) for name, value in saved.weights[which].items())
     assert not torch.equal(saved.weights["raw"]["fc.weight"], saved.weights["ema"]["fc.weight"])
-    model = timm.create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True).eval()
+    model: Any = timm.create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True).eval()
     images = torch.randn(2, 3, 48, 48)
     with torch.inference_mode():
         torch.testing.assert_close(model(images), saved.network(which, CPU)(images))

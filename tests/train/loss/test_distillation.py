@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -13,7 +14,7 @@ from resolute.train.loss.distillation import Teacher
 from resolute.train.recipe.schema import Distill
 from tests.support.networks import CPU, save_weights, tiny_network
 
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +23,7 @@ def teacher_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_pretrained_teacher_gets_images_with_its_own_normalisation(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = timm.create_model("test_resnet", num_classes=7)
+    network: Any = timm.create_model("test_resnet", num_classes=7)
     assert network.pretrained_cfg["mean"] == (0.5, 0.5, 0.5)
     monkeypatch.setattr("resolute.train.loss.distillation.build_model", lambda *_, **__: network)
     teacher = Teacher(Distill(teacher="test_resnet"), classes=7, **IMAGENET, channels_last=True, device=CPU)

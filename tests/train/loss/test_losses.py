@@ -122,6 +122,8 @@ def test_gradients_of_the_asymmetric_loss_are_finite_and_push_wrong_outputs(
     outputs = torch.tensor([[-size, size]], requires_grad=True)
     loss = build_loss(Loss(kind="asl", gamma_neg=gamma, gamma_pos=gamma, clip=clip), LABELS)
     loss(outputs, torch.tensor([[1.0, 0.0]]), NONE, torch.ones(1)).sum().backward()
-    assert torch.isfinite(outputs.grad).all()
-    assert outputs.grad[0, 0] < 0
-    assert outputs.grad[0, 1] > 0 or clip
+    gradient = outputs.grad
+    assert gradient is not None
+    assert torch.isfinite(gradient).all()
+    assert gradient[0, 0] < 0
+    assert gradient[0, 1] > 0 or clip

@@ -52,7 +52,12 @@ def test_gradient_checkpointing_changes_neither_gradients_nor_statistics() -> No
         learner = _learner(model={"name": "test_resnet", "grad_checkpointing": recompute, "drop_path_rate": 0.2})
         torch.manual_seed(4)
         held: list[int] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x, h=held: h.append(x.numel()) or x, lambda x: x):
+
+        def pack(x: torch.Tensor, held: list[int] = held) -> torch.Tensor:
+            held.append(x.numel())
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
             learner.network.train()(make_batch(0).images)
         for index in range(2):
             learner.train_step(make_batch(index))
@@ -68,7 +73,8 @@ def test_a_fixed_size_model_accepts_every_resolution_of_the_recipe() -> None:
     options = size_options(model, [128, 160, 224])
     assert options == {"dynamic_img_size": True}
     with torch.device("meta"):
-        network, plain = timm.create_model(name, **options), timm.create_model(name)
+        network: Any = timm.create_model(name, **options)
+        plain: Any = timm.create_model(name)
     for res in (128, 160, 224):
         assert network(torch.empty(2, 3, res, res, device="meta")).shape == (2, 1000)
     shapes = [{key: value.shape for key, value in each.state_dict().items()} for each in (network, plain)]
@@ -94,13 +100,13 @@ def test_after_a_half_life_in_epochs_of_any_length_weights_count_half() -> None:
     learner = Learner(recipe, classes=7, total_steps=6, device=CPU, epoch_steps=[4, 2])
     assert learner.ema is not None
     for index, epoch in enumerate([0, 0, 0, 0, 1, 1]):
-        before = learner.ema.module.fc.bias.detach().clone()
+        before = learner.ema.module.get_parameter("fc.bias").detach().clone()
         batch = make_batch(index)
         learner.train_step(dataclasses.replace(batch, spec=dataclasses.replace(batch.spec, epoch=epoch)))
         # timm's average starts as the first step's weights
         share = 0.0 if index == 0 else 0.5 ** (1 / (4 if epoch == 0 else 2))
-        expected = share * before + (1 - share) * learner.network.fc.bias.detach()
-        torch.testing.assert_close(learner.ema.module.fc.bias.detach(), expected)
+        expected = share * before + (1 - share) * learner.network.get_parameter("fc.bias").detach()
+        torch.testing.assert_close(learner.ema.module.get_parameter("fc.bias").detach(), expected)
 
 
 def test_the_average_of_the_last_epochs_equals_torchs_averaged_model() -> None:
@@ -126,6 +132,7 @@ def test_mean_and_std_are_those_of_the_pretrained_weights() -> None:
 
     for name in ("vit_tiny_patch16_224", "resnet18.tv_in1k"):
         cfg = timm.get_pretrained_cfg(name)
+        assert cfg is not None
         assert (data(name).mean, data(name).std) == (cfg.mean, cfg.std)
     with pytest.raises(ResoluteError, match=r"data\.mean_std: got pretrained, but timm has no weights of resnet50\.no"):
         data("resnet50.no_such_tag")

@@ -58,7 +58,8 @@ def _batch(step: int) -> Batch:
 )
 def test_a_layer_name_trains_it_and_all_layers_above(mode: Any, name: str | None, trained: tuple[str, ...]) -> None:
     network = timm.create_model("test_resnet")
-    stage = RecipeStage(res=32, epochs=1, batch_size=8, **{f"{mode}_to": name})
+    own: dict[str, Any] = {f"{mode}_to": name}
+    stage = RecipeStage(res=32, epochs=1, batch_size=8, **own)
     (trainable,) = trainable_sets(Freeze(mode=mode), [stage], network)
     assert trainable == {n for n, _ in network.named_parameters() if n.startswith(trained)}
 

@@ -19,6 +19,8 @@ from tests.support.networks import CPU, names_of, random_images, tiny_network
 
 def _ghost_oracle(x: torch.Tensor, groups: int, norm: nn.BatchNorm2d) -> torch.Tensor:
     parts = []
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
     for part in x.tensor_split(groups):
         mean, var = part.mean((0, 2, 3)), part.var((0, 2, 3), unbiased=False)
         n = part.numel() / part.shape[1]
@@ -52,7 +54,7 @@ def test_group_norms_replace_batch_norms_and_keep_their_activations() -> None:
             groups = next(
                 g for g in range(min(32, norm.num_features), 0, -1) if norm.num_features % g == 0 and 32 % g == 0
             )
-            expected = norm.act(functional.group_norm(x, groups, norm.weight, norm.bias, norm.eps))
+            expected = norm.get_submodule("act")(functional.group_norm(x, groups, norm.weight, norm.bias, norm.eps))
             torch.testing.assert_close(other(x), expected)
     images = random_images()
     first_output = network.train()(images)[0]
@@ -60,8 +62,8 @@ def test_group_norms_replace_batch_norms_and_keep_their_activations() -> None:
 
 
 def test_batch_norm_momentum_is_the_weight_of_a_batch_in_the_statistics() -> None:
-    network, seen = tiny_network(bn_momentum=0.03), {}
-    norm = network.conv1[1]
+    network, seen = tiny_network(bn_momentum=0.03), dict[str, torch.Tensor]()
+    norm = network.get_submodule("conv1.1")
     norm.register_forward_pre_hook(lambda _, inputs: seen.update(x=inputs[0].detach()))
     network.train()(random_images())
     torch.testing.assert_close(norm.running_mean, 0.03 * seen["x"].mean((0, 2, 3)))
@@ -83,6 +85,7 @@ def test_sync_norms_keep_names_and_activations_and_need_several_gpus() -> None:
 
 def test_group_norms_load_the_weights_of_batch_norms(tmp_path: Path) -> None:
     source, path = tiny_network(), tmp_path / "weights.pth"
-    nn.init.normal_(source.conv1[1].weight)
+    weight = source.get_parameter("conv1.1.weight")
+    nn.init.normal_(weight)
     torch.save(source.state_dict(), path)
-    assert tiny_network(norm="group", weights=str(path)).conv1[1].weight.equal(source.conv1[1].weight)
+    assert tiny_network(norm="group", weights=str(path)).get_parameter("conv1.1.weight").equal(weight)

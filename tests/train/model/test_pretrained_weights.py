@@ -21,7 +21,7 @@ from tests.support.networks import names_of, random_images, save_weights, tiny_n
 @pytest.mark.parametrize("kind", ["safetensors", "pth", "checkpoint"])
 def test_all_weights_of_a_file_are_loaded(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, path = tiny_network(), tmp_path / f"weights.{'safetensors' if kind == 'safetensors' else 'pth'}"
-    nn.init.normal_(source.fc.weight)
+    nn.init.normal_(source.get_parameter("fc.weight"))
     if kind == "safetensors":
         save_weights(source, path)
     else:
@@ -45,7 +45,7 @@ def test_raw_or_ema_weights_of_a_checkpoint_are_loaded_as_requested(
     best: str | None, kind: Any, taken: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     raw, average, path = tiny_network(), tiny_network(), tmp_path / "best.pt"
-    nn.init.normal_(average.fc.weight)
+    nn.init.normal_(average.get_parameter("fc.weight"))
     if best:
         state = {"model": raw.state_dict(), "ema": average.state_dict(), "progress": {"best_weights": best}}
         checkpoint.save(path, state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import timm
@@ -22,7 +23,13 @@ def network() -> nn.Module:
     return network
 
 
-def _shaped(network: nn.Module, **optim: float | bool) -> dict[str, torch.Tensor]:
+def _gradient(network: nn.Module, name: str) -> torch.Tensor:
+    gradient = network.get_parameter(name).grad
+    assert gradient is not None
+    return gradient
+
+
+def _shaped(network: nn.Module, **optim: Any) -> dict[str, torch.Tensor]:
     """Gradients by name after the recipe's shaping; those of `network` do not change."""
     other = copy.deepcopy(network)
     for mine, theirs in zip(other.parameters(), network.parameters(), strict=True):
@@ -35,7 +42,7 @@ def _shaped(network: nn.Module, **optim: float | bool) -> dict[str, torch.Tensor
 
 def test_clip_norm_scales_all_gradients_by_one_factor_and_clip_value_clamps_each_element(network: nn.Module) -> None:
     assert build_gradient_steps(Optim(), network) is None
-    before = torch.cat([p.grad.flatten() for p in network.parameters()])
+    before = torch.cat([_gradient(network, name).flatten() for name, _ in network.named_parameters()])
     assert before.norm() > 0.25
     for optim, expected in (
         ({"clip_norm": 0.25}, before / before.norm() * 0.25),
@@ -50,7 +57,7 @@ def test_clip_norm_scales_all_gradients_by_one_factor_and_clip_value_clamps_each
 def test_agc_bounds_the_gradient_of_each_unit_by_its_weights_except_in_the_head(network: nn.Module) -> None:
     got, clipped = _shaped(network, clip_agc=0.01), 0
     for name, parameter in network.named_parameters():
-        expected = parameter.grad.clone()
+        expected = _gradient(network, name).clone()
         if not name.startswith("fc."):
             for unit in range(len(parameter) if parameter.ndim > 1 else 1):
                 part = (unit,) if parameter.ndim > 1 else ...
@@ -66,7 +73,7 @@ def test_agc_bounds_the_gradient_of_each_unit_by_its_weights_except_in_the_head(
 def test_gradient_centralization_removes_the_mean_of_each_unit(network: nn.Module) -> None:
     got = _shaped(network, gradient_centralization=True)
     for name, parameter in network.named_parameters():
-        expected = parameter.grad
+        expected = _gradient(network, name)
         if parameter.ndim > 1:
             expected = expected - expected.flatten(1).mean(1).view(-1, *[1] * (parameter.ndim - 1))
         torch.testing.assert_close(got[name], expected, rtol=1e-3, atol=1e-6)
@@ -74,14 +81,14 @@ def test_gradient_centralization_removes_the_mean_of_each_unit(network: nn.Modul
 
 def test_gradient_normalization_gives_each_layer_the_norm_1(network: nn.Module) -> None:
     """A layer is the parameters of one module: the weight and the bias of a norm together."""
-    network.bn1.weight.grad.zero_()
-    network.bn1.bias.grad.zero_()
+    _gradient(network, "bn1.weight").zero_()
+    _gradient(network, "bn1.bias").zero_()
     got, zeros = _shaped(network, gradient_normalization=True), 0
     for prefix, module in network.named_modules():
         own = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters(recurse=False)]
         if not own:
             continue
-        before = torch.cat([network.get_parameter(name).grad.flatten() for name in own])
+        before = torch.cat([_gradient(network, name).flatten() for name in own])
         norm = before.norm()
         expected = before / norm if norm else before
         torch.testing.assert_close(torch.cat([got[name].flatten() for name in own]), expected)
@@ -97,7 +104,7 @@ def test_gradients_are_normalised_after_centralisation_and_before_clipping(netwo
 
 
 def test_frozen_parameters_are_skipped(network: nn.Module) -> None:
-    network.conv1[0].weight.grad = None
+    network.get_parameter("conv1.0.weight").grad = None
     for optim in (
         {"gradient_centralization": True},
         {"gradient_normalization": True},

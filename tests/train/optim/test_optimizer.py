@@ -20,7 +20,7 @@ from resolute.train.recipe.stages import RecipeStage
 @pytest.mark.parametrize("name", ["test_vit", "swin_tiny_patch4_window7_224", "test_resnet"])
 def test_norms_biases_and_what_a_model_excludes_have_no_weight_decay(name: str) -> None:
     with torch.device("meta"):
-        network = timm.create_model(name)
+        network: Any = timm.create_model(name)
     excluded = network.no_weight_decay() if hasattr(network, "no_weight_decay") else set()
     free, decayed = build_optimizer(Optim(weight_decay=0.1), network).param_groups
     assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
@@ -51,7 +51,7 @@ def lr_by_name(network: nn.Module, **optim: Any) -> dict[str, float]:
 
 
 def test_layer_decay_lowers_the_learning_rate_from_head_to_stem_and_the_head_has_its_own() -> None:
-    network = timm.create_model("test_vit", num_classes=3)
+    network: Any = timm.create_model("test_vit", num_classes=3)
     assert set(lr_by_name(network).values()) == {1.0}
     plain = lr_by_name(network, layer_decay=0.5)
     depth = len(network.blocks)

@@ -92,7 +92,7 @@ def test_one_cycle_by_stage_is_a_complete_cycle_per_stage() -> None:
         assert [rates.at(first + step) for step in range(steps)] == [whole.at(step) for step in range(steps)]
 
 
-DIVIDED = {"div_factor": 20.0, "final_div_factor": 50.0}
+DIVIDED: dict[str, Any] = {"div_factor": 20.0, "final_div_factor": 50.0}
 LOW, LOWEST = 0.7 / 50, 0.7 / 20 / 50
 
 

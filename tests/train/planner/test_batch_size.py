@@ -45,7 +45,7 @@ def recipe(*sizes: int | str, **tables: Any) -> Recipe:
     return Recipe.parse({"model": {"name": "test_resnet"}, "stages": stages, **tables}, name="auto")
 
 
-def sizes(recipe: Recipe) -> list[int]:
+def sizes(recipe: Recipe) -> list[Any]:
     return [stage.batch_size for stage in recipe.stages]
 
 
@@ -53,7 +53,12 @@ def test_the_search_returns_the_largest_multiple_of_8_or_32_that_fits_in_few_pro
     candidates = {0, 1, 2, 4, 300, *range(8, 257, 8), *range(256, 300, 32)}
     for limit in range(301):
         probes: list[int] = []
-        got = largest_that_fits(lambda n, p=probes, most=limit: p.append(n) or n <= most, max_size=300)
+
+        def fits(n: int, probes: list[int] = probes, most: int = limit) -> bool:
+            probes.append(n)
+            return n <= most
+
+        got = largest_that_fits(fits, max_size=300)
         assert got == max(n for n in candidates if n <= limit)
         assert len(probes) <= 16
 

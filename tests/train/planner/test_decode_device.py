@@ -130,7 +130,12 @@ def test_auto_decodes_on_the_gpu_only_after_a_child_process_did(
         plan=Plan(shard_set, STAGES, eval_batch_size=8),
     )
     tried: list[Any] = []
-    monkeypatch.setattr(trainer, "trial_fault", lambda trial: tried.append(trial.func) or fault)
+
+    def fault_of(trial: Any) -> str | None:
+        tried.append(trial.func)
+        return fault
+
+    monkeypatch.setattr(trainer, "trial_fault", fault_of)
     monkeypatch.setattr(trainer, "restored", contextlib.nullcontext)
     monkeypatch.setattr(trainer, "choose_decode", lambda *_: ("gpu", {"cpu": 0.002, "gpu": 0.001}))
     assert begun._decode() == decode

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ def test_loader_model_and_training_are_each_timed_in_steady_state(shard_set: Sha
     alone: Any = SimpleNamespace(spec=plan.batch(0))
     got = measure(
         plan,
-        machine,
+        cast(Any, machine),
         0,
         machine.watch,
         train=machine.train,
@@ -83,23 +83,28 @@ def test_every_rank_runs_the_number_of_steps_of_rank_0(shard_set: ShardSet) -> N
     """Otherwise a rank would wait for the gradients of another for ever."""
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=2)], eval_batch_size=1)
     alone: Any = SimpleNamespace(spec=plan.batch(0))
-    counts = []
-    for speed in (1.0, 30.0):
+
+    def steps_of(speed: float) -> int:
         machine, steps = Machine(plan, load_s=0.1 * speed, train_s=0.1 * speed, eval_s=0.1), itertools.count()
         agreed = iter([3, 5, 7, 1, 2])  # the fourth: whether the rates are possible
-        watch = Stopwatch(sync=lambda: None, clock=lambda m=machine: m.now, broadcast=lambda _, a=agreed: next(a))
+
+        def train(batch: Any) -> None:
+            next(steps)
+            machine.train(batch)
+
         measure(
             plan,
-            machine,
+            cast(Any, machine),
             0,
-            watch,
-            train=lambda b, m=machine, s=steps: (next(s), m.train(b)),
+            Stopwatch(sync=lambda: None, clock=lambda: machine.now, broadcast=lambda _: next(agreed)),
+            train=train,
             validate=machine.validate,
             memory=lambda: 0,
             synthetic_batch=alone,
         )
-        counts.append(next(steps))
-    assert counts[0] == counts[1]
+        return next(steps)
+
+    assert steps_of(1.0) == steps_of(30.0)
 
 
 def pace(loader: float, model: float, live: float, validation: float | None = 50.0) -> Pace:
@@ -137,6 +142,7 @@ def test_the_total_is_the_sum_over_all_passes(shard_set: ShardSet) -> None:
     for segment in plan.phases:
         used = paces[segment.stage]
         rate = used.live_images_per_s if segment.split == "train" else used.eval_images_per_s
+        assert rate is not None
         total += segment.samples / rate
         if segment.split == "train":
             total += 0.5 * (1 + segment.samples / rate // 2.0)

@@ -24,7 +24,7 @@ from tests import ROOT
 
 SCHEMA_FILE = ROOT / "docs" / "recipe.schema.json"
 VALIDATOR = Draft7Validator(schema())
-STAGE = {"res": 32, "epochs": 1, "batch_size": 8}
+STAGE: dict[str, Any] = {"res": 32, "epochs": 1, "batch_size": 8}
 
 
 def test_the_keys_are_exactly_those_of_a_recipe_each_with_help() -> None:

@@ -21,8 +21,14 @@ def _rewrite(folder: Path, records: list[dict[str, Any]]) -> None:
     (folder / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
+def _best(epoch: dict[str, Any]) -> float:
+    score = best_score(epoch)
+    assert score is not None
+    return score
+
+
 def test_curves_and_tables_are_those_of_the_logs(tmp_path: Path) -> None:
-    kinds = {"short": {"ema": False}, "long": {"epochs_of_last": 6, "switch_s": 0.5}}
+    kinds: dict[str, dict[str, Any]] = {"short": {"ema": False}, "long": {"epochs_of_last": 6, "switch_s": 0.5}}
     logs = {
         name: [record for record in write_log(tmp_path / name, **options) if record["kind"] == "epoch"]
         for name, options in kinds.items()
@@ -34,12 +40,12 @@ def test_curves_and_tables_are_those_of_the_logs(tmp_path: Path) -> None:
         for series, (name, epochs) in zip(drawn[title]["series"], logs.items(), strict=True):
             assert series["name"] == name
             assert series["x"] == pytest.approx([epoch[x] for epoch in epochs], rel=1e-4)
-            assert series["y"] == pytest.approx([100 * best_score(epoch) for epoch in epochs], rel=1e-4)
+            assert series["y"] == pytest.approx([100 * _best(epoch) for epoch in epochs], rel=1e-4)
     for series, run in zip(drawn["Step time"]["series"], runs, strict=True):
         assert len(series["x"]) <= 303
         assert max(series["y"]) == pytest.approx(1e3 * run.log.binned(300)["time_s"].max(), rel=1e-4)
-    best = max(best_score(epoch) for epoch in logs["short"])
-    reached = [next(epoch["elapsed_s"] for epoch in epochs if best_score(epoch) >= best) for epochs in logs.values()]
+    best = max(_best(epoch) for epoch in logs["short"])
+    reached = [next(epoch["elapsed_s"] for epoch in epochs if _best(epoch) >= best) for epochs in logs.values()]
     assert [first_reached_s(run, best) for run in runs] == reached
     assert rows(text, "Time to top-1")[-1] == [f"{100 * best:.2f} %", *(f"{s:.1f} s" for s in reached)]
     assert [row[:2] for row in rows(text, "Runs")[1:]] == [["short", "made_up"], ["long", "made_up"]]

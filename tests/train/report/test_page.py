@@ -130,7 +130,10 @@ def test_a_run_without_flaws_gets_no_advice_but_the_limit(tmp_path: Path) -> Non
 
 
 def test_the_values_of_a_recipe_are_shown_as_toml() -> None:
-    stages = [{"res": 32, "fold": None, "augment": {"kind": 'a "b" ä 🦊 \x7f'}}, {"res": 48, "augment": {}}]
+    stages: list[dict[str, Any]] = [
+        {"res": 32, "fold": None, "augment": {"kind": 'a "b" ä 🦊 \x7f'}},
+        {"res": 48, "augment": {}},
+    ]
     values = {"seed": 1, "none": None, "optim": {"lr": 0.5, "betas": [0.9, 0.99]}, "empty": {}, "stages": stages}
     assert tomllib.loads(recipe_text(values)) == {
         "seed": 1,
