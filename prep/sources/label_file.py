@@ -357,25 +357,27 @@ class LabelListSource:
         self.stamps = (stamp,) if are_urls else ()
 
     def _image(self, name: str, label: Label, line: int, *, is_remote: bool) -> ImageRef:
-        """Raises `ResoluteError` if not even the folder of the image is there."""
+        """Raises `StorageError` if not even the folder of the image is there: it may come back."""
         try:
             return _named_image(self.root, name, label, line, is_remote=is_remote)
         except StorageError:
-            same = _same_file(self.root, name)
-            if same is None:
-                raise self._explained([(name, label, line)], 1, 1) from None
+            if not _lacks_folder(self.root, name):
+                raise
+            if _same_file(self.root, name) is None:
+                raise StorageError(str(self._explained([(name, label, line)], 1, 1))) from None
             return ImageRef.file(name, label, None, line)
 
     def _explained(self, examples: Sequence[Row], count: int, rows: int) -> ResoluteError:
         """The error that explains why names are not found."""
         written, _, line = examples[0]
+        written = written.removeprefix("file://")
         got = f"got {written!a} in line {line}"
         many = f"{count} of {rows} names are not there" if rows > 1 else "a name is not there"
         folder = Path(self.root, written).parent
-        if written.startswith("/"):
+        if written.startswith("/") and not folder.is_dir():
             return ResoluteError(
-                f"{self._src}: {many}, {got}, which is an absolute path, as it begins with /, expected a path that is "
-                f"relative to {self.root}; if it is relative to another folder, use {self._name}=that folder and "
+                f"{self._src}: {many}, {got}, which is an absolute path, as it begins with /, and there is no folder "
+                f"{folder}, expected one; if the path is relative to another folder, use {self._name}=that folder and "
                 f"LABELS={self._src}"
             )
         elsewhere = _relative_to(written, self.root, self._src)
@@ -418,6 +420,17 @@ def _is_file(root: str, name: str) -> bool:
         return os.path.isfile(os.path.join(root, name))  # noqa: PTH118, PTH113  # why not Path: called for every cell
     except ValueError:
         return False
+
+
+def _lacks_folder(root: str, name: str) -> bool:
+    """Whether the folder of a file does not exist."""
+    try:
+        Path(root, name.removeprefix("file://")).parent.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _named_image(root: str, name: str, label: Label, line: int, *, is_remote: bool) -> ImageRef:

@@ -6,7 +6,7 @@ import json
 import tarfile
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ class Case:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(jpeg(number))
 
-    def read(self, rows: dict[str, str], *, as_list: bool = False, max_bad: float = 0.01) -> dict[str, object]:
+    def read(self, rows: dict[str, str], *, as_list: bool = False, max_bad: float = 0.01) -> Mapping[str, object]:
         text = "image,label\n" + "".join(f"{name},{label}\n" for name, label in rows.items())
         table = (self.photos if as_list else self.folder) / "l.csv"
         table.write_text(text)
