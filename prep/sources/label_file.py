@@ -136,7 +136,7 @@ class LabelTableSource:
         is_remote = is_url(self.root) or is_url(self._labels)
         for written, label, line in table:
             rows += 1
-            name = self._find(files, written, line)
+            name = written if written in files.sizes else self._find(files, written, line)
             if others is not None and self._find(others, written, line) is not None:
                 if name is not None:
                     raise ResoluteError(

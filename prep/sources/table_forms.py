@@ -150,13 +150,14 @@ class DelimitedForm:
                         f"{self.path}: line {line} is not a table row, got {error}, expected fields separated by "
                         f"{self.delimiter!r} and balanced quotes; correct it"
                     ) from None
-                if not any(row) or not any(map(str.strip, row)):
-                    continue
-                if not fields:
+                if len(row) != fields:
+                    if not any(map(str.strip, row)):
+                        continue
+                    if fields:
+                        raise self._other_width(row, line, fields, first_line)
                     fields, first_line = len(row), line
-                elif len(row) != fields:
-                    raise self._other_width(row, line, fields, first_line)
-                yield line, [row[i].strip() for i in wanted] if wanted is not None else [*map(str.strip, row)]
+                if row[0] or any(map(str.strip, row)):
+                    yield line, [row[i].strip() for i in wanted] if wanted is not None else [*map(str.strip, row)]
 
     def _other_width(self, row: Sequence[str], line: int, fields: int, first_line: int) -> ResoluteError:
         open_quote = next((cell for cell in row if "\n" in cell), None)
