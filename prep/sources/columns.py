@@ -30,7 +30,7 @@ from .table_forms import (
     ParquetForm,
     TableForm,
     WordForm,
-    is_coco,
+    is_document,
 )
 
 __all__ = ["IMAGE_NAMES", "LABEL_COLUMNS", "Layout", "PhotoNames", "choose_columns", "column_names", "column_span"]
@@ -93,7 +93,7 @@ IMAGE_NAMES = _ImageNames()
 class Layout:
     """The form of a table, the positions of its columns of images and targets, and the names of the latter.
 
-    `has_header`: the first row of `form` holds the names of the columns.
+    `has_header`: the first row of `form` holds the names of the columns. `names_have_suffixes`: those of photos do.
     """
 
     form: TableForm
@@ -101,6 +101,7 @@ class Layout:
     targets: tuple[int, ...]
     names: tuple[str, ...]
     has_header: bool = False
+    names_have_suffixes: bool = False
 
 
 def choose_columns(
@@ -120,6 +121,10 @@ def choose_columns(
     if not sample:
         got = "only a header" if form.header else "an empty file"
         raise ResoluteError(f"{path}: no rows, got {got}, expected an image and its label per row; correct it")
+    if form.header is None and len(sample) == 1 and not any(map(sum, _counts(sample, photos))) and columns is None:
+        raise ResoluteError(
+            f"{path}: no rows, got only {str(list(sample[0]))[:80]}, expected an image per row; correct it"
+        )
     if isinstance(form, ListForm):
         return Layout(form=form, image=0, targets=(1,), names=("label",))
     return _Choice(form, sample, columns, photos, known_classes, setting).layout()
@@ -153,7 +158,7 @@ def _form_of_file(path: str, columns: str | None, photos: PhotoNames) -> tuple[T
     if name.endswith(".parquet"):
         form = ParquetForm(path)
     elif name.endswith((".jsonl", ".ndjson", ".json")):
-        form = CocoForm(path) if not name.endswith(("jsonl", "ndjson")) and is_coco(path) else JsonForm(path)
+        form = CocoForm(path) if not name.endswith(("jsonl", "ndjson")) and is_document(path) else JsonForm(path)
     else:
         return _form_of_text(path, name, columns, photos)
     sample, error = _sample(form)
@@ -211,7 +216,8 @@ def _list(path: str, photos: PhotoNames) -> tuple[TableForm, list[Sequence[Any]]
             f"{path}: each line has {len(rows[0])} words, got {' '.join(rows[-1])[:80]!r}, expected a photo and its "
             "label; name the two by position with COLUMNS=0,1, or put a tab before labels that hold blanks"
         )
-    if list_error is not None and is_table and len(sample) == 0:
+    names_of_list = sum(photos.rank(row[0]) is not None for row in sample)
+    if is_table and 2 * names_of_list < max(map(sum, _counts(rows[1:], photos))):
         return words, rows
     if list_error is not None:
         raise list_error
@@ -337,10 +343,11 @@ class _Choice:
             return files[0]
         raise self._question("no column names photos", [(i, 0) for i in range(len(self.first))])
 
-    def _holds_files(self, column: int) -> bool:
-        """Whether most cells of a column are names of image files."""
+    def _holds_files(self, column: int, *, nearly_all: bool = False) -> bool:
+        """Whether most cells of a column are names of image files, at least half of them or nine of ten."""
         texts = [_text(row[column]) for row in self.rows]
-        return 2 * sum(text is not None and (is_image(text) or is_url(text)) for text in texts) >= len(texts)
+        count = sum(text is not None and (is_image(text) or is_url(text)) for text in texts)
+        return count >= (0.9 if nearly_all else 0.5) * len(texts)
 
     def _question(self, what: str, columns: Sequence[tuple[int, int]]) -> ResoluteError:
         """The error that asks for `COLUMNS`; (position, cells that name photos) of columns."""

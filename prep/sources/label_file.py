@@ -155,7 +155,7 @@ class LabelTableSource:
                 continue
             labelled.add(name)
             yield ImageRef.file(name, label, files.sizes[name], line)
-        yield from self._others(files, unknown, labelled, rows, is_remote=is_remote)
+        yield from self._others(table, files, unknown, labelled, rows, is_remote=is_remote)
         if self._also is not None:
             rows_of_val = TargetTable(self._also, self._columns, photos=files, name="VAL_LABELS").rows()
             labelled.update(name for written, _, line in rows_of_val if (name := self._find(files, written, line)))
@@ -176,7 +176,14 @@ class LabelTableSource:
             ) from None
 
     def _others(
-        self, files: FolderFiles, unknown: Sequence[Row], labelled: set[str], rows: int, *, is_remote: bool
+        self,
+        table: TargetTable,
+        files: FolderFiles,
+        unknown: Sequence[Row],
+        labelled: set[str],
+        rows: int,
+        *,
+        is_remote: bool,
     ) -> Iterator[ImageRef]:
         """The images of the rows whose names no file has as they are written."""
         same = _one_to_one(files, unknown, labelled)
@@ -203,6 +210,11 @@ class LabelTableSource:
                     missing.append((written, label, line))
                 yield image
             else:
+                if not is_image(written) and table.layout.names_have_suffixes:
+                    raise ResoluteError(
+                        f"{self._labels}: line {line} names no photo, got {written!a}, expected the name of an image "
+                        f"file such as {files.example!a}; correct or remove the row"
+                    )
                 missing.append((written, label, line))
                 if not is_text(written):
                     raise not_utf8(self._labels, line, repr(written))
@@ -232,7 +244,7 @@ def _not_there(
 ) -> ResoluteError:
     """The error that explains why names are not found."""
     source = "VAL" if setting == "VAL_LABELS" else "SRC"
-    count = f"{len(missing)} of {rows} names are not in {root}"
+    count = f"{len(missing)} of {rows} names are not in {root}" if rows else f"a name is not in {root}"
     for written, _, line in missing[:20]:
         elsewhere = None if is_url(root) or is_url(table) else _relative_to(written, root, table)
         if elsewhere is not None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
+from urllib.parse import unquote
 
 from .image_ref import is_url
 from .names import is_image, safe_relative_path
@@ -21,6 +22,7 @@ from .names import is_image, safe_relative_path
 __all__ = ["EXACT", "SAME_STEM", "WITHOUT_SUFFIX", "AmbiguousName", "NameIndex", "differences"]
 
 EXACT, WITHOUT_SUFFIX, SAME_STEM = 0, 1, 2  # how well a text names a photo; the lower the better
+_MANY = 100_000  # names; for each difference they are all written anew, a microsecond or two each
 _ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
 
 
@@ -90,16 +92,18 @@ class NameIndex:
 
     def closest(self, written: str) -> tuple[str, tuple[str, ...]] | None:
         """A photo with a similar name, and what differs, in words; None if there is none."""
+        at_once = 2 if len(self._names) <= _MANY else 1  # differences
+        subsets = [loose for count in range(at_once + 1) for loose in combinations(_LOOSE, count)]
         parts = _fold(written, ()).split("/")
-        for count in range(len(_LOOSE) + 1):
-            for loose in combinations(_LOOSE, count):
-                folds = self._folds(loose)
-                for dropped in range(len(parts)):
-                    key = _fold("/".join(parts[dropped:]), loose)
-                    if key in folds:
-                        name = folds[key] or next(name for name in self._names if key in _keys(name, loose))
-                        words = [*(_WORDS[each] for each in loose), *(["a folder in front"] if dropped else [])]
-                        return name, tuple(words) or differences(written, name)
+        # why in this order: a folder that is written otherwise is no folder in front
+        for dropped, loose in [(0, loose) for loose in subsets] + [
+            (n, s) for s in subsets for n in range(1, len(parts))
+        ]:
+            folds, key = self._folds(loose), _fold("/".join(parts[dropped:]), loose)
+            if key in folds:
+                name = folds[key] or next(name for name in self._names if key in _keys(name, loose))
+                words = [*(_WORDS[each] for each in loose), *(["a folder in front"] if dropped else [])]
+                return name, tuple(words) or differences(written, name)
         return None
 
     def _paths(self, written: str) -> Iterator[str]:
@@ -166,8 +170,16 @@ _LOOSE: dict[str, Callable[[str], str]] = {
     "case": str.casefold,
     "suffix": lambda name: name,  # dropped by `_fold`, which knows the suffixes
     "zeros": lambda name: _ZEROS.sub("", name),
+    "float": lambda name: name.removesuffix(".0"),
+    "percent": unquote,
 }
-_WORDS = {"case": "upper and lower case", "suffix": "the suffix", "zeros": "leading zeros"}
+_WORDS = {
+    "case": "upper and lower case",
+    "suffix": "the suffix",
+    "zeros": "leading zeros",
+    "float": "a .0 at the end",
+    "percent": "signs written as %20 and the like",
+}
 
 
 def differences(written: str, name: str) -> tuple[str, ...]:

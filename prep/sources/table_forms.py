@@ -36,7 +36,7 @@ __all__ = [
     "TableForm",
     "WordForm",
     "checked_name",
-    "is_coco",
+    "is_document",
     "is_text",
     "is_utf16",
     "not_utf8",
@@ -46,6 +46,20 @@ __all__ = [
 _UTF16_MARKS = ("\udcff\udcfe", "\udcfe\udcff")  # the byte-order marks, decoded with surrogateescape
 _LINES = 1 << 10  # of a list, in memory at once
 _PARQUET_ROWS = 1 << 14  # likewise
+
+# The beginnings of files that are no text.
+_BINARY = {
+    "PK\3\4": "an Excel file or a zip archive",
+    "\udcd0\udccf\x11": "an old Excel file",
+    "\x1f\udc8b": "a file compressed by gzip",
+    "MATLAB": "a MATLAB file",
+    "\udc89HDF": "an HDF5 file",
+    "\udc80\4": "a Python pickle",
+    "\udc80\5": "a Python pickle",
+    "\udc93NUMPY": "a NumPy file",
+    "SQLite format": "an SQLite database",
+    "<": "XML or HTML",
+}
 
 csv.field_size_limit(sys.maxsize)  # why: cells may hold masks of any length
 
@@ -117,6 +131,12 @@ def text_lines(path: str) -> Iterator[Iterator[str]]:
         io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="") as text,
     ):
         first = text.readline()
+        for magic, what in _BINARY.items():
+            if first.startswith(magic):
+                raise ResoluteError(
+                    f"{path}: not a text file, got {what}, expected a table as CSV, TSV, JSONL or Parquet; save it as "
+                    "one of these"
+                )
         if is_utf16(first) and not _is_json_line(first):
             raise not_utf8(path, 1, "UTF-16")
         yield chain([first], text) if first else iter(())
@@ -155,6 +175,8 @@ class DelimitedForm:
                         continue
                     if fields:
                         raise self._other_width(row, line, fields, first_line)
+                    if line == 1 and row[0].startswith("sep="):  # Excel's own line
+                        continue
                     fields, first_line = len(row), line
                 if row[0] or any(map(str.strip, row)):
                     yield line, [row[i].strip() for i in wanted] if wanted is not None else [*map(str.strip, row)]
@@ -380,6 +402,8 @@ class CocoForm:
             data = file.read()
         try:
             found = json.loads(data)
+            if not isinstance(found, dict):
+                raise self._error(f"a {type(found).__name__}", "an object")
             wanted = {
                 "images": ("id", "file_name"),
                 "annotations": ("image_id", "category_id"),
@@ -392,8 +416,8 @@ class CocoForm:
                 for number, each in enumerate(found[part]):
                     if not isinstance(each, dict) or not set(keys) <= each.keys():
                         raise self._error(f"{part}[{number}] without {' or '.join(keys)}", "both")
-        except (ValueError, RecursionError, AttributeError) as error:
-            raise self._error(f"what is no such document ({' '.join(str(error).split())[:80]})", "one") from None
+        except (ValueError, RecursionError) as error:
+            raise self._error(f"'{' '.join(str(error).split())[:80]}'", "one JSON document") from None
         return dict(found)
 
     def _error(self, got: str, expected: str) -> ResoluteError:
@@ -403,15 +427,14 @@ class CocoForm:
         )
 
 
-def is_coco(path: str) -> bool:
-    """Whether a JSON file is one document rather than an object in each line."""
+def is_document(path: str) -> bool:
+    """Whether a JSON file is one document rather than an object in each of several lines."""
     with text_lines(path) as lines:
-        first = next((line for line in lines if line.strip()), "")
+        first, second = islice(chain((line for line in lines if line.strip()), ["", ""]), 2)
     try:
-        row = json.loads(first)
+        return not isinstance(json.loads(first), dict) or not second
     except (ValueError, RecursionError):
         return True
-    return not isinstance(row, dict) or ("images" in row and isinstance(row["images"], list))
 
 
 # ---- several files

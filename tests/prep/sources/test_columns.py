@@ -50,6 +50,8 @@ def test_a_running_number_is_neither_the_photo_nor_the_target(tmp_path: Path, he
         ("t.txt", "image label\n3.jpg cat\n2.jpg dog\n1.jpg cat\n0.jpg dog\n"),
         ("t.txt", "#image label\n3.jpg cat\n2.jpg dog\n1.jpg cat\n0.jpg dog\n"),
         ("t.txt", "image,label\n3.jpg,cat\n2.jpg,dog\n1.jpg,cat\n0.jpg,dog\n"),
+        ("t.txt", "cat 3.jpg\ndog 2.jpg\ncat 1.jpg\ndog 0.jpg\n"),
+        ("t.csv", "sep=;\nfile;label\n3.jpg;cat\n2.jpg;dog\n1.jpg;cat\n0.jpg;dog\n"),
         ("t.dat", "cat\t3.jpg\ndog\t2.jpg\ncat\t1.jpg\ndog\t0.jpg\n"),
         ("t.csv", "file,label,mask\n3.jpg,cat," + "1 2 " * 60_000 + "\n2.jpg,dog,\n1.jpg,cat,\n0.jpg,dog,\n"),
         ("t.jsonl", "".join(json.dumps({"n": i, "f": n, "label": v}) + "\n" for i, (n, v) in enumerate(WANT.items()))),
@@ -146,6 +148,19 @@ def test_tables_are_joined_by_their_first_columns(tmp_path: Path) -> None:
         (tmp_path / "classes.txt").write_text(text)
         with pytest.raises(ResoluteError, match=words):
             joined()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("PK\3\4\0\0", "got an Excel file or a zip archive"),
+        ("<html>", "got XML or HTML"),
+        ("image,label\n", "no rows, got only"),
+        ("", "no rows, got an empty file"),
+    ],
+)
+def test_files_that_are_no_tables_are_named(tmp_path: Path, text: str, words: str) -> None:
+    assert words in question(tmp_path / "t.csv", text)
 
 
 @pytest.mark.parametrize(

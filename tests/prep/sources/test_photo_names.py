@@ -43,6 +43,9 @@ def test_paths_win_over_own_names_and_names_of_several_photos_are_ambiguous() ->
         ("0/1.jpg", "Train/0/1.jpg", ("a folder in front",)),
         ("1.jpg", "images/train/1.jpg", ("a folder in front",)),
         ("IMG_1.jpg", "img_1.png", ("upper and lower case", "the suffix")),
+        ("0.png", "0.0", ("a .0 at the end",)),
+        ("a b.jpg", "a%20b.jpg", ("signs written as %20 and the like",)),
+        ("Cat/1.jpg", "cat/1.jpg", ("upper and lower case",)),
         ("1.jpg", "2.jpg", None),
     ],
 )
@@ -166,6 +169,13 @@ def test_a_few_photos_that_are_not_there_become_rejects(case: Case) -> None:
     assert len(case.read(rows)) == 3
     with pytest.raises(ResoluteError, match="1 of 4 names are not in"):
         case.read(rows, max_bad=0)
+
+
+def test_a_row_without_the_name_of_an_image_file_is_refused_where_all_others_have_one(case: Case) -> None:
+    case.write(*(f"{i}.jpg" for i in range(20)))
+    rows = {f"{i}.jpg": "ab"[i % 2] for i in range(20)}
+    with pytest.raises(ResoluteError, match="line 22 names no photo, got 'image', expected the name of an image file"):
+        case.read({**rows, "image": "label"}, max_bad=0.5)
 
 
 def photos_of(prepared: Path) -> dict[str, dict[str, str]]:
