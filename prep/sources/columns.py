@@ -307,7 +307,14 @@ class _Choice:
             named = has_header or self.form.header is not None
             targets = self._targets(image, self.first if named else None)
             names = [self.first[i] if named else str(i) if len(targets) > 1 else "label" for i in targets]
-        return Layout(form=self.form, image=image, targets=tuple(targets), names=tuple(names), has_header=has_header)
+        return Layout(
+            form=self.form,
+            image=image,
+            targets=tuple(targets),
+            names=tuple(names),
+            has_header=has_header,
+            names_have_suffixes=self._holds_files(image, nearly_all=True),
+        )
 
     def _image(self) -> int:
         """The column of the images."""

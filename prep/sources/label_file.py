@@ -202,10 +202,11 @@ class LabelTableSource:
             elif below is None:
                 try:
                     image = _named_image(self.root, written, label, line, is_remote=False)
-                except StorageError:  # not even its folder is there
-                    raise _not_there(
-                        self._labels, self.root, [(written, label, line)], rows, files, self._name
-                    ) from None
+                except StorageError:
+                    if not _lacks_folder(self.root, written):
+                        raise
+                    row = (written, label, line)
+                    raise StorageError(str(_not_there(self._labels, self.root, [row], 0, files, self._name))) from None
                 if image.packed == MISSING:
                     missing.append((written, label, line))
                 yield image
