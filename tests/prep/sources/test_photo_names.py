@@ -174,8 +174,8 @@ def test_a_few_photos_that_are_not_there_become_rejects(case: Case) -> None:
 def test_a_row_without_the_name_of_an_image_file_is_refused_where_all_others_have_one(case: Case) -> None:
     case.write(*(f"{i}.jpg" for i in range(20)))
     rows = {f"{i}.jpg": "ab"[i % 2] for i in range(20)}
-    with pytest.raises(ResoluteError, match="line 22 names no photo, got 'image', expected the name of an image file"):
-        case.read({**rows, "image": "label"}, max_bad=0.5)
+    with pytest.raises(ResoluteError, match="line 22 names no photo, got 'total', expected the name of an image file"):
+        case.read({**rows, "total": "c"}, max_bad=0.5)
 
 
 def photos_of(prepared: Path) -> dict[str, dict[str, str]]:
