@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
 from resolute.console import say
@@ -157,7 +158,7 @@ def _features(target: Target) -> list[dict[str, Any]]:
     described: dict[str, Any] = {"name": "cls", "dtype": number}
     if target.kind == "labels":
         lists = ("labels", "ignored") if target.ignored else ("labels",)
-        described = {"name": "json", "struct": [{"name": name, "list": number} for name in lists]}
+        described = {"name": "json", "struct": [{"name": name, "list": deepcopy(number)} for name in lists]}
     elif target.kind == "values":
         described = {"name": "json", "struct": [{"name": "target", "list": "float32"}]}
     texts = [{"name": name, "dtype": "string"} for name in ("__key__", "__url__")]

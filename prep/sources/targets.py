@@ -150,7 +150,7 @@ class _Column:
         self.examples: dict[str, tuple[Cell, Place]] = {}
         self.in_unit_range = True  # of the numbers
         self.numbered = True  # all labels are class numbers
-        self.marks: set[str] = set()  # of its cells, see `_mark`
+        self.marks: set[str] = set()  # of its cells up to the first "?", see `_mark`
         self._seen: set[str] = set()
 
     def add(self, cell: Cell, place: Place, form: _Form) -> None:
@@ -160,7 +160,8 @@ class _Column:
             if len(self._seen) < _MAX_SEEN:
                 self._seen.add(cell)
         kind = form.kind(cell)
-        self.marks.add(_mark(cell))
+        if "?" not in self.marks:
+            self.marks.add(_mark(cell))
         self.examples.setdefault(kind, (cell, place))
         if kind in ("whole", "fraction", "minus one"):
             self.in_unit_range &= 0 <= float(cell) <= 1  # type: ignore[arg-type]
@@ -337,6 +338,7 @@ class Targets:
         """Raises `ResoluteError` if the cells cannot be targets, are ambiguous, or do not fit the setting."""
         columns, setting = self._columns, self._setting
         kind, why = self._one(columns[0]) if len(columns) == 1 else self._several()
+        is_signed = len(columns) == 1 and self._is_signed(columns[0])
         is_of_bits = len(columns) > 1 and kind != "values"
         if is_of_bits:
             self._check_bits(kind)
@@ -350,9 +352,13 @@ class Targets:
         names, units = name_and_unit([column.name for column in columns]) if kind == "values" else ((), ())
         if kind == "values" and len(columns) == 1 and (width := self._width()) > 1:
             names, units = tuple(f"{names[0]} {i}" for i in range(width)), units * width
-        numbered = columns[0].numbered if len(columns) == 1 else all(is_number(column.name) for column in columns)
+        are_names = len(columns) > 1 or is_signed
+        numbered = all(is_number(column.name) for column in columns) if are_names else columns[0].numbered
         if kind == "class" and self._form.is_text and columns[0].first("list", "vector"):
             numbered = False  # `[0]` is a name
+        notes = self._bits.notes() if is_of_bits else ()
+        if is_signed:
+            notes = (f"1 is the label {columns[0].name}, -1 is none",)
         return Meaning(
             path=self._path,
             kind=kind,
@@ -360,11 +366,11 @@ class Targets:
             names=names,
             units=units,
             numbered=numbered and kind != "values",
-            why="; ".join(["as TARGET says" if setting.kind else why, *(self._bits.notes() if is_of_bits else ())]),
+            why="; ".join(["as TARGET says" if setting.kind else why, *notes]),
             rows=self._rows,
             first=tuple(self._first),
             form=self._form,
-            signs=is_of_bits and self._bits.signs,
+            signs=is_signed or (is_of_bits and self._bits.signs),
             setting=setting,
         )
 
@@ -377,6 +383,13 @@ class Targets:
     def _one(self, column: _Column) -> tuple[TargetKind, str]:
         """(kind, how it was recognised) of the targets in a single column."""
         name, kind = column.name, self._setting.kind
+        if self._is_signed(column):
+            return "labels", f"column {name} holds -1 and 1"
+        if kind is None and column.marks == {"-1", "1"} and not self._setting.drop_unlabelled:
+            raise ResoluteError(
+                f"{self._path}: column {name}: got -1 and 1 alone, expected classes; set TARGET=labels if a photo with "
+                f"1 has the label {name} and one with -1 has not, or UNLABELLED=drop if -1 means unlabelled"
+            )
         if kind != "class" and (bad := column.first("bad list")):
             raise self._error(
                 bad,
@@ -429,6 +442,12 @@ class Targets:
             return "values", f"column {name} holds numbers with a unit"
         return "class", f"column {name} holds whole numbers (for numbers to predict set TARGET=values)"
 
+    def _is_signed(self, column: _Column) -> bool:
+        """Whether a single column is one label, which is there if a cell is 1, and not if it is -1."""
+        setting = self._setting
+        is_signed = column.marks == {"-1", "1"} or (setting.signs is True and column.marks <= {"-1", "1"})
+        return is_signed and setting.kind == "labels" and setting.separator is None and not setting.drop_unlabelled
+
     def _several(self) -> tuple[TargetKind, str]:
         """(kind, how it was recognised) of the targets in several columns."""
         columns, count, kind = self._columns, len(self._columns), self._setting.kind
@@ -439,6 +458,11 @@ class Targets:
             )
         if kind is not None:
             return kind, ""
+        if self._bits.other is None:
+            what = f"{count} columns of {'-1' if self._bits.signs else '0'} and 1"
+            if self._bits.one_each and self._setting.uncertain != "ignore":
+                return "class", f"{what}, a single 1 in each row (for several labels set TARGET=labels)"
+            return "labels", what
         others = ("text", "several words", "separated text", "decimal comma", "list", "vector", "bad list")
         texts = [column for column in columns if column.first(*others)]
         if texts and not self._are_chosen:
@@ -454,11 +478,6 @@ class Targets:
                 "a number, as in other columns",
                 "correct it, or leave the column out of COLUMNS",
             )
-        if self._bits.other is None:
-            what = f"{count} columns of {'-1' if self._bits.signs else '0'} and 1"
-            if self._bits.one_each and self._setting.uncertain != "ignore":
-                return "class", f"{what}, a single 1 in each row (for several labels set TARGET=labels)"
-            return "labels", what
         of_bits = [column for column in columns if column.marks <= {"0", "1", "-1", ""} and column.marks != {""}]
         if any("fraction" in column.examples for column in columns) and all(column.in_unit_range for column in columns):
             return "values", f"{count} columns of numbers from 0 to 1"
@@ -486,16 +505,16 @@ class Targets:
         seen, ways = [], []
         if bits.partly_blank and setting.blank is None:
             seen.append(f"{_counted(bits.blank, 'blank cell')} ({self._first_place(bits.first_blank)})")
-            ways.append(
-                f"BLANK=0 (they count as 0) or BLANK=drop (leave out {_counted(bits.partly_blank, 'photo')} with "
-                "blank cells)"
-            )
+            ways.append(f"BLANK=0 (they count as 0) or BLANK=drop (leave out {_counted(bits.with_blank, 'photo')})")
         if bits.uncertain and not bits.signs and setting.uncertain is None:
             seen.append(f"{_counted(bits.uncertain, 'cell')} of -1 ({self._first_place(bits.first_uncertain)})")
-            ignore = ", or UNCERTAIN=ignore (not counted in the loss and in metrics)" if kind == "labels" else ""
-            ways.append(f"UNCERTAIN=0 or UNCERTAIN=1 (they count as 0 or as 1){ignore}")
+            ways.append(
+                "UNCERTAIN=0, UNCERTAIN=1 or UNCERTAIN=ignore (not counted in the loss and in metrics)"
+                if kind == "labels"
+                else "UNCERTAIN=0 or UNCERTAIN=1"
+            )
         if seen:
-            numbers = "" if setting.kind else " (or TARGET=values if the columns hold numbers to predict)"
+            numbers = "" if setting.kind or bits.blank else "; or set TARGET=values if these are numbers to predict"
             raise ResoluteError(
                 f"{self._path}: {count} columns of 0 and 1: got {' and '.join(seen)}, expected settings that say what "
                 f"these mean; set {', and '.join(ways)}{numbers}"
@@ -559,7 +578,7 @@ class Meaning:
             kind=self.kind,
             names=self.names,
             units=self.units,
-            classes=self.columns if self.kind != "values" and len(self.columns) > 1 else (),
+            classes=self.columns if self.kind != "values" and (len(self.columns) > 1 or self.signs) else (),
             columns=self.columns,
             separator=self.form.separator,
             signs=self.signs,
@@ -582,14 +601,16 @@ class Meaning:
                 )
                 label = named[0] if isinstance(label, str) else named
             where = f"line {place}: " if isinstance(place, int) else ""
-            yield f"  {where}{name}: {describe_label(label, self.names, self.units)}"
+            text = describe_label(label, self.names, self.units)
+            is_left_out = label is None and self.setting.blank == "drop"
+            yield f"  {where}{name}: {'left out' if is_left_out else text}"
 
     def label(self, cells: tuple[Cell, ...], place: Place) -> Label | None:
         """The target of an image; None if its cells are blank, except for labels in text: no labels.
 
         Raises `ResoluteError` for cells that do not fit, naming line or image, and column.
         """
-        if len(cells) > 1:
+        if len(cells) > 1 or self.signs:
             return self._label_of_several(cells, place)
         cell = cells[0]
         if isinstance(cell, str) and self.kind == "class":
