@@ -50,6 +50,9 @@ _UNIT = re.compile(r"(.*\S)\s*(?:\[([^\[\]]+)\]|\(([^()]+)\))")
 _ONES, _ZEROS = frozenset({"1", "1.0", "true"}), frozenset({"0", "0.0", "false"})
 _BLANK = frozenset({"", "nan", "na", "n/a", "<na>", "none", "null"})  # in columns of 0 and 1, as pandas and R write it
 _BIT = re.compile(r"[+-]?[01](\.0*)?")
+_USUAL_MARKS: dict[object, str] = {
+    cell: mark for mark in ("1", "0", "-1") for cell in (mark, f"{mark}.0", int(mark))
+} | {"": "", None: ""}
 _NOT_FINITE = frozenset({"nan", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity"})
 _MAX_SEEN = 1 << 17  # different cells of a column that are remembered, so as to look at each once
 _NO_LABEL = frozenset({"-1", "-1.0"})  # as a class. Source: `datasets`' ClassLabel, and scikit-learn's semi-supervised
@@ -249,7 +252,7 @@ class _Bits:
     def add(self, cells: tuple[Cell, ...], place: Place) -> None:
         if self.other is not None:
             return
-        marks = [*map(_mark, cells)]
+        marks = _marks(cells)
         if "?" in marks:
             at = marks.index("?")
             self.other = at, cells[at], place
@@ -356,9 +359,9 @@ class Targets:
         numbered = all(is_number(column.name) for column in columns) if are_names else columns[0].numbered
         if kind == "class" and self._form.is_text and columns[0].first("list", "vector"):
             numbered = False  # `[0]` is a name
-        notes = self._bits.notes() if is_of_bits else ()
+        notes = [*self._bits.notes()] if is_of_bits else []
         if is_signed:
-            notes = (f"1 is the label {columns[0].name}, -1 is none",)
+            notes = [f"1 is the label {columns[0].name}, -1 is none"]
         return Meaning(
             path=self._path,
             kind=kind,
@@ -646,7 +649,7 @@ class Meaning:
             if all(cell is None or cell == "" for cell in cells):
                 return None
             return tuple([self._number(name, cell, place) for name, cell in zip(self.columns, cells, strict=True)])
-        marks, setting = [*map(_mark, cells)], self.setting
+        marks, setting = _marks(cells), self.setting
         for mark, name, cell in zip(marks, self.columns, cells, strict=True):
             # why again: the file may have changed since all of it was read
             is_known = setting.uncertain is not None or self.signs if mark == "-1" else mark != "?"
@@ -716,6 +719,14 @@ def _first(names: Sequence[str], limit: int = 5) -> str:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s'[: count != 1]}"
+
+
+def _marks(cells: tuple[Cell, ...]) -> list[str]:
+    """`_mark` of each."""
+    try:
+        return [_USUAL_MARKS[cell] for cell in cells]  # most rows, and several times as fast
+    except (KeyError, TypeError):  # the latter: of a list
+        return [*map(_mark, cells)]
 
 
 def _mark(cell: Cell) -> str:
