@@ -271,7 +271,7 @@ def test_blank_and_uncertain_cells_count_as_the_settings_say(tmp_path: Path, bla
 
 
 def test_cells_that_need_no_setting_never_ask(tmp_path: Path) -> None:
-    rows = [["1", "true", 0], ["0.0", "FALSE", 1], ["", "", ""], ["1.0", "True", 1]]
+    rows: Rows = [["1", "true", 0], ["0.0", "FALSE", 1], ["", "", ""], ["1.0", "True", 1]]
     _, labels = read(tmp_path, HEADER, rows)
     assert labels == [("Edema", "Fracture"), ("Devices",), None, ("Edema", "Fracture", "Devices")]
     assert read(tmp_path, HEADER, rows, blank="0")[1][2] == (), "a photo that has none of the labels"
@@ -282,13 +282,14 @@ def test_cells_that_need_no_setting_never_ask(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", ["NA", "nan", "null", "None"])
 def test_words_for_a_missing_cell_are_blank_among_bits(tmp_path: Path, word: str) -> None:
-    rows = [[1, 0], [word, 1], [1, 1]]
+    rows: Rows = [[1, 0], [word, 1], [1, 1]]
     assert "got 1 blank cell (first: line 3, column a)" in error(tmp_path, ["a", "b"], rows, columns="image_id,a,b")
     assert read(tmp_path, ["a", "b"], rows, columns="image_id,a,b", blank="0")[1] == [("a",), ("b",), ("a", "b")]
 
 
 def test_columns_of_minus_one_and_one_alone_are_labels(tmp_path: Path) -> None:
-    header, rows = ["Smiling", "Young", "Hat"], [[-1, 1, -1], [1, 1, -1], [-1, -1, -1], ["1.0", "-1.0", -1]]
+    header = ["Smiling", "Young", "Hat"]
+    rows: Rows = [[-1, 1, -1], [1, 1, -1], [-1, -1, -1], ["1.0", "-1.0", -1]]
     for given in (None, "labels"):
         target, labels = read(tmp_path, header, rows, target=given)
         assert (target.kind, target.signs, target.ignored) == ("labels", True, False)
@@ -308,7 +309,8 @@ def test_columns_of_minus_one_and_one_alone_are_labels(tmp_path: Path) -> None:
 
 
 def test_a_validation_table_reads_minus_one_as_the_training_table_does(tmp_path: Path) -> None:
-    header, signs = ["Smiling", "Young"], {"target": "labels", "signs": True}
+    header: Sequence[str] = ["Smiling", "Young"]
+    signs: dict[str, Any] = {"target": "labels", "signs": True}
     assert read(tmp_path, header, [[-1, -1], [-1, -1]], **signs)[1] == [(), ()]
     assert "1 cell of -1" in error(tmp_path, header, [[0, 1], [1, -1]], **signs)
     message = error(tmp_path, header, [[-1, 1], [1, 1]], target="labels", signs=False)
