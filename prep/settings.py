@@ -93,6 +93,16 @@ class JobsPlanOptions:
     unlabelled: Literal["refuse", "drop"] = setting(
         "refuse", "photos whose label is empty or -1: an error, or left out and counted"
     )
+    blank: Literal["0", "drop"] | None = setting(
+        None,
+        "blank cells in several columns of 0 and 1: 0 (the photo does not have the label) or drop (leave out photos "
+        "with a blank cell); by default an error",
+    )
+    uncertain: Literal["0", "1", "ignore"] | None = setting(
+        None,
+        "cells of -1 in several columns of 0 and 1: 0, 1, or ignore (the label does not count in the loss and in "
+        "metrics for this photo); by default an error, except for columns of -1 and 1 alone",
+    )
     duplicates: Literal["together", "drop", "keep"] | None = setting(
         None,
         "photos with equal bytes: kept in one split (the default, and an error if --val or --val-list puts them "

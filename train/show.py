@@ -95,7 +95,10 @@ def _label(shards: ShardSet, batch: Batch, i: int) -> str:
     if shards.target.kind == "labels":
         weights = batch.targets[i].tolist()
         shown = [(name, weight) for name, weight in zip(names, weights, strict=True) if weight]
-        lines = [name if weight == 1.0 else f"{weight:.2f} {name}" for name, weight in shown]
+        lines = [
+            f"{name} ignored" if weight < 0 else name if weight == 1.0 else f"{weight:.2f} {name}"
+            for name, weight in shown
+        ]
         return "\n".join(lines) or "(none)"
     name = names[int(batch.labels[i])]
     if lam == 1.0:

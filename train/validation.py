@@ -2,7 +2,8 @@
 
 Each batch leaves sums and, per sample, what the metrics need of it, on the device and without a sync (`score_batch`).
 At its end these are put together in the order of the samples (`Validation`), so the results do not depend
-on the number of ranks. Memory: 8 bytes per sample and weights for classes, 4 C or 4 D for labels and values.
+on the number of ranks. Pairs of a sample and a label that the set ignores, whose target is -1, are left out of all
+metrics. Memory: 8 bytes per sample and weights for classes, 4 C or 4 D for labels and values.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _BINS = 40  # of the histogram of its errors
 class BatchScores:
     """Of a batch, by the name of the weights: `sums` float64, see `score_batch`, and `outputs` per sample.
 
-    `outputs` and `targets`: (N,) int64, predicted and true class; (N, C) float32 logits and uint8; or (N, D) float32
+    `outputs` and `targets`: (N,) int64, predicted and true class; (N, C) float32 logits and int8; or (N, D) float32
     in the units of the table.
     """
 
@@ -47,8 +48,9 @@ class BatchScores:
 def score_batch(head: Head, outputs: Mapping[str, torch.Tensor], targets: torch.Tensor) -> BatchScores:
     """Score the `outputs` (N, C or D) float32 of each network against `Batch.targets` (no sync).
 
-    The sums: class: hits of top-1 and of top-5, cross-entropy; labels: binary cross-entropy, mean over the classes;
-    values: squared error in standard deviations of the training split, mean over the values.
+    The sums: class: hits of top-1 and of top-5, cross-entropy; labels: binary cross-entropy of the labels that are not
+    ignored and their number, both divided by C; values: squared error in standard deviations of the training split,
+    mean over the values.
     """
     sums, kept = {}, {}
     for name, out in outputs.items():
@@ -60,12 +62,13 @@ def score_batch(head: Head, outputs: Mapping[str, torch.Tensor], targets: torch.
             kept[name] = ranked[:, 0]
         elif head.target.kind == "labels":
             losses = functional.binary_cross_entropy_with_logits(out, targets, reduction="none")
-            sums[name], kept[name] = losses.mean(1).double().sum()[None], out
+            loss = losses.masked_fill(targets < 0, 0.0).mean(1).double().sum()
+            sums[name], kept[name] = torch.stack([loss, (targets >= 0).sum().double() / len(head.target)]), out
         else:
             mean, std = head.scale(out.device)
             losses = (out - (targets - mean) / std) ** 2
             sums[name], kept[name] = losses.mean(1).double().sum()[None], head.predictions(out)
-    targets = targets.to(torch.uint8) if head.target.kind == "labels" else targets
+    targets = targets.to(torch.int8) if head.target.kind == "labels" else targets
     return BatchScores(sums=sums, outputs=kept, targets=targets)
 
 
@@ -105,7 +108,8 @@ class Validation:
             values: dict[str, float] = {}
             if weights in self._sums:
                 sums = self._ranks.sum(self._sums[weights].clone()).tolist()  # sync: the validation is over
-                values = {key: value / samples for key, value in zip(keys, sums, strict=True)}
+                counted = sums.pop() if kind == "labels" else samples
+                values = {key: value / (counted or 1.0) for key, value in zip(keys, sums, strict=True)}
                 outputs, targets = self._whole(weights)
                 if self._ranks.is_main:
                     more, details[weights] = _DETAILS[kind](self._head, outputs, targets)
@@ -130,7 +134,7 @@ class Validation:
 def metrics_of(head: Head, predictions: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
     """The metrics of labels or values, from predictions (N, C or D) as `Head.predictions` and `Batch.targets`."""
     if head.target.kind == "labels":
-        return _label_details(head, predictions - 0.5, targets.to(torch.uint8))[0]
+        return _label_details(head, predictions - 0.5, targets.to(torch.int8))[0]
     return _value_details(head, predictions, targets)[0]
 
 
@@ -138,17 +142,20 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and abs(value) < float("inf") else None
 
 
-def average_precision(scores: torch.Tensor, positives: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def average_precision(scores: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Average precision, best F1 and the score from which on a sample counts as positive for it, each (C,) float64.
 
-    `scores` (N, C) float32, `positives` (N, C) uint8. Average precision is the sum over thresholds of precision times
-    the increase of recall, as sklearn.metrics.average_precision_score: equal scores count as one threshold. All are
-    NaN for a class without positives.
+    `scores` (N, C) float32, `targets` (N, C) int8: 1, 0, or -1 for a sample that does not count for the class. Average
+    precision is the sum over thresholds of precision times the increase of recall, as
+    sklearn.metrics.average_precision_score: equal scores count as one threshold. All are NaN for a class without
+    positives.
     """
     n = len(scores)
-    values, order = scores.sort(dim=0, descending=True)
-    true = positives.gather(0, order).double().cumsum(0)
-    taken = torch.arange(1, n + 1, dtype=torch.float64, device=scores.device)[:, None]
+    # why: at the end of the order, they are after all thresholds
+    values, order = scores.masked_fill(targets < 0, -torch.inf).sort(dim=0, descending=True)
+    sorted_targets = targets.gather(0, order)
+    true = (sorted_targets > 0).double().cumsum(0)
+    taken = (sorted_targets >= 0).double().cumsum(0)
     # the last place of each group of equal scores: the places where a threshold can be
     is_end = torch.ones_like(values, dtype=torch.bool)
     is_end[:-1] = values[:-1] != values[1:]
@@ -156,8 +163,8 @@ def average_precision(scores: torch.Tensor, positives: torch.Tensor) -> tuple[to
     end = torch.where(is_end, places, n - 1).flip(0).cummin(0).values.flip(0)
     total = true[-1]
     precision = (true / taken).gather(0, end)
-    ap = (precision * positives.gather(0, order)).sum(0) / total
-    f1 = torch.where(is_end, 2 * true / (taken + total), -1.0)
+    ap = (precision * (sorted_targets > 0)).sum(0) / total
+    f1 = torch.where(is_end & (sorted_targets >= 0), 2 * true / (taken + total), -1.0)
     best, at = f1.max(dim=0)
     threshold = values.gather(0, at[None])[0].double()
     unknown = total == 0
@@ -193,16 +200,19 @@ def _class_details(head: Head, predicted: torch.Tensor, labels: torch.Tensor) ->
     }
 
 
-def _label_details(head: Head, logits: torch.Tensor, positives: torch.Tensor) -> Details:
-    """Per class its positives, average precision, F1 at 0.5, and best F1 with its threshold (a probability)."""
+def _label_details(head: Head, logits: torch.Tensor, targets: torch.Tensor) -> Details:
+    """Per class its positives, average precision, F1 at 0.5, and best F1 with its threshold (a probability).
+
+    `targets` as in `average_precision`.
+    """
     parts = [
-        average_precision(logits[:, at : at + _COLUMNS], positives[:, at : at + _COLUMNS])
+        average_precision(logits[:, at : at + _COLUMNS], targets[:, at : at + _COLUMNS])
         for at in range(0, logits.shape[1], _COLUMNS)
     ]
     ap, best, threshold = (torch.cat(columns).cpu() for columns in zip(*parts, strict=True))
-    predicted = logits >= 0  # a probability of at least 0.5
-    true = (predicted & positives.bool()).sum(0).cpu()
-    taken, total = predicted.sum(0).cpu(), positives.sum(0, dtype=torch.int64).cpu()
+    predicted = (logits >= 0) & (targets >= 0)  # a probability of at least 0.5
+    true = (predicted & (targets > 0)).sum(0).cpu()
+    taken, total = predicted.sum(0).cpu(), (targets > 0).sum(0).cpu()
     f1 = 2 * true / (taken + total)
     known = total > 0
     metrics = {

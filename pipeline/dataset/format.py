@@ -63,7 +63,7 @@ KEY_DIGITS = 9
 _PREP_FILES = (".prep", "records/plan.json")
 
 # `key`: number in prep's global order, names the members (KEY = 000000042); rejected inputs leave gaps.
-# `label`: the class number. Sets with other targets have another column in its place.
+# `label`: the class number. Sets with other targets have another column in its place, see `Target`.
 SAMPLE = np.dtype([("key", "<u8"), ("label", "<u4")])
 # `offset`, `nbytes`: position of the JPEG in the tar, in bytes; width and height in px.
 STORED = np.dtype(

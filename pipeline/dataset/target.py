@@ -6,6 +6,10 @@
     values    D finite numbers           values: D times <f4         (N, D) float32
 
 All samples of a set have targets of the same kind; the manifest's table `target` holds it.
+
+In a set whose table `target` has `"ignored": true`, it may be unknown whether a sample has a label: that label is
+ignored in the loss and in metrics. Its column `labels` is (2, ceil(C / 8)) bytes, the sample's classes and then its
+ignored ones, and in a batch these are `IGNORED_TARGET`, -1.
 """
 
 from __future__ import annotations
@@ -19,17 +23,20 @@ from numpy.typing import NDArray
 
 from .format import SAMPLE
 
-__all__ = ["CLASS", "Target", "TargetKind", "sample_dtype", "widened"]
+__all__ = ["CLASS", "IGNORED", "IGNORED_TARGET", "Target", "TargetKind", "sample_dtype", "widened"]
 
 TargetKind = Literal["class", "labels", "values"]
 CLASS: Final = "class"
+IGNORED = 1 << 31  # added to the number of a label that is ignored, where targets are lists of class numbers
+IGNORED_TARGET = -1.0  # in a batch. why not NaN: a single one that is not left out would end the training
 _CHUNK = 1 << 22  # labels per step when those of a complete split are read
 
 
-def sample_dtype(kind: TargetKind, count: int) -> np.dtype[Any]:
-    """dtype of the records in index/SPLIT.npy for targets of `count` classes or values."""
+def sample_dtype(kind: TargetKind, count: int, *, ignored: bool = False) -> np.dtype[Any]:
+    """dtype of the records in index/SPLIT.npy for targets of `count` classes or values; `ignored` as in `Target`."""
     if kind == "labels":
-        return np.dtype([("key", "<u8"), ("labels", "u1", (-(-count // 8),))])
+        shape = (-(-count // 8),)
+        return np.dtype([("key", "<u8"), ("labels", "u1", (2, *shape) if ignored else shape)])
     if kind == "values":
         return np.dtype([("key", "<u8"), ("values", "<f4", (count,))])
     return SAMPLE
@@ -41,17 +48,21 @@ def widened(samples: NDArray[np.void], dtype: np.dtype[Any]) -> NDArray[np.void]
         return samples
     out = np.zeros(len(samples), dtype)
     out["key"] = samples["key"]
-    out["labels"][:, : samples["labels"].shape[1]] = samples["labels"]
+    out["labels"][..., : samples["labels"].shape[-1]] = samples["labels"]
     return out
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The kind of a set's targets and their `names`: of the C classes, or of the D values, whose `units` may be ""."""
+    """The kind of a set's targets and their `names`: of the C classes, or of the D values, whose `units` may be "".
+
+    `ignored`: labels of a sample may be ignored, see above; only for the kind "labels".
+    """
 
     kind: TargetKind
     names: tuple[str, ...]
     units: tuple[str, ...] = ()
+    ignored: bool = False
 
     def __len__(self) -> int:
         """C or D: the number of outputs of a network that predicts the target."""
@@ -65,19 +76,39 @@ class Target:
     @property
     def sample_dtype(self) -> np.dtype[Any]:
         """dtype of the records in index/SPLIT.npy."""
-        return sample_dtype(self.kind, len(self))
+        return sample_dtype(self.kind, len(self), ignored=self.ignored)
+
+    def packed_labels(self, samples: NDArray[np.void]) -> NDArray[np.uint8]:
+        """(N, ceil(C / 8)) uint8: a bit for each label, 1 if the sample has it, the lowest bits first."""
+        packed: NDArray[np.uint8] = samples["labels"][:, 0] if self.ignored else samples["labels"]
+        return packed
+
+    def has_label(self, samples: NDArray[np.void]) -> NDArray[np.uint8]:
+        """(N, C) uint8: 1 for each label that a sample has, else 0."""
+        return np.unpackbits(self.packed_labels(samples), axis=1, count=len(self), bitorder="little")
+
+    def ignores_label(self, samples: NDArray[np.void]) -> NDArray[np.uint8]:
+        """(N, C) uint8: 1 for each label of a sample that is ignored, else 0."""
+        if not self.ignored:
+            return np.zeros((len(samples), len(self)), np.uint8)
+        return np.unpackbits(samples["labels"][:, 1], axis=1, count=len(self), bitorder="little")
 
     def decode(self, samples: NDArray[np.void]) -> NDArray[Any]:
         """The targets of records (N,) of `sample_dtype`, in the form of a batch: see the table above."""
         if self.kind == "labels":
-            bits = np.unpackbits(samples["labels"], axis=1, count=len(self), bitorder="little")
-            return bits.astype(np.float32)
+            targets = self.has_label(samples).astype(np.float32)
+            if self.ignored:
+                targets[self.ignores_label(samples) > 0] = IGNORED_TARGET
+            return targets
         if self.kind == "values":
             return samples["values"].astype(np.float32)
         return samples["label"].astype(np.int64)
 
     def encode(self, keys: Sequence[int], targets: Sequence[Any]) -> NDArray[np.void]:
-        """Records (N,) of `sample_dtype` from keys and a class number, class numbers, or D numbers for each."""
+        """Records (N,) of `sample_dtype` from keys and a class number, class numbers, or D numbers for each.
+
+        To the number of a label that is ignored, `IGNORED` is added.
+        """
         records = np.zeros(len(keys), self.sample_dtype)
         records["key"] = keys
         if self.kind == "class":
@@ -85,8 +116,12 @@ class Target:
         elif self.kind == "values":
             records["values"] = np.asarray(targets, np.float32).reshape(len(keys), len(self))
         else:
-            for bits, classes in zip(records["labels"], targets, strict=True):
+            for bits, classes in zip(
+                records["labels"].reshape(len(keys), records.dtype["labels"].itemsize), targets, strict=True
+            ):
                 numbers = np.asarray(classes, np.int64)
+                if self.ignored:  # why: the bits of ignored labels follow those of the others
+                    numbers = np.where(numbers < IGNORED, numbers, numbers - IGNORED + 4 * len(bits))
                 np.bitwise_or.at(bits, numbers >> 3, (1 << (numbers & 7)).astype(np.uint8))
         return records
 
@@ -97,7 +132,14 @@ class Target:
             if self.kind == "class":
                 counts += np.bincount(chunk["label"], minlength=len(self))
             else:
-                counts += self.decode(chunk).sum(0).astype(np.int64)
+                counts += self.has_label(chunk).sum(0, dtype=np.int64)
+        return counts
+
+    def ignored_counts(self, samples: NDArray[np.void]) -> NDArray[np.int64]:
+        """(C,) int64: in how many of `samples` each label is ignored; (0,) for values."""
+        counts = np.zeros(len(self.classes), np.int64)
+        for chunk in self._chunks(samples) if self.ignored else ():
+            counts += self.ignores_label(chunk).sum(0, dtype=np.int64)
         return counts
 
     def strata(self, samples: NDArray[np.void]) -> NDArray[np.int64]:
@@ -112,7 +154,7 @@ class Target:
         order = np.argsort(self.counts(samples), kind="stable")  # the rarest first
         parts = []
         for chunk in self._chunks(samples):
-            has_class = self.decode(chunk)[:, order] > 0
+            has_class = self.has_label(chunk)[:, order] > 0
             parts.append(np.where(has_class.any(1), order[has_class.argmax(1)], len(self)))
         return np.concatenate(parts).astype(np.int64)
 
@@ -124,12 +166,12 @@ class Target:
     def to_json(self) -> dict[str, Any]:
         """The manifest's table `target`; class names are in the manifest's `classes`."""
         if self.kind != "values":
-            return {"kind": self.kind}
+            return {"kind": self.kind, **({"ignored": True} if self.ignored else {})}
         return {"kind": self.kind, "names": list(self.names), "units": list(self.units)}
 
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> Target:
         table = manifest["target"]
         if table["kind"] != "values":
-            return cls(kind=table["kind"], names=tuple(manifest["classes"]))
+            return cls(kind=table["kind"], names=tuple(manifest["classes"]), ignored=bool(table.get("ignored", False)))
         return cls(kind="values", names=tuple(table["names"]), units=tuple(table["units"]))

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from resolute import cuda
 from resolute.errors import DamagedSample, ResoluteError, differences
 from resolute.machine import cpus_per_process
+from resolute.pipeline.dataset.target import IGNORED_TARGET
 from resolute.pipeline.graph.graph import Graph, Transform
 from resolute.pipeline.graph.kernels.pread import TAG_BYTES
 from resolute.pipeline.jit import numba_interrupts
@@ -63,7 +64,8 @@ class Batch:
     # (N, 3, res, res) in channels_last memory: normalised float32, float16 or bfloat16; or uint8, not normalised
     images: torch.Tensor
     # By the kind of the set's `Target`; class: (N,) int64, see `labels`. labels: (N, C) float32 in 0..1, values:
-    # (N, D) float32, both already mixed: lam times the sample's own target plus 1 - lam times the partner's.
+    # (N, D) float32, both already mixed: lam times the sample's own target plus 1 - lam times the partner's. Labels
+    # that are ignored (see `Target`) are -1, mixed ones if either image ignores them: leave them out of the loss.
     targets: torch.Tensor
     partner_labels: torch.Tensor  # class: (N,) int64, label of the image mixed in, or the own one; else: (0,) int64
     lam: torch.Tensor  # (N,) float32: weight of the sample's own image and target; that of the partner is 1 - lam
@@ -90,7 +92,8 @@ class Batch:
 
         `lam` for the own label plus 1 - `lam` for the partner's; `smoothing`, from 0 to 1, is the part that is spread
         over all classes, as torch's `label_smoothing`. Labels and values, which are mixed already, are returned as they
-        are, for losses such as binary cross-entropy and the squared error; `smoothing` of them raises `ResoluteError`.
+        are, for losses such as binary cross-entropy and the squared error (ignored labels as -1, see `targets`);
+        `smoothing` of them raises `ResoluteError`.
         """
         _check_range("smoothing", smoothing, 0, 1)
         if self.targets.dim() > 1 and not smoothing:
@@ -328,7 +331,7 @@ class Loader(Iterator[Batch]):
         """`Batch.targets`, `partner_labels` and `lam`; on a GPU in one asynchronous copy from pinned memory."""
         on_cpu = self.device.type == "cpu"
         if targets.ndim > 1:
-            mixed = mix_targets(targets, spec)
+            mixed = mix_targets(targets, spec, ignored=self.plan.shards.target.ignored)
             if on_cpu:
                 return torch.from_numpy(mixed), _NO_LABELS, torch.from_numpy(spec.lam)
             n, columns = mixed.shape
@@ -489,14 +492,21 @@ def _release(reader: Reader, graph: Graph | None) -> None:
             graph.close()
 
 
-def mix_targets(targets: NDArray[np.float32], spec: BatchSpec) -> NDArray[np.float32]:
-    """The mixed targets (N, C) float32 of a batch: lam times the own row plus 1 - lam times the partner's."""
+def mix_targets(targets: NDArray[np.float32], spec: BatchSpec, *, ignored: bool = False) -> NDArray[np.float32]:
+    """The mixed targets (N, C) float32 of a batch: lam times the own row plus 1 - lam times the partner's.
+
+    `ignored`: labels may be `IGNORED_TARGET`, which a mixed one is if it is so in a row whose weight is not 0.
+    """
     mixed = spec.lam < 1
     if not mixed.any():
         return targets
     lam = spec.lam[mixed, None]
     out = targets.copy()
-    out[mixed] = lam * targets[mixed] + (1 - lam) * targets[spec.partners[mixed]]
+    own, partners = targets[mixed], targets[spec.partners[mixed]]
+    blend = lam * own + (1 - lam) * partners
+    if ignored:  # the weight of a partner is above 0 in all these rows
+        blend[((own == IGNORED_TARGET) & (lam > 0)) | (partners == IGNORED_TARGET)] = IGNORED_TARGET
+    out[mixed] = blend
     return out
 
 

@@ -80,15 +80,19 @@ class ClassSampling:
             key=self._key,
         )
 
-    def class_draws(self) -> NDArray[np.float64]:
-        """(C,) float64: draws of samples of each class in N draws, on average over the run."""
+    def class_draws(self, *, ignored: bool = False) -> NDArray[np.float64]:
+        """(C,) float64: draws of samples of each class in N draws, on average over the run.
+
+        `ignored`: of the samples in which a label is ignored.
+        """
         if self._target.kind == "class":
             return self.quotas.astype(np.float64)
         rates = np.repeat(self.quotas / np.maximum(self.sizes, 1), self.sizes)
         out, step = np.zeros(len(self._target)), max(1, _CHUNK // len(self._target))
+        of = self._target.ignores_label if ignored else self._target.has_label
         for at in range(0, len(rates), step):
             records = self._samples[self._by_group[at : at + step]]
-            out += rates[at : at + step] @ self._target.decode(records)
+            out += rates[at : at + step] @ of(records)
         return out
 
     def _drawn(self, total: int) -> NDArray[np.int64]:

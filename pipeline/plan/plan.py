@@ -507,6 +507,13 @@ class Plan:
         uniform = self.sampling == "uniform"
         return self.class_samples.astype(np.float64) if uniform else self._class_sampling.class_draws()
 
+    def mean_ignored_counts(self) -> NDArray[np.float64]:
+        """(C,) float64: in how many samples of a full epoch each label is ignored, on average over the run."""
+        target, samples = self.shards.target, self.shards.splits["train"].samples
+        if not target.ignored or self.sampling == "uniform":
+            return target.ignored_counts(samples).astype(np.float64)
+        return self._class_sampling.class_draws(ignored=True)
+
     @functools.cached_property
     def class_samples(self) -> NDArray[np.int64]:
         """(C,) int64: how many training samples have each class; (0,) for values. O(N) on first use."""

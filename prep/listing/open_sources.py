@@ -10,7 +10,7 @@ from resolute.prep.sources.detect import open_source, plain_path
 from resolute.prep.sources.filesystem import path_kind
 from resolute.prep.sources.image_ref import Source
 from resolute.prep.sources.label_file import FolderFiles, table_covers
-from resolute.prep.sources.targets import TargetSetting, parse_target
+from resolute.prep.sources.targets import parse_target
 
 __all__ = ["open_sources"]
 
@@ -32,7 +32,9 @@ def open_sources(
         and len(listed) == 2
         and table_covers(labels, settings.columns, *(listed[path] for path in paths))
     )
-    setting = parse_target(settings.target)._replace(drop_unlabelled=settings.unlabelled == "drop")
+    setting = parse_target(settings.target)._replace(
+        drop_unlabelled=settings.unlabelled == "drop", blank=settings.blank, uncertain=settings.uncertain
+    )
     is_one_folder = settings.val_source is not None and settings.val is None
     src = open_source(
         settings.src,
@@ -57,7 +59,7 @@ def open_sources(
                 kind=settings.kind,
                 labels=settings.labels if is_shared else settings.val_labels,
                 columns=settings.columns,
-                target=TargetSetting(src.target.kind, src.target.separator, setting.drop_unlabelled),
+                target=setting._replace(kind=src.target.kind, separator=src.target.separator, signs=src.target.signs),
                 elsewhere=settings.src if is_shared else None,
                 is_one_folder=is_one_folder,
                 listed=listed,

@@ -10,7 +10,8 @@ The table is in a `Database`, so that the number of photos is not limited by mem
     nbytes       UBIGINT    from `offset`
     packed       UTINYINT   PLAIN, ZIPPED, MISSING or UNSEEN
     size_bytes   UBIGINT    of the image file itself
-    target       UINTEGER (class number), UINTEGER[] (class numbers of labels, ascending) or FLOAT[] (values)
+    target       UINTEGER (class number), UINTEGER[] (class numbers of labels, ascending; of those that are ignored,
+                 plus `IGNORED`) or FLOAT[] (values)
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError, strip_credentials
-from resolute.pipeline.dataset.target import Target
-from resolute.prep.sources.image_ref import ByteRange, ImageRef, Source, is_url
+from resolute.pipeline.dataset.target import IGNORED, Target
+from resolute.prep.sources.image_ref import ByteRange, Ignored, ImageRef, Source, is_url
 from resolute.prep.sources.signature import ListingHash, signature_of_files
 from resolute.prep.sources.targets import describe_label, is_number
 
@@ -148,7 +149,9 @@ class Photos:
         table = self.table if chosen is None else f"{self.table} JOIN columns USING (position)"
         columns = {"position": np.empty(0, np.uint32) if chosen is None else chosen}
         for number, count in self.database.run_on(
-            columns, f"SELECT number, count(*) FROM (SELECT unnest(target) AS number FROM {table}) GROUP BY number"
+            columns,
+            f"SELECT number, count(*) FROM (SELECT unnest(target) AS number FROM {table}) WHERE number < {IGNORED} "
+            "GROUP BY number",
         ):
             counts[number] = count
         return counts
@@ -156,8 +159,9 @@ class Photos:
     def by_class(self) -> dict[str, tuple[int, str]]:
         """{non-empty class: (photos, 16 hex digits over their names and sizes)}, to report which classes changed.
 
-        Of labels, also those without any; of values there is one entry, over these too. The digits change with the
-        source's content, but not with the way it is packed or its URLs are signed.
+        Of labels, also those without any, and those in which a label is ignored; of values there is one entry, over
+        these too. The digits change with the source's content, but not with the way it is packed or its URLs are
+        signed.
         """
         of, names = "target", self.classes
         if self.target.kind == "labels":
@@ -172,7 +176,13 @@ class Photos:
                 FROM {self.table}
             ) GROUP BY class ORDER BY class
         """)
-        return {names[number]: (count, f"{digest % (1 << 64):016x}") for number, count, digest in rows}
+        return {
+            names[number] if number < IGNORED else f"{names[number - IGNORED]} (ignored)": (
+                count,
+                f"{digest % (1 << 64):016x}",
+            )
+            for number, count, digest in rows
+        }
 
 
 def objects(values: Iterable[object]) -> NDArray[Any]:
@@ -203,7 +213,7 @@ def list_photos(
     Raises `ResoluteError` for a source without images; for training, with fewer than two classes; for an unknown class
     or a number out of range; for a photo with two targets; and if the disk refuses.
     """
-    labels: dict[str, int] = {}
+    labels: dict[str | Ignored, int] = {}
     listing = ListingHash()
     count = _insert(source, database, table, labels, listing)
     ignored = Counter(source.ignored)
@@ -222,9 +232,13 @@ def list_photos(
     if kind == "values":
         target = Target(kind=kind, names=source.target.names, units=source.target.units)
     else:
-        names, number_of = _number_classes(source, tuple(labels), classes, classes_file, training, known_classes)
-        target = Target(kind=kind, names=names)
-        numbers = np.array([number_of[label] for label in labels], np.uint32)
+        # why not the ignored ones: each is the label of a column too, and these are all there
+        own = tuple(label for label in labels if isinstance(label, str))
+        names, number_of = _number_classes(source, own, classes, classes_file, training, known_classes)
+        target = Target(kind=kind, names=names, ignored=source.target.ignored)
+        numbers = np.array(
+            [number_of[n] if isinstance(n, str) else number_of[n.label] + IGNORED for n in labels], np.uint32
+        )
     if training is None and kind == "class" and len(labels) < 2:
         raise ResoluteError(
             f"{source.root}: too few classes, got one class ({names[int(numbers[0])]}), expected at least two; point "
@@ -248,7 +262,9 @@ def list_photos(
     )
 
 
-def _insert(source: Source, database: Database, table: str, labels: dict[str, int], listing: ListingHash) -> int:
+def _insert(
+    source: Source, database: Database, table: str, labels: dict[str | Ignored, int], listing: ListingHash
+) -> int:
     """Insert the photos into `listed_TABLE`, in the order of the source, and add them to `listing`; returns their
     number.
 
@@ -278,7 +294,7 @@ def _insert(source: Source, database: Database, table: str, labels: dict[str, in
 
 
 def _columns(
-    source: Source, fields: Sequence[Sequence[Any]], kind: str, labels: dict[str, int], first: int
+    source: Source, fields: Sequence[Sequence[Any]], kind: str, labels: dict[str | Ignored, int], first: int
 ) -> dict[str, NDArray[Any]]:
     """The columns of `listed_TABLE` for the fields of a block of images, after the `first` images; labels as text."""
     texts, own_labels, sizes, containers, offsets, packed, file_sizes, _ = fields
@@ -298,7 +314,7 @@ def _columns(
             labels.setdefault(label, len(labels))
         targets = np.fromiter(map(labels.__getitem__, own_labels), np.uint32, len(texts))
     elif kind == "labels":
-        numbers = ([labels.setdefault(str(each), len(labels)) for each in label] for label in own_labels)
+        numbers = ([labels.setdefault(each, len(labels)) for each in label] for label in own_labels)
         targets = objects(str(sorted(set(row))) for row in numbers)
     else:  # why text: DuckDB takes the type of a column of lists from the first rows, which may be empty
         targets = objects(str(np.asarray(label, "<f4").tolist()) for label in own_labels)

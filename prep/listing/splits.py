@@ -301,6 +301,7 @@ def _strata(photos: Photos) -> NDArray[np.uint32]:
     order = np.argsort(photos.class_counts(), kind="stable")  # rarest first
     ranks = np.empty(len(order), np.uint32)
     ranks[order] = np.arange(len(order))
+    # why: the rank of an ignored label is NULL, which `list_min` leaves out
     rarest = photos.column(
         "coalesce(list_min(list_transform(target, lambda each: (?::UINTEGER[])[each + 1])), ?)",
         ranks.tolist(),

@@ -25,17 +25,11 @@ def _pieces(rows: NDArray[Any], count: int = _ROWS) -> Iterator[NDArray[Any]]:
         yield rows[first : first + count]
 
 
-def _labels_of(samples: NDArray[Any], classes: int) -> Iterator[NDArray[np.uint8]]:
-    """(n, C) of 0 and 1 for the samples, in pieces."""
-    for piece in _pieces(samples, max(1, _CELLS // classes)):
-        yield np.unpackbits(piece["labels"], axis=1, count=classes, bitorder="little")
-
-
 def labels_per_sample(samples: NDArray[Any], target: Target) -> NDArray[np.int64]:
     """(C + 1,): the samples with 0, 1, … C labels."""
     counts = np.zeros(len(target) + 1, np.int64)
-    for labels in _labels_of(samples, len(target)):
-        counts += np.bincount(labels.sum(1, dtype=np.int64), minlength=len(target) + 1)
+    for piece in _pieces(samples, max(1, _CELLS // len(target))):
+        counts += np.bincount(target.has_label(piece).sum(1, dtype=np.int64), minlength=len(target) + 1)
     return counts
 
 

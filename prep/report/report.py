@@ -157,7 +157,8 @@ class _Report:
             return [target.names[sample["label"][0]]]
         values = target.decode(sample)[0]
         if target.kind == "labels":
-            lines = [target.names[c] for c in np.flatnonzero(values)] or ["no label"]
+            lines = [target.names[c] for c in np.flatnonzero(values > 0)] or ["no label"]
+            lines += [f"{target.names[c]} ignored" for c in np.flatnonzero(values < 0)]
         else:
             columns = zip(target.names, values.tolist(), target.units, strict=True)
             lines = [f"{name} {value:.5g} {unit}".rstrip() for name, value, unit in columns]
@@ -267,7 +268,9 @@ class _Report:
         if "target" in entry:
             return ", ".join(f"{value:.5g}" for value in entry["target"][:_SHOWN_TARGETS])
         numbers = entry.get("labels", [entry.get("label")])
-        return " + ".join(self._target.names[number] for number in numbers[:_SHOWN_TARGETS]) or "no label"
+        names = [self._target.names[number] for number in numbers]
+        names += [f"{self._target.names[number]} ignored" for number in entry.get("ignored", ())]
+        return " + ".join(names[:_SHOWN_TARGETS]) or "no label"
 
     def _run(self) -> dict[str, Any] | None:
         stats, elapsed_s = self._result.stats, self._result.elapsed_s
@@ -289,7 +292,7 @@ class _Report:
 
 
 def _target_of(entry: Mapping[str, Any]) -> str:
-    return json.dumps([entry.get(name) for name in ("label", "labels", "target")])
+    return json.dumps([entry.get(name) for name in ("label", "labels", "ignored", "target")])
 
 
 def _evenly_spaced(samples: int) -> list[int]:

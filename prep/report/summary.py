@@ -52,6 +52,8 @@ def summary(result: BuildResult, stats: RunStats, store: Store, reader: ShardSet
         )
     if without := _without_labels(reader, list(manifest["splits"])):
         lines.append(f"  without a label: {counted(without, 'image')}")
+    if unknown := sum(int(reader.target.ignored_counts(reader.samples(split)).sum()) for split in manifest["splits"]):
+        lines.append(f"  ignored in the loss and in metrics: {counted(unknown, 'label')} of images")
     sides = {int(res): info["short_side"] for res, info in manifest["resolutions"].items()}
     sources = (reader.sources(split) for split in manifest["splits"])
     lines += [f"  WARNING: {warning}" for warning in (*result.warnings, *size_warnings(sides, sources))]
@@ -65,7 +67,7 @@ def _without_labels(reader: ShardSetReader, splits: list[str]) -> int:
     """The number of samples with an empty set of labels."""
     if reader.target.kind != "labels":
         return 0
-    rows = (reader.samples(split)["labels"] for split in splits)
+    rows = (reader.target.packed_labels(reader.samples(split)) for split in splits)
     step = 1 << 16
     return sum(int((~part[at : at + step].any(1)).sum()) for part in rows for at in range(0, len(part), step))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
 from resolute.console import say
@@ -103,7 +104,7 @@ def card(manifest: Mapping[str, Any]) -> bytes:
     counts = " and ".join(f"{n} {'training' if split == 'train' else 'validation'}" for split, n in samples.items())
     what = {
         "class": f"{len(target)} classes",
-        "labels": f"any of {len(target)} labels",
+        "labels": f"any of {len(target)} labels" + (", some unknown (`ignored`)" if target.ignored else ""),
         "values": ", ".join(target.names),
     }[target.kind]
     short_sides = ", ".join(f"{side} px ({res}px)" for res, side in sides)
@@ -156,7 +157,8 @@ def _features(target: Target) -> list[dict[str, Any]]:
         number = {"class_label": {"names": {str(i): name for i, name in enumerate(target.classes)}}}
     described: dict[str, Any] = {"name": "cls", "dtype": number}
     if target.kind == "labels":
-        described = {"name": "json", "struct": [{"name": "labels", "list": number}]}
+        lists = ("labels", "ignored") if target.ignored else ("labels",)
+        described = {"name": "json", "struct": [{"name": name, "list": deepcopy(number)} for name in lists]}
     elif target.kind == "values":
         described = {"name": "json", "struct": [{"name": "target", "list": "float32"}]}
     texts = [{"name": name, "dtype": "string"} for name in ("__key__", "__url__")]

@@ -55,14 +55,16 @@ def tar_end(size_bytes: int) -> bytes:
 def target_file(column: str, target: Any, label_digits: int) -> tuple[str, bytes]:
     """(extension, content) of the file of a sample's target, from the `column` of its record.
 
-    A class number in `.cls`, or in `.json` {"labels": [0, 3]} or {"target": [0.5, 2.0]}, from which float32 are read
-    back exactly.
+    A class number in `.cls`, or in `.json` {"labels": [0, 3]}, with ignored labels {"labels": [0, 3], "ignored": [1]},
+    or {"target": [0.5, 2.0]}, from which float32 are read back exactly.
     """
     if column == "label":
         return "cls", b"%0*d" % (label_digits, target)
     if column == "labels":
-        numbers = np.flatnonzero(np.unpackbits(np.asarray(target), bitorder="little"))
-        return "json", json.dumps({"labels": numbers.tolist()}).encode()
+        bits = np.unpackbits(np.atleast_2d(target), axis=1, bitorder="little")
+        names = ("labels", "ignored")[: len(bits)]
+        numbers = {name: np.flatnonzero(row).tolist() for name, row in zip(names, bits, strict=True)}
+        return "json", json.dumps(numbers).encode()
     return "json", json.dumps({"target": [_shortest(value) for value in np.asarray(target, "<f4")]}).encode()
 
 

@@ -112,6 +112,12 @@ def open_source(
             f"TARGET: got {target.kind} for {src}, in which class folders tell the classes, expected class; "
             + ("drop TARGET, or add LABELS=table.csv" if setting == "SRC" else "set VAL_LABELS=table.csv")
         )
+    if target.of_bits is not None and target.signs is None and kind in ("folders", "archive", "webdataset"):
+        name, _, value = target.of_bits.partition("=")
+        raise ResoluteError(
+            f"{name}: has no effect for KIND={kind}, got {value}, expected it for a table with several columns of 0 "
+            f"and 1; drop {name}, or add LABELS=table.csv"
+        )
     if kind == "folders":
         _require_folder(src, setting)
         return ImageFolderSource(src)

@@ -18,6 +18,7 @@ __all__ = [
     "UNSEEN",
     "ZIPPED",
     "ByteRange",
+    "Ignored",
     "ImageRef",
     "Label",
     "Source",
@@ -25,7 +26,17 @@ __all__ = [
     "is_url",
 ]
 
-Label = str | tuple[str, ...] | tuple[float, ...]
+
+class Ignored(NamedTuple):
+    """A label among those of an image of which it is unknown whether the image has it."""
+
+    label: str
+
+    def __str__(self) -> str:
+        return f"{self.label} ignored"
+
+
+Label = str | tuple[str | Ignored, ...] | tuple[float, ...]
 
 # Values of `packed`: plain bytes at the offset; a zip local header there, followed by stored or deflated content; a
 # file that was missing from an existing folder when the source was listed; a URL from a list, not requested yet.
@@ -66,7 +77,9 @@ class SourceTarget:
 
     `names` and `units` are those of values; `classes` are labels that the source names itself, whether or not an image
     has them; `columns` are the names of a table's target columns; `separator` is the sign between the items
-    of a cell of text. `about` says in lines what was recognised, with examples; none if it can be read in one way only.
+    of a cell of text. `signs`: in columns of -1 and 1, -1 means that a label is not there; `ignored`: labels of an
+    image may be `Ignored`. `about` says in lines what was recognised, with examples; none if it can be read in one way
+    only.
     """
 
     kind: TargetKind = "class"
@@ -75,6 +88,8 @@ class SourceTarget:
     classes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     separator: str | None = None
+    signs: bool = False
+    ignored: bool = False
     about: tuple[str, ...] = ()
 
 

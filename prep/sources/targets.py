@@ -7,6 +7,9 @@ lists are in JSON or as Python prints them.
 
 Recognised are a column of classes (whole numbers or any text), columns of 0 and 1, columns of numbers, and lists.
 What could mean two things is an error that asks for `TARGET`.
+
+In columns of 0 and 1, a blank cell and -1 mean what `BLANK` and `UNCERTAIN` say, without which they are an error. In
+columns of -1 and 1 alone, -1 is written for 0.
 """
 
 from __future__ import annotations
@@ -16,12 +19,13 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.target import TargetKind
 
-from .image_ref import Label, SourceTarget
+from .image_ref import Ignored, Label, SourceTarget
 
 __all__ = [
     "AUTO",
@@ -44,6 +48,11 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _UNIT = re.compile(r"(.*\S)\s*(?:\[([^\[\]]+)\]|\(([^()]+)\))")
 _ONES, _ZEROS = frozenset({"1", "1.0", "true"}), frozenset({"0", "0.0", "false"})
+_BLANK = frozenset({"", "nan", "na", "n/a", "<na>", "none", "null"})  # in columns of 0 and 1, as pandas and R write it
+_BIT = re.compile(r"[+-]?[01](\.0*)?")
+_USUAL_MARKS: dict[object, str] = {
+    cell: mark for mark in ("1", "0", "-1") for cell in (mark, f"{mark}.0", int(mark))
+} | {"": "", None: ""}
 _NOT_FINITE = frozenset({"nan", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity"})
 _MAX_SEEN = 1 << 17  # different cells of a column that are remembered, so as to look at each once
 _NO_LABEL = frozenset({"-1", "-1.0"})  # as a class. Source: `datasets`' ClassLabel, and scikit-learn's semi-supervised
@@ -55,12 +64,23 @@ _EXAMPLES = 3  # images shown
 class TargetSetting(NamedTuple):
     """`TARGET` as parsed: a kind, None to recognise it, and the sign between the labels or numbers in a cell of text.
 
-    `drop_unlabelled`: leave out images without a target, instead of refusing them.
+    `drop_unlabelled`: leave out images without a target, instead of refusing them. `blank` and `uncertain` are `BLANK`
+    and `UNCERTAIN`. `signs`, for a validation source: what `SourceTarget.signs` is for the training source.
     """
 
     kind: TargetKind | None = None
     separator: str | None = None
     drop_unlabelled: bool = False
+    blank: Literal["0", "drop"] | None = None
+    uncertain: Literal["0", "1", "ignore"] | None = None
+    signs: bool | None = None
+
+    @property
+    def of_bits(self) -> str | None:
+        """The setting in words that is about columns of 0 and 1; None if there is none."""
+        if self.blank is not None:
+            return f"BLANK={self.blank}"
+        return None if self.uncertain is None else f"UNCERTAIN={self.uncertain}"
 
     def is_dropped(self, label: Label | None, file: str, name: str, line: int = 0) -> bool:
         """Whether the image `name` is left out, because it has no target: nothing, or -1 as a class.
@@ -69,7 +89,7 @@ class TargetSetting(NamedTuple):
         """
         labels = (label,) if isinstance(label, str) else label or ()
         is_unlabelled = label is None or not _NO_LABEL.isdisjoint(labels)
-        if is_unlabelled and not self.drop_unlabelled:
+        if is_unlabelled and not self.drop_unlabelled and not (label is None and self.blank == "drop"):
             where = f"{file}: line {line}" if line else file
             raise ResoluteError(
                 f"{where}: {name} is unlabelled, got {'nothing' if label is None else -1}, expected its target; label "
@@ -133,6 +153,7 @@ class _Column:
         self.examples: dict[str, tuple[Cell, Place]] = {}
         self.in_unit_range = True  # of the numbers
         self.numbered = True  # all labels are class numbers
+        self.marks: set[str] = set()  # of its cells up to the first "?", see `_mark`
         self._seen: set[str] = set()
 
     def add(self, cell: Cell, place: Place, form: _Form) -> None:
@@ -142,6 +163,8 @@ class _Column:
             if len(self._seen) < _MAX_SEEN:
                 self._seen.add(cell)
         kind = form.kind(cell)
+        if "?" not in self.marks:
+            self.marks.add(_mark(cell))
         self.examples.setdefault(kind, (cell, place))
         if kind in ("whole", "fraction", "minus one"):
             self.in_unit_range &= 0 <= float(cell) <= 1  # type: ignore[arg-type]
@@ -213,6 +236,72 @@ class _Form:
         return self.is_text and is_number(item) if isinstance(item, str) else isinstance(item, int)
 
 
+class _Bits:
+    """The rows of several columns, as far as they are columns of 0 and 1."""
+
+    def __init__(self, setting: TargetSetting) -> None:
+        self._setting = setting
+        self.other: tuple[int, Cell, Place] | None = None  # the first cell that is something else; none after it counts
+        self.blank = self.uncertain = 0  # cells
+        self.with_blank = self.partly_blank = 0  # rows with blank cells, and those that have others too
+        self.first_blank: tuple[int, Place] = (0, 0)  # column, from 0, of the first of `partly_blank`
+        self.first_uncertain: tuple[int, Place] = (0, 0)
+        self.one_each = True  # each row that is not left out has a single 1
+        self._marks: set[str] = set()
+
+    def add(self, cells: tuple[Cell, ...], place: Place) -> None:
+        if self.other is not None:
+            return
+        marks = _marks(cells)
+        if "?" in marks:
+            at = marks.index("?")
+            self.other = at, cells[at], place
+            return
+        self._marks.update(marks)
+        ones, blank = marks.count("1"), marks.count("")
+        if uncertain := marks.count("-1"):
+            if not self.uncertain:
+                self.first_uncertain = marks.index("-1"), place
+            self.uncertain += uncertain
+            ones += uncertain if self._setting.uncertain == "1" else 0
+        if blank:
+            self.blank += blank
+            self.with_blank += 1
+            if blank < len(marks):
+                if not self.partly_blank:
+                    self.first_blank = marks.index(""), place
+                self.partly_blank += 1
+            if self._setting.blank == "drop":
+                return
+        self.one_each = self.one_each and ones == 1
+
+    @property
+    def signs(self) -> bool:
+        """Whether -1 is written for 0: no cell is 0 or blank, and UNCERTAIN says nothing else.
+
+        A validation source follows the training source.
+        """
+        if self._setting.uncertain is not None or self.other is not None:
+            return False
+        return (
+            self._marks == {"-1", "1"}
+            if self._setting.signs is None
+            else self._setting.signs and "0" not in self._marks
+        )
+
+    def notes(self) -> Iterator[str]:
+        """What the cells that are neither 0 nor 1 are taken for."""
+        if self.signs:
+            yield "-1 counts as 0, since no cell is 0 or blank (if it means unknown, set UNCERTAIN)"
+        if self.blank and self._setting.blank == "0":
+            yield f"{_counted(self.blank, 'blank cell')} as 0 (BLANK=0)"
+        if self.with_blank and self._setting.blank == "drop":
+            yield f"{_counted(self.with_blank, 'photo')} with blank cells left out (BLANK=drop)"
+        if self.uncertain and self._setting.uncertain is not None:
+            what = "ignored" if self._setting.uncertain == "ignore" else f"as {self._setting.uncertain}"
+            yield f"{_counted(self.uncertain, 'cell')} of -1 {what} (UNCERTAIN={self._setting.uncertain})"
+
+
 class Targets:
     """Collects the targets of all images of a source; `meaning` is then what they mean.
 
@@ -232,7 +321,8 @@ class Targets:
         self._path, self._setting, self._are_chosen = path, setting, are_chosen
         self._form = _Form(is_text, setting.separator)
         self._columns = [_Column(name) for name in columns or ["target"]]
-        self._rows, self._one_each = 0, True  # the latter: each row has a single 1
+        self._rows = 0
+        self._bits = _Bits(setting)
         self._first: list[tuple[str, tuple[Cell, ...], Place]] = []
 
     def add(self, name: str, cells: tuple[Cell, ...], place: Place) -> None:
@@ -245,18 +335,33 @@ class Targets:
             return
         for column, cell in zip(self._columns, cells, strict=True):
             column.add(cell, place, self._form)
-        self._one_each = self._one_each and sum(map(_is_one, cells)) == 1
+        self._bits.add(cells, place)
 
     def meaning(self) -> Meaning:
         """Raises `ResoluteError` if the cells cannot be targets, are ambiguous, or do not fit the setting."""
         columns, setting = self._columns, self._setting
         kind, why = self._one(columns[0]) if len(columns) == 1 else self._several()
+        is_signed = len(columns) == 1 and self._is_signed(columns[0])
+        is_of_bits = len(columns) > 1 and kind != "values"
+        if is_of_bits:
+            self._check_bits(kind)
+        elif setting.of_bits is not None and setting.signs is None:
+            name, _, value = setting.of_bits.partition("=")
+            what = f"{len(columns)} columns of numbers" if len(columns) > 1 else f"column {columns[0].name}"
+            raise ResoluteError(
+                f"{name}: has no effect on {what} of {self._path}, got {value}, expected it for several columns of 0 "
+                f"and 1; drop {name}, or name these columns with COLUMNS=image,first..last"
+            )
         names, units = name_and_unit([column.name for column in columns]) if kind == "values" else ((), ())
         if kind == "values" and len(columns) == 1 and (width := self._width()) > 1:
             names, units = tuple(f"{names[0]} {i}" for i in range(width)), units * width
-        numbered = columns[0].numbered if len(columns) == 1 else all(is_number(column.name) for column in columns)
+        are_names = len(columns) > 1 or is_signed
+        numbered = all(is_number(column.name) for column in columns) if are_names else columns[0].numbered
         if kind == "class" and self._form.is_text and columns[0].first("list", "vector"):
             numbered = False  # `[0]` is a name
+        notes = [*self._bits.notes()] if is_of_bits else []
+        if is_signed:
+            notes = [f"1 is the label {columns[0].name}, -1 is none"]
         return Meaning(
             path=self._path,
             kind=kind,
@@ -264,10 +369,12 @@ class Targets:
             names=names,
             units=units,
             numbered=numbered and kind != "values",
-            why="as TARGET says" if setting.kind else why,
+            why="; ".join(["as TARGET says" if setting.kind else why, *notes]),
             rows=self._rows,
             first=tuple(self._first),
             form=self._form,
+            signs=is_signed or (is_of_bits and self._bits.signs),
+            setting=setting,
         )
 
     def _width(self) -> int:
@@ -279,6 +386,13 @@ class Targets:
     def _one(self, column: _Column) -> tuple[TargetKind, str]:
         """(kind, how it was recognised) of the targets in a single column."""
         name, kind = column.name, self._setting.kind
+        if self._is_signed(column):
+            return "labels", f"column {name} holds -1 and 1"
+        if kind is None and column.marks == {"-1", "1"} and not self._setting.drop_unlabelled:
+            raise ResoluteError(
+                f"{self._path}: column {name}: got -1 and 1 alone, expected classes; set TARGET=labels if a photo with "
+                f"1 has the label {name} and one with -1 has not, or UNLABELLED=drop if -1 means unlabelled"
+            )
         if kind != "class" and (bad := column.first("bad list")):
             raise self._error(
                 bad,
@@ -331,6 +445,12 @@ class Targets:
             return "values", f"column {name} holds numbers with a unit"
         return "class", f"column {name} holds whole numbers (for numbers to predict set TARGET=values)"
 
+    def _is_signed(self, column: _Column) -> bool:
+        """Whether a single column is one label, which is there if a cell is 1, and not if it is -1."""
+        setting = self._setting
+        is_signed = column.marks == {"-1", "1"} or (setting.signs is True and column.marks <= {"-1", "1"})
+        return is_signed and setting.kind == "labels" and setting.separator is None and not setting.drop_unlabelled
+
     def _several(self) -> tuple[TargetKind, str]:
         """(kind, how it was recognised) of the targets in several columns."""
         columns, count, kind = self._columns, len(self._columns), self._setting.kind
@@ -341,6 +461,11 @@ class Targets:
             )
         if kind is not None:
             return kind, ""
+        if self._bits.other is None:
+            what = f"{count} columns of {'-1' if self._bits.signs else '0'} and 1"
+            if self._bits.one_each and self._setting.uncertain != "ignore":
+                return "class", f"{what}, a single 1 in each row (for several labels set TARGET=labels)"
+            return "labels", what
         others = ("text", "several words", "separated text", "decimal comma", "list", "vector", "bad list")
         texts = [column for column in columns if column.first(*others)]
         if texts and not self._are_chosen:
@@ -356,14 +481,7 @@ class Targets:
                 "a number, as in other columns",
                 "correct it, or leave the column out of COLUMNS",
             )
-        of_bits = [column for column in columns if column.only("bit", "bit word", "bit with a fraction")]
-        if len(of_bits) == count and self._one_each:
-            why = f"{count} columns of 0 and 1, a single 1 in each row (for several labels set TARGET=labels)"
-            return "class", why
-        # Blank and -1 are errors of their rows.
-        bits = ("bit", "bit word", "bit with a fraction", "blank", "minus one")
-        if all(column.only(*bits) for column in columns):
-            return "labels", f"{count} columns of 0 and 1"
+        of_bits = [column for column in columns if column.marks <= {"0", "1", "-1", ""} and column.marks != {""}]
         if any("fraction" in column.examples for column in columns) and all(column.in_unit_range for column in columns):
             return "values", f"{count} columns of numbers from 0 to 1"
         if of_bits and not self._are_chosen:
@@ -375,6 +493,39 @@ class Targets:
                 f"with COLUMNS, such as COLUMNS=image,{rest[0]}"
             )
         return "values", f"{count} columns of numbers"
+
+    def _check_bits(self, kind: TargetKind) -> None:
+        """Raise `ResoluteError` for cells of several columns that are no bits, or need a setting that is not there."""
+        bits, setting, count = self._bits, self._setting, len(self._columns)
+        if bits.other is not None:
+            at, cell, place = bits.other
+            raise _not_a_bit(self._path, self._names[at], cell, place)
+        if kind == "class" and setting.uncertain == "ignore":
+            raise ResoluteError(
+                f"UNCERTAIN: got ignore with TARGET=class for {self._path}, expected 0 or 1, since one class of each "
+                "photo has to be known; correct UNCERTAIN, or set TARGET=labels"
+            )
+        seen, ways = [], []
+        if bits.partly_blank and setting.blank is None:
+            seen.append(f"{_counted(bits.blank, 'blank cell')} ({self._first_place(bits.first_blank)})")
+            ways.append(f"BLANK=0 (they count as 0) or BLANK=drop (leave out {_counted(bits.with_blank, 'photo')})")
+        if bits.uncertain and not bits.signs and setting.uncertain is None:
+            seen.append(f"{_counted(bits.uncertain, 'cell')} of -1 ({self._first_place(bits.first_uncertain)})")
+            ways.append(
+                "UNCERTAIN=0, UNCERTAIN=1 or UNCERTAIN=ignore (not counted in the loss and in metrics)"
+                if kind == "labels"
+                else "UNCERTAIN=0 or UNCERTAIN=1"
+            )
+        if seen:
+            numbers = "" if setting.kind or bits.blank else "; or set TARGET=values if these are numbers to predict"
+            raise ResoluteError(
+                f"{self._path}: {count} columns of 0 and 1: got {' and '.join(seen)}, expected settings that say what "
+                f"these mean; set {', and '.join(ways)}{numbers}"
+            )
+
+    def _first_place(self, first: tuple[int, Place]) -> str:
+        at, place = first
+        return f"first: {_place(place)}, column {self._names[at]}"
 
     @property
     def _names(self) -> list[str]:
@@ -403,6 +554,7 @@ class Meaning:
 
     `columns` are the names of the columns, `names` and `units` those of values; `numbered`: all labels are class
     numbers. `why` says by what the kind was recognised; `first` are the name, cells and place of the first images.
+    `signs` is as in `SourceTarget`.
     """
 
     path: str
@@ -415,6 +567,8 @@ class Meaning:
     rows: int
     first: tuple[tuple[str, tuple[Cell, ...], Place], ...]
     form: _Form
+    signs: bool = False
+    setting: TargetSetting = AUTO
 
     @property
     def are_plain_classes(self) -> bool:
@@ -427,9 +581,11 @@ class Meaning:
             kind=self.kind,
             names=self.names,
             units=self.units,
-            classes=self.columns if self.kind != "values" and len(self.columns) > 1 else (),
+            classes=self.columns if self.kind != "values" and (len(self.columns) > 1 or self.signs) else (),
             columns=self.columns,
             separator=self.form.separator,
+            signs=self.signs,
+            ignored=self.setting.uncertain == "ignore",
             about=tuple(self._about(label_names)),
         )
 
@@ -442,18 +598,22 @@ class Meaning:
         for name, cells, place in self.first:
             label = self.label(cells, place)
             if label_names is not None and label is not None and self.kind != "values":
-                numbers = [label] if isinstance(label, str) else label
-                named = tuple(label_names[int(n)] if 0 <= int(n) < len(label_names) else str(n) for n in numbers)
+                numbers = [label] if isinstance(label, str) else map(str, label)
+                named = tuple(
+                    label_names[int(n)] if n.isdecimal() and int(n) < len(label_names) else n for n in numbers
+                )
                 label = named[0] if isinstance(label, str) else named
             where = f"line {place}: " if isinstance(place, int) else ""
-            yield f"  {where}{name}: {describe_label(label, self.names, self.units)}"
+            text = describe_label(label, self.names, self.units)
+            is_left_out = label is None and self.setting.blank == "drop"
+            yield f"  {where}{name}: {'left out' if is_left_out else text}"
 
     def label(self, cells: tuple[Cell, ...], place: Place) -> Label | None:
         """The target of an image; None if its cells are blank, except for labels in text: no labels.
 
         Raises `ResoluteError` for cells that do not fit, naming line or image, and column.
         """
-        if len(cells) > 1:
+        if len(cells) > 1 or self.signs:
             return self._label_of_several(cells, place)
         cell = cells[0]
         if isinstance(cell, str) and self.kind == "class":
@@ -485,33 +645,36 @@ class Meaning:
         return labels[0]
 
     def _label_of_several(self, cells: tuple[Cell, ...], place: Place) -> Label | None:
-        if all(cell is None or cell == "" for cell in cells):
-            return None
-        pairs = zip(self.columns, cells, strict=True)
         if self.kind == "values":
-            return tuple([self._number(name, cell, place) for name, cell in pairs])
-        ones = [name for name, cell in pairs if self._bit(name, cell, place)]
+            if all(cell is None or cell == "" for cell in cells):
+                return None
+            return tuple([self._number(name, cell, place) for name, cell in zip(self.columns, cells, strict=True)])
+        marks, setting = _marks(cells), self.setting
+        for mark, name, cell in zip(marks, self.columns, cells, strict=True):
+            # why again: the file may have changed since all of it was read
+            is_known = setting.uncertain is not None or self.signs if mark == "-1" else mark != "?"
+            if not is_known:
+                raise _not_a_bit(self.path, name, cell, place)
+        if "" in marks:
+            is_unlabelled = marks.count("") == len(marks)
+            if setting.blank is None and not is_unlabelled:
+                raise _not_a_bit(self.path, self.columns[marks.index("")], None, place)
+            if setting.blank != "0":
+                return None
+        pairs = zip(self.columns, marks, strict=True)
+        ones = [name for name, mark in pairs if mark == "1" or (mark == "-1" and setting.uncertain == "1")]
         if self.kind == "labels":
-            return tuple(ones)
+            if setting.uncertain != "ignore":
+                return tuple(ones)
+            uncertain = (Ignored(name) for name, mark in zip(self.columns, marks, strict=True) if mark == "-1")
+            labels: list[str | Ignored] = [*ones, *uncertain]
+            return tuple(labels)
         if len(ones) != 1:
             raise ResoluteError(
                 f"{self.path}: {_place(place)}: got {len(ones)} columns with 1 ({_first(ones) or 'none'}), expected "
                 "one; correct it, or set TARGET=labels for any number of them"
             )
         return ones[0]
-
-    def _bit(self, name: str, cell: Cell, place: Place) -> bool:
-        text = str(cell).lower()
-        if cell is not None and text in _ONES | _ZEROS:
-            return text in _ONES
-        raise self._error(
-            place,
-            _shown(cell),
-            name,
-            "0 or 1",
-            "decide what it counts as and correct it, leave the column out with COLUMNS, or set TARGET=values if the "
-            "columns hold numbers",
-        )
 
     def _number(self, name: str, cell: Cell, place: Place) -> float:
         is_written = isinstance(cell, str) and self.form.is_text and _NUMBER.fullmatch(cell)
@@ -530,6 +693,18 @@ def _error(path: str, place: Place, got: str, where: str, expected: str, do: str
     return ResoluteError(f"{path}: {_place(place)}: got {got} {where}, expected {expected}; {do}")
 
 
+def _not_a_bit(path: str, column: str, cell: Cell, place: Place) -> ResoluteError:
+    return _error(
+        path,
+        place,
+        _shown(cell),
+        f"in column {column}",
+        "0 or 1",
+        "decide what it counts as and correct it, leave the column out with COLUMNS, or set TARGET=values if the "
+        "columns hold numbers",
+    )
+
+
 def _place(place: Place) -> str:
     return f"line {place}" if isinstance(place, int) else place
 
@@ -542,8 +717,31 @@ def _first(names: Sequence[str], limit: int = 5) -> str:
     return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
 
 
-def _is_one(cell: Cell) -> bool:
-    return cell is not None and str(cell).lower() in _ONES
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s'[: count != 1]}"
+
+
+def _marks(cells: tuple[Cell, ...]) -> list[str]:
+    """`_mark` of each."""
+    try:
+        return [_USUAL_MARKS[cell] for cell in cells]  # most rows, and several times as fast
+    except (KeyError, TypeError):  # the latter: of a list
+        return [*map(_mark, cells)]
+
+
+def _mark(cell: Cell) -> str:
+    """What a cell means in columns of 0 and 1: "1", "0", "-1", "" (blank) or "?" (none of these)."""
+    return "?" if isinstance(cell, list) else _mark_of(cell)
+
+
+@lru_cache(maxsize=1 << 12)
+def _mark_of(cell: str | float | None) -> str:
+    text = str(cell).strip().lower()
+    if text in _BLANK:
+        return ""
+    if _BIT.fullmatch(text):
+        return str(int(float(text)))
+    return "1" if text in _ONES else "0" if text in _ZEROS else "?"
 
 
 def _is_float32(value: float) -> bool:

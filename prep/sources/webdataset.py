@@ -12,6 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from resolute.errors import ResoluteError
+
 from .archives.tar_members import is_compressed, open_tar
 from .filesystem import file_name
 from .image_ref import MAX_BYTES
@@ -153,6 +155,11 @@ def _json_label(value: Any) -> Cell:
     key = ""
     if isinstance(value, dict):
         key = next((key for key in (*LABEL_KEYS, "labels") if value.get(key) is not None), "")
+        if key == "labels" and isinstance(value.get("ignored"), list) and value["ignored"]:
+            raise ResoluteError(
+                f"a sample's JSON: got {str(value)[:80]}, expected no ignored labels, which prep reads from tables "
+                "alone; use the table that these samples were made from, with UNCERTAIN=ignore"
+            )
         value = value.get(key)
     if isinstance(value, list):
         if not all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in value):

@@ -108,7 +108,10 @@ class Sandbox:
             "xray": (
                 "xray",
                 ["Path", "Sex", "No Finding", "Edema", "Support Devices"],
-                [["F" if i % 2 else "M", *row[:3]] for i, row in enumerate(flags)],
+                [
+                    ["F" if i % 2 else "M", row[0], -1 if i % 5 == 0 else row[1], row[2] or ""]
+                    for i, row in enumerate(flags)
+                ],
             ),
         }
         photos = sorted(make_photos(self.folder / "flat", classes=1, each=40).rglob("*.jpg"))

@@ -122,6 +122,91 @@ def check_targets(shards: ShardSet, dense: NDArray[np.float32], number_of: Calla
     assert sum(map(len, shards.splits.values())) == 60
 
 
+STATES = np.random.default_rng(5).choice([1.0, 0.0, -1.0, np.nan], (60, len(NAMES)), p=[0.3, 0.3, 0.2, 0.2])
+CELLS = {1.0: "1.0", 0.0: "0.0", -1.0: "-1.0"}  # else blank
+
+
+def uncertain_rows(case: Case) -> list[Sequence[object]]:
+    return [(name, *(CELLS.get(x, "") for x in row)) for name, row in zip(case.names, STATES.tolist(), strict=True)]
+
+
+def test_ignored_labels_reach_tars_index_and_loader(case: Case) -> None:
+    case.write(("Path", *NAMES), uncertain_rows(case))
+    refused(case.run(), "blank cells (first: line ", "BLANK=0", "UNCERTAIN=ignore")
+    opened = case.made("--blank", "0", "--uncertain", "ignore")
+    dense = np.nan_to_num(STATES).astype(np.float32)
+    check_targets(opened, dense, case.names.index)
+    in_tars = []
+    for path in sorted((case.out / "32").glob("train-*.tar")):
+        with tarfile.open(path) as tar:
+            in_tars += [json.load(tar.extractfile(member)) for member in tar.getmembers()[1::2]]  # type: ignore[arg-type]
+    rows = dense[[case.names.index(name) for name in sources(opened, "train")]]
+    lists = [(np.flatnonzero(row == 1).tolist(), np.flatnonzero(row == -1).tolist()) for row in rows]
+    assert in_tars == [{"labels": present, "ignored": ignored} for present, ignored in lists]
+    with Loader(Plan(opened, [Stage(res=32, epochs=1, batch_size=16)], eval_batch_size=6)) as loader:
+        for batch in loader:
+            listed = sources(opened, batch.spec.split)
+            rows = dense[[case.names.index(listed[i]) for i in batch.spec.ids.tolist()]]
+            np.testing.assert_array_equal(batch.targets.numpy(), rows)
+    assert verify([case.out, "--workers", "1"]) == 0
+    assert "already there" in case.run("--blank", "0", "--uncertain", "ignore").out
+    refused(case.run("--blank", "0", "--uncertain", "0"), "target ignored: got true, expected null")
+
+
+def test_photos_with_blank_cells_are_left_out_and_counted(case: Case) -> None:
+    case.write(("Path", *NAMES), uncertain_rows(case))
+    ran = case.run("--blank", "drop", "--uncertain", "1")
+    whole = ~np.isnan(STATES).any(1)
+    assert f"{(~whole).sum()} photos with blank cells left out (BLANK=drop)" in ran.err
+    assert f"{(~whole).sum()} unlabelled" in ran.out
+    opened = ShardSet.open(case.out)
+    assert sum(map(len, opened.splits.values())) == whole.sum()
+    assert not opened.target.ignored
+    for split, samples in opened.splits.items():
+        rows = STATES[[case.names.index(name) for name in sources(opened, split)]]
+        np.testing.assert_array_equal(opened.target.decode(samples.samples[:]), np.abs(rows))
+
+
+@pytest.mark.slow
+def test_a_set_with_ignored_labels_is_extended_and_made_by_jobs(case: Case) -> None:
+    settings = ("--blank", "0", "--uncertain", "ignore")
+    rows = uncertain_rows(case)
+    case.write(("Path", *NAMES), rows[:40])
+    case.made(*settings)
+    first = {name: data for name, data in tree(case.out / "32").items() if name.endswith(".tar")}
+    case.write(("Path", *NAMES, *(f"more {i}" for i in range(6))), [(*row, *["-1", 1, 0, 0, 1, ""]) for row in rows])
+    case.made(*settings, "--extend")
+    opened = ShardSet.open(case.out)
+    assert first.items() <= tree(case.out / "32").items()
+    for split, samples in opened.splits.items():
+        numbers = [case.names.index(name) for name in sources(opened, split)]
+        dense = np.zeros((60, 10), np.float32)
+        dense[:, :4] = np.nan_to_num(STATES)
+        dense[40:, 4:] = [-1, 1, 0, 0, 1, 0]
+        np.testing.assert_array_equal(opened.target.decode(samples.samples[:]), dense[numbers])
+    assert verify([case.out, "--workers", "1"]) == 0
+    jobs, once = case.folder / "jobs", case.folder / "once"
+    case.write(("Path", *NAMES), rows)
+    assert case.run(*settings, "--out", once).status == 0
+    assert main(["plan", *case.words, *settings, "--out", jobs]) == 0
+    for part in ("2:", ":2"):
+        assert main(["range", "--out", jobs, "--range", part, "--workers", "1"]) == 0
+    assert main(["finish", "--out", jobs]) == 0
+    assert tree(jobs) == tree(once)
+
+
+def test_a_set_with_ignored_labels_is_no_source_of_samples(case: Case) -> None:
+    samples = case.samples([{"labels": own, "ignored": ["red"] if i == 7 else []} for i, own in enumerate(LABELS)])
+    ran = case.prep("--src", samples, "--out", case.out, "--res", "32")
+    refused(ran, "a sample's JSON: got {'labels': ", "expected no ignored labels", "UNCERTAIN=ignore")
+
+
+def test_blank_and_uncertain_of_class_folders_are_refused(case: Case) -> None:
+    for setting in ("blank", "uncertain"):
+        ran = case.prep("--src", case.photos, "--out", case.out, "--res", "32", f"--{setting}", "0")
+        refused(ran, f"{setting.upper()}: has no effect for KIND=folders")
+
+
 def refused(ran: Any, *words: str) -> None:
     """One line, *where: got X, expected Y; do Z*, that contains `words`."""
     lines = [

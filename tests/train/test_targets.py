@@ -14,7 +14,7 @@ from PIL import Image
 
 from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.dataset.target import Target
+from resolute.pipeline.dataset.target import IGNORED, Target
 from resolute.train.inference.saved_run import open_saved_run
 from resolute.train.logs.metrics import read_log
 from resolute.train.model.head import Head
@@ -175,3 +175,53 @@ def test_an_exported_program_writes_the_predictions_and_submissions_have_labels_
         assert theirs.pop("predicted") == row["predicted"]
     for name in theirs.keys() - {"image", "error"}:
         assert float(theirs[name]) == pytest.approx(float(row[name]), abs=0.01 * (100 if kind == "values" else 1))
+
+
+def test_ignored_labels_train_validate_and_predict(shard_root: Path, tmp_path: Path) -> None:
+    plain = of_kind("labels", shard_root, tmp_path / "plain")
+    rng = np.random.default_rng(2)
+    of_kind("labels", shard_root, tmp_path / "set")
+    counted, rows = {}, {}
+    for name, split in plain.splits.items():
+        dense = plain.target.decode(split.samples[:])
+        dense[rng.random(dense.shape) < 0.3] = -1
+        counted[name] = dense
+        rows[name] = [[*np.flatnonzero(row == 1), *(IGNORED + np.flatnonzero(row == -1))] for row in dense]
+    shards = retarget(tmp_path / "set", Target(kind="labels", names=LABELS, ignored=True), rows)
+    run = train(shards, tmp_path / "runs")
+    saved = open_saved_run(run)
+    assert saved.head.target == shards.target
+    epochs = [record for record in read_log(run / "run.jsonl") if record["kind"] == "epoch"]
+    assert all(epoch["loss"] is not None and epoch["eval_loss"] > 0 for epoch in epochs)
+
+    out, table = tmp_path / "eval.json", tmp_path / "p.csv"
+    assert main(["eval", str(run), "--shards", shards.root, "--json", str(out), "--device", "cpu"]) == 0
+    evaluated = max(json.loads(out.read_text())["rows"], key=lambda row: row["mAP"])
+    assert evaluated["mAP"] == pytest.approx(saved.best_score, abs=1e-5)
+    positives = (counted["val"] == 1).sum(0).tolist()
+    assert [row["samples"] for row in evaluated["details"]["classes"]] == positives
+    assert main(["predict", str(run), "--src", shards.root, "--out", str(table), "--device", "cpu"]) == 0
+    with table.open(newline="") as file:
+        written = [row["labels"] for row in csv.DictReader(file)]
+    assert written == ["|".join(np.array(LABELS)[row == 1]) for row in counted["val"]]
+    assert (
+        main(
+            [
+                "show",
+                "--recipe",
+                str(tmp_path / "runs" / "r.toml"),
+                "--shards",
+                shards.root,
+                "--out",
+                str(tmp_path / "s.html"),
+            ]
+        )
+        == 0
+    )
+    assert "any ignored" in (tmp_path / "s.html").read_text(encoding="utf-8")
+
+    # A run on a set without ignored labels leaves them out of the evaluation on one that has some, too.
+    other = train(plain, tmp_path / "others")
+    assert main(["eval", str(other), "--shards", shards.root, "--json", str(out), "--device", "cpu"]) == 0
+    details = json.loads(out.read_text())["rows"][0]["details"]
+    assert [row["samples"] for row in details["classes"]] == positives

@@ -13,7 +13,7 @@ from resolute.pipeline.dataset.target import Target
 from resolute.pipeline.plan.batching import rank_bounds
 from resolute.train.devices.distributed import Ranks
 from resolute.train.model.head import Head
-from resolute.train.validation import Validation, score_batch
+from resolute.train.validation import Validation, metrics_of, score_batch
 
 N, C = 57, 5
 
@@ -135,6 +135,36 @@ def test_the_metrics_of_labels_equal_their_definitions() -> None:
         above = 1 / (1 + np.exp(-scores[:, c])) >= row["threshold"] - 1e-6
         assert row["best_f1"] == pytest.approx(2 * (above & positives[:, c]).sum() / (above.sum() + row["samples"]))
     assert rows[4] == {"name": "never", "samples": 0, "ap": None, "f1": None, "best_f1": None, "threshold": None}
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_ignored_labels_are_left_out_of_all_metrics(world_size: int) -> None:
+    logits, targets = of_kind(MANY)
+    targets[torch.rand(N, C, generator=torch.Generator().manual_seed(2)) < 0.4] = -1.0
+    targets[:16] = -1.0  # a batch without any label that counts
+    metrics, details = outcome(MANY, logits, targets, batch=16, world_size=world_size)
+    rows, aps, hits, sizes = details["raw"]["classes"], [], [], []
+    for c in range(4):
+        counted = (targets[:, c] >= 0).numpy()
+        scores, positives = logits[:, c].numpy()[counted], targets[:, c].numpy()[counted] > 0
+        taken = scores >= 0
+        aps.append(average_precision_oracle(scores, positives))
+        hits.append(2 * (taken & positives).sum())
+        sizes.append(taken.sum() + positives.sum())
+        assert rows[c]["samples"] == positives.sum()
+        assert rows[c]["ap"] == pytest.approx(aps[-1])
+        assert rows[c]["best_f1"] == pytest.approx(best_f1_oracle(scores, positives))
+        above = 1 / (1 + np.exp(-scores)) >= rows[c]["threshold"] - 1e-6
+        assert rows[c]["best_f1"] == pytest.approx(2 * (above & positives).sum() / (above.sum() + positives.sum()))
+    assert metrics["mAP"] == pytest.approx(np.mean(aps), abs=1e-12)
+    assert metrics["f1_macro"] == pytest.approx(np.mean([hit / size for hit, size in zip(hits, sizes, strict=True)]))
+    counted = (targets >= 0).numpy()
+    p = 1 / (1 + np.exp(-logits.double().numpy()[counted]))
+    loss = -np.where(targets.numpy()[counted] > 0, np.log(p), np.log(1 - p)).mean()
+    assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-5)
+    never = (((logits >= 0) & (targets >= 0))[:, 4]).sum().item()
+    assert metrics["f1_micro"] == pytest.approx(sum(hits) / (sum(sizes) + never))
+    assert metrics_of(MANY, logits.sigmoid(), targets)["mAP"] == pytest.approx(metrics["mAP"], abs=1e-6)
 
 
 def test_the_metrics_of_values_are_in_their_units() -> None:

@@ -24,7 +24,8 @@ def class_weights(loss: Loss, plan: Plan) -> NDArray[np.float32] | None:
     * one class per sample: N / (classes that have samples * n), whose mean over the epoch's samples is 1.
       Source: sklearn.utils.class_weight.compute_class_weight, after King and Zeng, Political Analysis 9, 2001.
     * several classes per sample: the weight of a present class relative to an absent one, (N - n) / n, limited to
-      0.01 ... 100. Source: torch.nn.BCEWithLogitsLoss, `pos_weight`.
+      0.01 ... 100; samples in which the class is ignored do not count in N. Source: torch.nn.BCEWithLogitsLoss,
+      `pos_weight`.
 
     Classes without samples, or not listed in a table, have the weight 1. Raises `ResoluteError` for targets without
     classes, unknown classes, and weights without effect.
@@ -51,8 +52,8 @@ def class_weights(loss: Loss, plan: Plan) -> NDArray[np.float32] | None:
         return weights
     has = counts > 0
     if shards.target.kind == "labels":
-        total = len(shards.splits["train"])
-        weights[has] = np.clip((total - counts[has]) / counts[has], 1 / _MAX_RATIO, _MAX_RATIO)
+        absent_counts = len(shards.splits["train"]) - plan.mean_ignored_counts() - counts
+        weights[has] = np.clip(absent_counts[has] / counts[has], 1 / _MAX_RATIO, _MAX_RATIO)
         return weights
     if plan.sampling == "balanced":
         raise ResoluteError(

@@ -1,7 +1,9 @@
 """Losses per sample, for each kind of target, mixed (mixup, cutmix) and smoothed.
 
 The losses of classes and labels are linear in the target, except with `threshold`: mixing targets is the same as mixing
-losses.
+losses. Ignored labels, which are -1, contribute 0; the mean over the classes is still over all C. So a step's loss is a
+sum over its samples divided by a number that each rank and each part of a batch knows, and gradients do not depend on
+how a batch is divided.
 """
 
 from __future__ import annotations
@@ -47,7 +49,11 @@ def build_loss(
         asymmetric = functools.partial(
             asymmetric_loss, gamma_neg=loss.gamma_neg, gamma_pos=loss.gamma_pos, clip=loss.clip, weights=weights
         )
-        mixed = _mixed_asymmetric_loss if head.target.kind == "class" else _dense_loss
+        mixed = (
+            _mixed_asymmetric_loss
+            if head.target.kind == "class"
+            else functools.partial(_dense_loss, has_ignored=head.target.ignored)
+        )
         return functools.partial(
             mixed, terms=lambda logits, targets, smoothing: asymmetric(logits, targets), sum_classes=loss.sum_classes
         )
@@ -60,7 +66,13 @@ def build_loss(
             weights=weights,
         )
     terms = functools.partial(_binary_cross_entropy, threshold=loss.threshold, weights=weights)
-    return functools.partial(_dense_loss, terms=terms, sum_classes=loss.sum_classes, smoothing=smoothing)
+    return functools.partial(
+        _dense_loss,
+        terms=terms,
+        sum_classes=loss.sum_classes,
+        smoothing=smoothing,
+        has_ignored=head.target.ignored,
+    )
 
 
 def mixed_cross_entropy(
@@ -192,10 +204,14 @@ def _dense_loss(
     *,
     terms: Callable[..., torch.Tensor],
     sum_classes: bool,
+    has_ignored: bool,
     smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """Targets (N, C) that are already mixed, see `Batch.targets`."""
-    return _over_classes(terms(logits, targets, smoothing), sum_classes=sum_classes)
+    """Targets (N, C) that are already mixed, see `Batch.targets`; `has_ignored`: some may be -1."""
+    if not has_ignored:
+        return _over_classes(terms(logits, targets, smoothing), sum_classes=sum_classes)
+    losses = terms(logits, targets.clamp(min=0.0), smoothing)
+    return _over_classes(losses.masked_fill(targets < 0, 0.0), sum_classes=sum_classes)
 
 
 def _over_classes(losses: torch.Tensor, *, sum_classes: bool) -> torch.Tensor:

@@ -80,11 +80,18 @@ class Head:
     def to_json(self) -> dict[str, Any]:
         """As stored in checkpoints."""
         names = {"names": list(self.target.names), "units": list(self.target.units)}
-        return {"kind": self.target.kind, **names, "loss": self.loss, "mean": list(self.mean), "std": list(self.std)}
+        ignored = {"ignored": True} if self.target.ignored else {}
+        scale = {"mean": list(self.mean), "std": list(self.std)}
+        return {"kind": self.target.kind, **names, **ignored, "loss": self.loss, **scale}
 
     @classmethod
     def from_json(cls, table: Mapping[str, Any]) -> Head:
-        target = Target(kind=table["kind"], names=tuple(table["names"]), units=tuple(table["units"]))
+        target = Target(
+            kind=table["kind"],
+            names=tuple(table["names"]),
+            units=tuple(table["units"]),
+            ignored=bool(table.get("ignored", False)),
+        )
         return cls(target=target, loss=table["loss"], mean=tuple(table["mean"]), std=tuple(table["std"]))
 
     def check_fits(self, target: Target, where: str, run: str, *, advice: str) -> None:
@@ -110,7 +117,7 @@ def _listed(target: Target) -> str:
 
 
 def _any_label(shards: ShardSet) -> bool:
-    return "val" not in shards.splits or bool(shards.splits["val"].samples[:]["labels"].any())
+    return "val" not in shards.splits or bool(shards.target.packed_labels(shards.splits["val"].samples[:]).any())
 
 
 def _moments(shards: ShardSet) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

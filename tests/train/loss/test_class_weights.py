@@ -14,7 +14,7 @@ from torch.nn import functional
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import STORED
 from resolute.pipeline.dataset.shard_set import ShardSet, Split
-from resolute.pipeline.dataset.target import Target
+from resolute.pipeline.dataset.target import IGNORED, Target
 from resolute.pipeline.plan.class_sampling import Sampling
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
@@ -30,8 +30,15 @@ NAMES = ("cat", "dog", "sea lion", "none")
 LABELS = [0] * 60 + [1] * 30 + [2] * 10  # the class "none" has no sample
 
 
-def plan_of(shards: ShardSet, *, sampling: Sampling = "uniform", kind: Any = "class", targets: Any = None) -> Plan:
-    target = Target(kind=kind, names=NAMES)
+def plan_of(
+    shards: ShardSet,
+    *,
+    sampling: Sampling = "uniform",
+    kind: Any = "class",
+    targets: Any = None,
+    ignored: bool = False,
+) -> Plan:
+    target = Target(kind=kind, names=NAMES, ignored=ignored)
     records: Any = target.encode(range(len(targets or LABELS)), targets or LABELS)
     stored: Any = {32: np.zeros(len(records), STORED)}
     splits = {"train": Split(name="train", samples=records, stored=stored, shards=())}
@@ -58,6 +65,17 @@ def test_balanced_weights_of_several_labels_are_the_limited_ratio_of_absent_to_p
     rows: list[list[int]] = [[0]] * 300 + [[0, 1]] * 30 + [[2]] + [[]] * 20
     weights = weights_of("balanced", plan_of(shard_set, kind="labels", targets=rows))
     assert weights == pytest.approx([21 / 330, 321 / 30, 100.0, 1.0])
+
+
+def test_balanced_weights_count_ignored_labels_neither_as_present_nor_as_absent(shard_set: ShardSet) -> None:
+    rows: list[list[int]] = [[0]] * 30 + [[1, IGNORED]] * 10 + [[2, IGNORED + 1]] * 20 + [[]] * 40
+    plan = plan_of(shard_set, kind="labels", targets=rows, ignored=True)
+    assert weights_of("balanced", plan) == pytest.approx([60 / 30, 70 / 10, 80 / 20, 1.0])
+    sampled = plan_of(shard_set, kind="labels", targets=rows, ignored=True, sampling="balanced")
+    drawn = sampled.mean_ignored_counts()
+    assert drawn[:2] == pytest.approx(sampled.mean_class_counts()[1:3])  # the same samples
+    present = sampled.mean_class_counts()
+    assert weights_of("balanced", sampled)[1] == pytest.approx((100 - drawn[1] - present[1]) / present[1])
 
 
 def test_a_table_names_classes_and_leaves_the_others_at_one(shard_set: ShardSet) -> None:

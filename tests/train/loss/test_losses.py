@@ -61,6 +61,7 @@ VALUES = Head(
     target=Target(kind="values", names=("a",) * CLASSES), loss="mse", mean=(5.0,) * CLASSES, std=(2.0,) * CLASSES
 )
 NONE = torch.empty(0, dtype=torch.int64)
+IGNORING = Head(target=Target(kind="labels", names=("a",) * CLASSES, ignored=True), loss="bce")
 
 
 def _dense() -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,3 +128,42 @@ def test_gradients_of_the_asymmetric_loss_are_finite_and_push_wrong_outputs(
     assert torch.isfinite(gradient).all()
     assert gradient[0, 0] < 0
     assert gradient[0, 1] > 0 or clip
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        Loss(),
+        Loss(kind="bce", label_smoothing=0.2),
+        Loss(kind="bce", threshold=0.3, sum_classes=True),
+        Loss(kind="asl"),
+        Loss(kind="asl", gamma_neg=2.0, gamma_pos=0.5, clip=0.0, sum_classes=True),
+    ],
+)
+def test_an_ignored_label_adds_nothing_to_the_loss_and_its_gradient(loss: Loss) -> None:
+    outputs, targets = _dense()
+    targets = 0.6 * targets + 0.4 * targets.flip(0)
+    ignored = torch.rand(N, CLASSES, generator=torch.Generator().manual_seed(5)) < 0.4
+    ignored[0] = True  # a sample without any label that counts
+    logits = outputs.float().requires_grad_()
+    got = build_loss(loss, IGNORING)(logits, targets.masked_fill(ignored, -1.0), NONE, torch.ones(N))
+    got.sum().backward()
+    assert logits.grad is not None
+    assert (logits.grad[ignored] == 0).all()
+    each = [build_loss(loss, LABELS)(logits[:, [c]], targets[:, [c]], NONE, torch.ones(N)) for c in range(CLASSES)]
+    counted = torch.stack(each, dim=1).masked_fill(ignored, 0.0)
+    expected = counted.sum(1) if loss.sum_classes else counted.sum(1) / CLASSES
+    torch.testing.assert_close(got, expected)
+    whole = build_loss(loss, LABELS)(outputs, targets, NONE, torch.ones(N))
+    torch.testing.assert_close(build_loss(loss, IGNORING)(outputs, targets, NONE, torch.ones(N)), whole, rtol=0, atol=0)
+
+
+def test_a_batch_with_ignored_labels_may_be_divided_among_ranks_and_parts() -> None:
+    outputs, targets = _dense()
+    targets[:4, 1:] = -1.0
+    loss = build_loss(Loss(), IGNORING)
+    whole = loss(outputs, targets, NONE, torch.ones(N)).sum()
+    parts = [
+        loss(out, own, NONE, torch.ones(N)).sum() for out, own in zip(outputs.split(2), targets.split(2), strict=True)
+    ]
+    torch.testing.assert_close(torch.stack(parts).sum(), whole)
