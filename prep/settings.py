@@ -90,8 +90,10 @@ class JobsPlanOptions:
         le=4000,
     )
     max_bad: float = setting(0.01, "fraction of the images that may be unusable", ge=0, le=1)
-    unlabelled: Literal["refuse", "drop"] = setting(
-        "refuse", "photos whose label is empty or -1: an error, or left out and counted"
+    unlabelled: Literal["refuse", "drop", "keep"] = setting(
+        "refuse",
+        "photos whose label is empty, -1 or a word such as nan, None or unknown: an error, or left out and counted; "
+        "keep: such words are names of classes",
     )
     blank: Literal["0", "drop"] | None = setting(
         None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +92,6 @@ def input_warnings(settings: Settings, inputs: Inputs, *, is_extension: bool = F
     return [
         *_photos_of_other_formats(inputs.ignored),
         *([] if is_extension else _empty_classes(inputs)),
-        *_similar_classes(inputs.classes),
         *_names_or_numbers(inputs),
         *([] if is_extension else _large_held_out_part(settings, inputs)),
     ]
@@ -140,21 +138,6 @@ def _empty_classes(inputs: Inputs) -> list[str]:
     numbered = list(inputs.classes) == list(map(str, range(len(inputs.classes))))
     hint = "numeric labels should count from 0 without gaps" if numbered else "check that they are classes"
     return [f"classes without a training image: {len(empty)} of {len(inputs.classes)} ({_first_names(empty)}); {hint}"]
-
-
-def _similar_classes(classes: Sequence[str]) -> list[str]:
-    groups: dict[str, list[str]] = {}
-    for name in classes:
-        key = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
-        groups.setdefault(key, []).append(name)
-    # why ascii: composed and decomposed characters look the same
-    alike = [" and ".join(ascii(name) for name in names) for names in groups.values() if len(names) > 1]
-    if not alike:
-        return []
-    return [
-        f"class names that differ only in case or Unicode form are treated as different: {_first_names(alike)}; merge "
-        "them if they mean the same class"
-    ]
 
 
 def _names_or_numbers(inputs: Inputs) -> list[str]:

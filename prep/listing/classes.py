@@ -1,48 +1,16 @@
-"""Class numbers: from a file of names, from the sorted names, or from labels that are numbers."""
+"""Class numbers: from the names that CLASSES lists, from the sorted names, or from labels that are numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from resolute.errors import ResoluteError
-from resolute.prep.sources.table_forms import is_text, is_utf16, not_utf8
 
-__all__ = ["MAX_CLASSES", "by_name", "by_number", "read_classes"]
+from .label_checks import alike
+
+__all__ = ["MAX_CLASSES", "by_name", "by_number"]
 
 MAX_CLASSES = 1_000_000
-
-
-def read_classes(path: Path) -> tuple[str, ...]:
-    """The names in a file, one per line: line n (from 0) names class n.
-
-    Raises `ResoluteError` if the file is unreadable, empty or not UTF-8, or if it holds an empty line or a duplicate
-    name.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
-    except OSError as error:
-        raise ResoluteError(
-            f"{path}: cannot be read, got {error.strerror}, expected a file with one class name per line; "
-            "correct CLASSES"
-        ) from None
-    if is_utf16(text):
-        raise not_utf8(path, 1, "UTF-16")
-    names = tuple(line.strip() for line in text.rstrip().split("\n"))
-    lines: dict[str, int] = {}
-    for n, name in enumerate(names, start=1):
-        if not name:
-            raise ResoluteError(
-                f"{path}: line {n} is empty, expected one class name per line, because line numbers are class numbers; "
-                "name the class or remove the line"
-            )
-        if not is_text(name):
-            raise not_utf8(path, n, repr(name))
-        if lines.setdefault(name, n) != n:
-            raise ResoluteError(
-                f"{path}: duplicate class, got {name} in lines {lines[name]} and {n}, expected it once; remove one"
-            )
-    return names
 
 
 def by_name(
@@ -65,9 +33,11 @@ def by_name(
     numbers = {name: n for n, name in enumerate(names)}
     unknown = sorted(set(labels) - set(numbers))
     if unknown and training is not None:
+        near = {alike(name): name for name in names}.get(alike(unknown[0]))
+        only = f" ({near!a} differs only by blanks, hyphens, case or Unicode form)" if near is not None else ""
         raise ResoluteError(
-            f"{src}: classes that training lacks, got {len(unknown)} such as {unknown[0]}{locate(unknown[0])}, "
-            f"expected only those of {training}; rename or remove them"
+            f"{src}: classes that training lacks, got {len(unknown)} such as {unknown[0]!a}{locate(unknown[0])}, "
+            f"expected only those of {training}{only}; rename or remove them"
         )
     if unknown:
         raise ResoluteError(
@@ -86,14 +56,24 @@ def by_number(
     listed_in: str,
     training: str | None,
     are_names: bool = False,
+    listed: Mapping[str, int] | None = None,
     locate: Callable[[str], str] = lambda label: "",
 ) -> tuple[tuple[str, ...], Mapping[str, int]]:
     """As `by_name`, for labels that are class numbers, which they keep.
 
     `names` are the source's own names of these numbers. If `classes` contains any of the names in use, classes are
     matched by name instead, because `classes` may number them differently; `are_names`: in any case, without `names` by
-    the label itself. Raises `ResoluteError` for a number out of range.
+    the label itself. `listed` are the class numbers that the file of `classes` gives to labels. Raises `ResoluteError`
+    for a number out of range.
     """
+    if classes is not None and listed is not None and names is None and not are_names:
+        unknown = sorted(set(labels) - set(listed), key=int)
+        if unknown:
+            raise ResoluteError(
+                f"{src}: class number that {listed_in} lacks, got {unknown[0]}{locate(unknown[0])}, expected one of "
+                f"its {len(listed)}, {min(listed, key=int)} to {max(listed, key=int)}; correct the labels or the file"
+            )
+        return tuple(classes), {label: listed[label] for label in labels}
     numbers = {label: int(label) for label in labels}
     low, high = min(numbers.values()), max(numbers.values())
     limit = len(names) if names is not None else MAX_CLASSES

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.settings import Settings
+from resolute.prep.sources.archive import ArchiveSource
+from resolute.prep.sources.image_folder import ImageFolderSource
 from resolute.prep.sources.image_ref import Source, is_url
 
-from .classes import read_classes
+from .class_file import read_classes
 from .copies import Copies, find_copies, refuse_same_files
 from .database import Database
+from .label_checks import refuse_doubtful_labels
 from .open_sources import open_sources
 from .photos import Photos, list_photos
 from .splits import Split, make_splits
 
 __all__ = ["Inputs", "check_no_overlap", "copies_of", "list_sources", "split_inputs"]
-
-_MANY_CLASSES = 20  # fewer are no reason to doubt that they are classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,7 @@ def list_sources(
     They are listed in `database`; `scan_cache` takes what has to be unpacked to be read. `known_classes` keep their
     numbers. Raises `ResoluteError` for sources that are missing or hold too little.
     """
-    class_names = None if settings.classes is None else read_classes(Path(settings.classes))
+    class_file = None if settings.classes is None else read_classes(Path(settings.classes))
     sources: dict[str, Photos] = {}
     ignored: Counter[str] = Counter()
     for name, source in open_sources(settings, scan_cache, lambda: sources["train"].classes):
@@ -110,12 +111,24 @@ def list_sources(
                 source,
                 database,
                 name,
-                classes=class_names,
+                classes=None if class_file is None else class_file.names,
                 classes_file=settings.classes or "CLASSES",
+                class_numbers=None if class_file is None else class_file.numbers,
                 known_classes=known_classes,
             )
-            if settings.target is None and settings.classes is None and not known_classes:
-                _refuse_scores(settings, photos)
+            if class_file is not None and class_file.about is not None:
+                photos = replace(photos, about=(class_file.about, *photos.about))
+            if class_file is None and source.label_names is None and photos.target.kind != "values":
+                refuse_doubtful_labels(
+                    settings.labels or settings.src,
+                    photos.classes,
+                    photos.class_counts(),
+                    kind=photos.target.kind,
+                    numbered=photos.numbered,
+                    are_folders=isinstance(source, ImageFolderSource | ArchiveSource),
+                    is_chosen=settings.target is not None,
+                    known=known_classes,
+                )
         else:
             photos = list_photos(source, database, name, training=sources["train"])
         sources[name] = photos
@@ -149,22 +162,6 @@ def copies_of(settings: Settings, sources: Mapping[str, Photos]) -> Copies | Non
     if settings.duplicates == "keep" or (settings.duplicates is None and not has_val):
         return None
     return find_copies(sources, remote=settings.duplicates is not None)
-
-
-def _refuse_scores(settings: Settings, train: Photos) -> None:
-    """Raise `ResoluteError` if whole numbers that were recognised as classes are rather numbers to predict: if most of
-    the classes have a single image.
-    """
-    if not train.numbered or train.target.kind != "class":
-        return
-    counts = train.class_counts()
-    used, single = int((counts > 0).sum()), int((counts == 1).sum())
-    if used >= _MANY_CLASSES and 2 * single > used:
-        raise ResoluteError(
-            f"{settings.labels or settings.src}: whole numbers that may be no classes, got {used} different ones for "
-            f"{len(train)} photos, {single} of them once, expected several photos of most classes; run the command "
-            "again with TARGET=values (--target values) to predict the numbers, or with TARGET=class (--target class)"
-        )
 
 
 def _refuse_unreachable_copies(settings: Settings, source: Source) -> None:

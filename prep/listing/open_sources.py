@@ -33,7 +33,10 @@ def open_sources(
         and table_covers(labels, settings.columns, *(listed[path] for path in paths))
     )
     setting = parse_target(settings.target)._replace(
-        drop_unlabelled=settings.unlabelled == "drop", blank=settings.blank, uncertain=settings.uncertain
+        drop_unlabelled=settings.unlabelled == "drop",
+        keep_words=settings.unlabelled == "keep",
+        blank=settings.blank,
+        uncertain=settings.uncertain,
     )
     is_one_folder = settings.val_source is not None and settings.val is None
     src = open_source(

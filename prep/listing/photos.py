@@ -62,6 +62,7 @@ class Photos:
     about: tuple[str, ...] = ()  # what the targets were recognised as, with examples, in lines
     numbered: bool = False  # the source's labels are class numbers without names of their own
     columns: tuple[str, ...] = ()  # the columns of 0 and 1 of a table, one per class
+    class_numbers: Mapping[str, int] | None = None  # of labels that are numbers, if CLASSES says them
     signature: str | None = None  # of the source; None: unknown
 
     def __len__(self) -> int:
@@ -200,12 +201,14 @@ def list_photos(
     *,
     classes: Sequence[str] | None = None,
     classes_file: str = "CLASSES",
+    class_numbers: Mapping[str, int] | None = None,
     training: Photos | None = None,
     known_classes: Sequence[str] = (),
 ) -> Photos:
     """Write everything that `source` yields to the new table `table`.
 
-    Class numbers are those of `classes` (the names in `classes_file`) or, for a validation source, of `training`, which
+    Class numbers are those of `classes` (the names in `classes_file`, with `class_numbers` for labels that are numbers)
+    or, for a validation source, of `training`, which
     also decides whether labels that look like numbers are names; otherwise classes are numbered in order of their
     names' code points, or keep their numbers if the source is `numbered`. Either way the classes of a set that exists,
     `known_classes`, keep their numbers, and further ones follow.
@@ -225,7 +228,7 @@ def list_photos(
         )
     kind = source.target.kind
     if training is not None:
-        classes = training.classes
+        classes, class_numbers = training.classes, training.class_numbers
         _check_same_target(source, training)
     names: tuple[str, ...] = ()
     numbers = np.zeros(1, np.uint32)
@@ -234,7 +237,7 @@ def list_photos(
     else:
         # why not the ignored ones: each is the label of a column too, and these are all there
         own = tuple(label for label in labels if isinstance(label, str))
-        names, number_of = _number_classes(source, own, classes, classes_file, training, known_classes)
+        names, number_of = _number_classes(source, own, classes, classes_file, class_numbers, training, known_classes)
         target = Target(kind=kind, names=names, ignored=source.target.ignored)
         numbers = np.array(
             [number_of[n] if isinstance(n, str) else number_of[n.label] + IGNORED for n in labels], np.uint32
@@ -258,6 +261,7 @@ def list_photos(
         about=source.target.about,
         numbered=source.numbered and source.label_names is None,
         columns=source.target.classes,
+        class_numbers=class_numbers,
         signature=signature_of_files(source.files, source.stamps) if source.stamps else listing.signature(),
     )
 
@@ -420,6 +424,7 @@ def _number_classes(
     labels: Sequence[str],
     classes: Sequence[str] | None,
     listed_in: str,
+    class_numbers: Mapping[str, int] | None,
     training: Photos | None,
     known: Sequence[str],
 ) -> tuple[tuple[str, ...], Mapping[str, int]]:
@@ -453,6 +458,7 @@ def _number_classes(
             listed_in=listed_in,
             training=trained_on,
             are_names=are_names,
+            listed=class_numbers,
             locate=locate,
         )
         # why: photos of the last classes may be gone

@@ -54,8 +54,45 @@ _USUAL_MARKS: dict[object, str] = {
     cell: mark for mark in ("1", "0", "-1") for cell in (mark, f"{mark}.0", int(mark))
 } | {"": "", None: ""}
 _NOT_FINITE = frozenset({"nan", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity"})
+_WHOLE_FLOAT = re.compile(r"(0|[1-9]\d*)(\.0*)?")
 _MAX_SEEN = 1 << 17  # different cells of a column that are remembered, so as to look at each once
 _NO_LABEL = frozenset({"-1", "-1.0"})  # as a class. Source: `datasets`' ClassLabel, and scikit-learn's semi-supervised
+# Written for a missing label, without case and with any separators. Not "empty" and "other", which are classes of
+# camera traps and the like.
+_WORDS_FOR_NONE = frozenset(
+    {
+        "nan",
+        "none",
+        "null",
+        "nil",
+        "na",
+        "n/a",
+        "n.a.",
+        "n.a",
+        "#n/a",
+        "#na",
+        "<na>",
+        "<nan>",
+        "nat",
+        "no label",
+        "nolabel",
+        "unlabeled",
+        "unlabelled",
+        "not labeled",
+        "not labelled",
+        "unannotated",
+        "unknown",
+        "unk",
+        "undefined",
+        "unspecified",
+        "unassigned",
+        "missing",
+        "not available",
+        "tbd",
+        "todo",
+    }
+)
+_SIGNS_FOR_NONE = frozenset({"?", "??", "-", "--", "---", "."})
 _MAX_FLOAT32 = 3.4028234663852886e38  # without NumPy, which imports slowly
 _SHOWN_VALUES = 12  # of a target in words
 _EXAMPLES = 3  # images shown
@@ -64,13 +101,15 @@ _EXAMPLES = 3  # images shown
 class TargetSetting(NamedTuple):
     """`TARGET` as parsed: a kind, None to recognise it, and the sign between the labels or numbers in a cell of text.
 
-    `drop_unlabelled`: leave out images without a target, instead of refusing them. `blank` and `uncertain` are `BLANK`
+    `drop_unlabelled`: leave out images without a target, instead of refusing them; `keep_words`: words such as
+    "unknown" are names of classes. `blank` and `uncertain` are `BLANK`
     and `UNCERTAIN`. `signs`, for a validation source: what `SourceTarget.signs` is for the training source.
     """
 
     kind: TargetKind | None = None
     separator: str | None = None
     drop_unlabelled: bool = False
+    keep_words: bool = False
     blank: Literal["0", "drop"] | None = None
     uncertain: Literal["0", "1", "ignore"] | None = None
     signs: bool | None = None
@@ -83,19 +122,37 @@ class TargetSetting(NamedTuple):
         return None if self.uncertain is None else f"UNCERTAIN={self.uncertain}"
 
     def is_dropped(self, label: Label | None, file: str, name: str, line: int = 0) -> bool:
-        """Whether the image `name` is left out, because it has no target: nothing, or -1 as a class.
+        """Whether the image `name` is left out, because it has no target: nothing, -1 as a class, or a word for it.
 
         Raises `ResoluteError`, naming the file and line (0: none) of the target, if such images are to be refused.
         """
         labels = (label,) if isinstance(label, str) else label or ()
         is_unlabelled = label is None or not _NO_LABEL.isdisjoint(labels)
-        if is_unlabelled and not self.drop_unlabelled and not (label is None and self.blank == "drop"):
-            where = f"{file}: line {line}" if line else file
+        word = None if self.keep_words or is_unlabelled else next(filter(_is_no_label, labels), None)
+        if not is_unlabelled and word is None:
+            return False
+        if self.drop_unlabelled or (label is None and self.blank == "drop"):
+            return True
+        where = f"{file}: line {line}" if line else file
+        if word is not None:
             raise ResoluteError(
-                f"{where}: {name} is unlabelled, got {'nothing' if label is None else -1}, expected its target; label "
-                "it, or leave out all unlabelled photos with UNLABELLED=drop (--unlabelled drop)"
+                f"{where}: {name} has the label {word!r}, expected a class; leave such photos out with "
+                "UNLABELLED=drop, or take such words for names of classes with UNLABELLED=keep"
             )
-        return is_unlabelled
+        raise ResoluteError(
+            f"{where}: {name} is unlabelled, got {'nothing' if label is None else -1}, expected its target; label "
+            "it, or leave out all unlabelled photos with UNLABELLED=drop (--unlabelled drop)"
+        )
+
+
+def _is_no_label(label: object) -> bool:
+    """Whether a label is a word that programs and people write for a missing one."""
+    return isinstance(label, str) and _is_word_for_none(label)
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_word_for_none(label: str) -> bool:
+    return re.sub(r"[\s_-]+", " ", label).strip().casefold() in _WORDS_FOR_NONE or label.strip() in _SIGNS_FOR_NONE
 
 
 AUTO = TargetSetting()
@@ -148,8 +205,10 @@ def name_and_unit(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...
 class _Column:
     """The kinds of the cells of a column; `examples` maps each kind to its first cell and the place of that."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, *, keep_words: bool = False) -> None:
+        self.name, self._keep_words = name, keep_words
+        self.are_whole_floats = False  # labels are whole numbers, and some are written with a point, as pandas does
+        self._may_be_whole_floats = True
         self.examples: dict[str, tuple[Cell, Place]] = {}
         self.in_unit_range = True  # of the numbers
         self.numbered = True  # all labels are class numbers
@@ -162,13 +221,18 @@ class _Column:
                 return
             if len(self._seen) < _MAX_SEEN:
                 self._seen.add(cell)
-        kind = form.kind(cell)
+        is_word = isinstance(cell, str) and not self._keep_words and _is_word_for_none(cell)
+        kind = "no label" if is_word else form.kind(cell)
         if "?" not in self.marks:
             self.marks.add(_mark(cell))
         self.examples.setdefault(kind, (cell, place))
         if kind in ("whole", "fraction", "minus one"):
             self.in_unit_range &= 0 <= float(cell) <= 1  # type: ignore[arg-type]
-        if kind not in ("blank", "minus one", "bad list"):
+        if kind not in ("blank", "minus one", "no label"):
+            is_whole = isinstance(cell, str) and _WHOLE_FLOAT.fullmatch(cell) is not None
+            self._may_be_whole_floats = self._may_be_whole_floats and is_whole
+            self.are_whole_floats = self._may_be_whole_floats and (self.are_whole_floats or "." in str(cell))
+        if kind not in ("blank", "minus one", "bad list", "no label"):
             self.numbered = self.numbered and all(map(form.is_class_number, form.items(cell)))
 
     def only(self, *kinds: str) -> bool:
@@ -320,7 +384,7 @@ class Targets:
     ) -> None:
         self._path, self._setting, self._are_chosen = path, setting, are_chosen
         self._form = _Form(is_text, setting.separator)
-        self._columns = [_Column(name) for name in columns or ["target"]]
+        self._columns = [_Column(name, keep_words=setting.keep_words) for name in columns or ["target"]]
         self._rows = 0
         self._bits = _Bits(setting)
         self._first: list[tuple[str, tuple[Cell, ...], Place]] = []
@@ -360,6 +424,9 @@ class Targets:
         if kind == "class" and self._form.is_text and columns[0].first("list", "vector"):
             numbered = False  # `[0]` is a name
         notes = [*self._bits.notes()] if is_of_bits else []
+        whole_floats = kind == "class" and len(columns) == 1 and self._form.is_text and columns[0].are_whole_floats
+        if whole_floats:
+            numbered, notes = True, ["numbers such as 1.0 are the class numbers 1 and so on"]
         if is_signed:
             notes = [f"1 is the label {columns[0].name}, -1 is none"]
         return Meaning(
@@ -374,13 +441,14 @@ class Targets:
             first=tuple(self._first),
             form=self._form,
             signs=is_signed or (is_of_bits and self._bits.signs),
+            whole_floats=whole_floats,
             setting=setting,
         )
 
     def _width(self) -> int:
         """How many numbers the first target has."""
         examples = self._columns[0].examples
-        first = next((example for kind, example in examples.items() if kind != "blank"), None)
+        first = next((example for kind, example in examples.items() if kind not in ("blank", "no label")), None)
         return 1 if first is None else len(self._form.items(first[0]))
 
     def _one(self, column: _Column) -> tuple[TargetKind, str]:
@@ -568,12 +636,13 @@ class Meaning:
     first: tuple[tuple[str, tuple[Cell, ...], Place], ...]
     form: _Form
     signs: bool = False
+    whole_floats: bool = False  # class numbers are written with a point
     setting: TargetSetting = AUTO
 
     @property
     def are_plain_classes(self) -> bool:
         """Whether the target of an image is the text in its cell."""
-        return self.kind == "class" and len(self.columns) == 1 and self.form.is_text
+        return self.kind == "class" and len(self.columns) == 1 and self.form.is_text and not self.whole_floats
 
     def source_target(self, label_names: Sequence[str] | None = None) -> SourceTarget:
         """For a `Source`, with what was recognised in words; `label_names` are those of class numbers."""
@@ -617,7 +686,10 @@ class Meaning:
             return self._label_of_several(cells, place)
         cell = cells[0]
         if isinstance(cell, str) and self.kind == "class":
-            return cell or None
+            is_number = self.whole_floats and _WHOLE_FLOAT.fullmatch(cell)
+            return str(int(float(cell))) if is_number else cell.strip() or None
+        if isinstance(cell, str) and self.kind == "values" and _is_word_for_none(cell):
+            return None
         if cell is None or (cell == "" and not (self.kind == "labels" and self.form.is_text)):
             return None
         items = self.form.items(cell)
@@ -629,9 +701,9 @@ class Meaning:
                 )
             return numbers
         for item in items:
-            if isinstance(item, float):
+            if isinstance(item, float) and not item.is_integer():
                 raise self._error(place, repr(item), self.columns[0], "a name or a class number")
-        labels = [str(int(item)) if isinstance(item, int) else str(item) for item in items]
+        labels = [str(int(item)) if isinstance(item, int | float) else item.strip() for item in items]
         if self.kind == "labels":
             return tuple(dict.fromkeys(labels))
         if len(labels) != 1:

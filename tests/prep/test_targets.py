@@ -372,7 +372,7 @@ def test_bad_targets_stop_a_run_before_anything_is_written(case: Case) -> None:
         file.write(f'{case.names[0]},"[""red"", ""near"", ""bright"", ""two eyes""]"\n')
     refused(case.run(), case.names[0], "in line 2 and 'red + near + bright + two eyes' in line 62")
     case.write(("id", "tags"), [(name, i / 7 if i else "nan") for i, name in enumerate(case.names)])
-    refused(case.run(), "t.csv: line 2: got 'nan' in column tags")
+    refused(case.run(), "t.csv: line 2: ", "is unlabelled", "UNLABELLED=drop")
     folders = ("--src", case.photos, "--out", case.out, "--res", "32")
     refused(case.prep(*folders, "--target", "labels"), "class folders", "LABELS=table.csv")
     src = case.samples([*[{"target": [1.5, 2.0]}] * 59, {"target": [1.5]}])
@@ -382,7 +382,9 @@ def test_bad_targets_stop_a_run_before_anything_is_written(case: Case) -> None:
 
 def test_whole_numbers_that_hardly_recur_end_prep_unless_target_is_set(case: Case) -> None:
     case.write(("id", "label"), zip(case.names, [*range(100, 145), *[100, 101, 102] * 5], strict=True))
-    refused(case.run("--dry"), "got 45 different ones for 60 photos, 42 of them once", "TARGET=values", "TARGET=class")
+    refused(
+        case.run("--dry"), "got 45 different labels for 60 photos, 42 of them once", "TARGET=values", "TARGET=class"
+    )
     for target, shown in (("values", "1 value"), ("class", "145 classes")):
         assert f"60 images, {shown}" in case.run("--dry", "--target", target).out
     case.write(("id", "label"), [(name, i % 22) for i, name in enumerate(case.names)])

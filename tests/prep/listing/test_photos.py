@@ -14,7 +14,7 @@ import pytest
 
 from resolute.errors import ResoluteError
 from resolute.prep.listing import photos as tables
-from resolute.prep.listing.classes import read_classes
+from resolute.prep.listing.class_file import read_classes
 from resolute.prep.listing.database import Database
 from resolute.prep.listing.inputs import list_sources
 from resolute.prep.listing.photos import Photos, list_photos
@@ -185,7 +185,7 @@ def test_validation_uses_the_class_numbers_of_training(tmp_path: Path) -> None:
     val = listed(tmp_path, ListedSource(labelled("c", "c"), root="val"), training=train)
     assert (val.classes, val.labels.tolist()) == (("a", "b", "c"), [2, 2])
     with pytest.raises(
-        ResoluteError, match="val: classes that training lacks, got 1 such as d, expected only those of src"
+        ResoluteError, match="val: classes that training lacks, got 1 such as 'd', expected only those of src"
     ):
         listed(tmp_path, ListedSource(labelled("c", "d"), root="val"), training=train)
 
@@ -193,7 +193,7 @@ def test_validation_uses_the_class_numbers_of_training(tmp_path: Path) -> None:
 def test_class_lists_are_read_and_invalid_ones_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "classes.txt"
     path.write_text("\ufeffcat\r\n golden retriever \n\u00fc\n\n")
-    assert read_classes(path) == ("cat", "golden retriever", "\u00fc")
+    assert read_classes(path).names == ("cat", "golden retriever", "\u00fc")
     for text, words in (("a\n\nb\n", "line 2 is empty"), ("a\nb\na\n", "duplicate class, got a in lines 1 and 3")):
         path.write_text(text)
         with pytest.raises(ResoluteError, match=words):
@@ -227,17 +227,18 @@ def split_classes(tmp_path: Path, **options: Any) -> dict[str, dict[str, list[st
 def test_numbers_in_a_validation_list_are_names_where_the_class_folders_are_numbers(tmp_path: Path) -> None:
     for label in range(12):
         (tmp_path / "train" / str(label)).mkdir(parents=True)
-        (tmp_path / "train" / str(label) / "t.jpg").write_bytes(b"%d" % label)
+        for name in ("t.jpg", "u.jpg"):
+            (tmp_path / "train" / str(label) / name).write_bytes(b"%d" % label)
     val = list_of(tmp_path / "val" / "val.txt", [(f"v{label}.jpg", str(label)) for label in (10, 2, 11, 0)])
     found = split_classes(tmp_path, src=str(tmp_path / "train"), val=val)
     assert found["val"] == {"v10.jpg": ["10"], "v2.jpg": ["2"], "v11.jpg": ["11"], "v0.jpg": ["0"]}
     assert found["train"]["10/t.jpg"] == ["10"]
     list_of(tmp_path / "val" / "val.txt", [("v12.jpg", "12")])
-    with pytest.raises(ResoluteError, match="classes that training lacks, got 1 such as 12 in line 1"):
+    with pytest.raises(ResoluteError, match="classes that training lacks, got 1 such as '12' in line 1"):
         split_classes(tmp_path, src=str(tmp_path / "train"), val=val)
 
 
-@pytest.mark.parametrize(("odd", "where", "sign"), [("unknown", "shared table", "|"), ("01", "lists", "")])
+@pytest.mark.parametrize(("odd", "where", "sign"), [("odd", "shared table", "|"), ("01", "lists", "")])
 def test_an_odd_label_of_the_training_part_leaves_the_classes_of_the_validation_part_as_written(
     tmp_path: Path, odd: str, where: str, sign: str
 ) -> None:

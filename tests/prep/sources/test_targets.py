@@ -138,7 +138,7 @@ def test_unusable_json_lines_are_reported_with_their_line(tmp_path: Path, line: 
         ["golden retriever", "labrador retriever", "beagle", "great dane"],
         ["tench, Tinca tinca", "goldfish, Carassius auratus", "crane", "crane, bird"],
         ["007", "01"],
-        ["1.0", "2.0"],
+        ["1.0", "01"],
         ["big, cat", "0"],
         ["16 0", "3 2"],
         ["nan", "inf"],
@@ -208,8 +208,8 @@ def test_columns_select_one_or_several_by_name_position_and_span(tmp_path: Path)
 @pytest.mark.parametrize(
     ("header", "rows", "options", "words"),
     [
-        (["v"], [[0.5], ["nan"]], {}, "line 3: got 'nan' in column v"),
-        (["v"], [[0.5], [0.25], ["n/a"]], {}, "line 4: got 'n/a' in column v, in which line 2 has '0.5'"),
+        (["v"], [[0.5], ["inf"]], {}, "line 3: got 'inf' in column v"),
+        (["v"], [[0.5], [0.25], ["much"]], {}, "line 4: got 'much' in column v, in which line 2 has '0.5'"),
         (["v"], [["0,5"], ["1,25"]], {}, "line 2: got '0,5' in column v, expected a number with a decimal point"),
         (["v"], [["[0.5, 1]"], ["[0.5]"]], {}, "line 3: got 1 numbers in column v, expected 2"),
         (["tags"], [["a|b"], ["b"]], {}, "line 2: got 'a|b' in column tags, expected one class, a number, or a list"),
