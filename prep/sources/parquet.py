@@ -46,10 +46,13 @@ class ParquetSource(ScannedSource):
         self._columns = columns
 
     def _scan(self, path: str, stop: Stop) -> ScanResult:
-        how = f"parquet {self._columns}"
-        return cached_scan(
-            self._scan_cache, path, how, lambda out: _fill(path, self._columns, out), copies=True, stop=stop
-        )
+        with_blank = self._setting.blank == "0"
+        how = f"parquet {self._columns}{' with blank rows' if with_blank else ''}"
+
+        def fill(out: ScanWriter) -> None:
+            _fill(path, self._columns, out, with_blank=with_blank)
+
+        return cached_scan(self._scan_cache, path, how, fill, copies=True, stop=stop)
 
 
 def holds_images(path: str) -> bool:
@@ -58,7 +61,8 @@ def holds_images(path: str) -> bool:
         return any(map(_IMAGE.fullmatch, file.types.values()))
 
 
-def _fill(path: str, columns: str | None, out: ScanWriter) -> None:
+def _fill(path: str, columns: str | None, out: ScanWriter, *, with_blank: bool = False) -> None:
+    """`with_blank`: images whose cells are all blank are used too."""
     name = file_name(path)
     with open_parquet(path) as file:
         image, *targets = _named(path, file, columns) if columns is not None else _guess(path, file)
@@ -75,7 +79,8 @@ def _fill(path: str, columns: str | None, out: ScanWriter) -> None:
             cells = tuple(as_cell(value, f"{path}: row {number}") for value in values)
             if data is None:
                 out.ignored["rows without an image's bytes"] += 1
-            elif not any(cell is not None for cell in cells) or len(data) > MAX_BYTES:  # unused, or becomes a reject
+            # those that are unused, or become a reject
+            elif not (with_blank or any(cell is not None for cell in cells)) or len(data) > MAX_BYTES:
                 out.note(row_name, cells, 0, len(data))
             else:
                 suffix = posixpath.splitext(image_path or "")[1] if is_image(image_path or "") else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import re
 import shutil
@@ -402,3 +403,23 @@ def test_what_a_table_lacks_is_counted(case: Case) -> None:
     assert f"without a label: {1 + sum(not own for own in LABELS[:50])} images" in ran.out
     assert "WARNING: classes without a training image: 1 of 5 (unseen)" in ran.out
     assert "Labels per sample" in (case.out / "report.html").read_text()
+
+
+def test_a_parquet_row_of_blank_cells_keeps_its_own_photo(case: Case) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    images = pa.array([{"bytes": (case.photos / name).read_bytes()} for name in case.names])
+    bits = [[None if i % 5 == 0 else float(i % 3 == j) for i in range(60)] for j in range(2)]
+    parquet.write_table(pa.table({"image": images, "a": bits[0], "b": bits[1]}), case.folder / "p.parquet")
+    options = ("--columns", "image,a,b", "--target", "labels")
+    left_out = case.made_of(case.folder / "p.parquet", *options, "--unlabelled", "drop")
+    assert sum(map(len, left_out.splits.values())) == 48
+    opened = case.made_of(case.folder / "p.parquet", *options, "--blank", "0", "--rebuild")
+    assert sum(map(len, opened.splits.values())) == 60
+    for split, samples in opened.splits.items():
+        digests = np.load(Path(opened.root, "index", f"{split}.source.npy"))["digest"].tolist()
+        numbers = [int(name.split("/")[1]) for name in sources(opened, split)]
+        read = [hashlib.sha256((case.photos / case.names[n]).read_bytes()).digest()[:8] for n in numbers]
+        assert digests == [int.from_bytes(digest, "little") for digest in read]
+        dense = np.array([[bits[j][n] or 0.0 for j in range(2)] for n in numbers])
+        np.testing.assert_array_equal(opened.target.decode(samples.samples[:]), dense)
