@@ -60,6 +60,7 @@ class Photos:
     ignored: Mapping[str, int]
     target: Target
     about: tuple[str, ...] = ()  # what the targets were recognised as, with examples, in lines
+    warnings: tuple[str, ...] = ()  # what in the source is probably a mistake, in lines
     numbered: bool = False  # the source's labels are class numbers without names of their own
     columns: tuple[str, ...] = ()  # the columns of 0 and 1 of a table, one per class
     signature: str | None = None  # of the source; None: unknown
@@ -256,6 +257,7 @@ def list_photos(
         ignored=dict(ignored),
         target=target,
         about=source.target.about,
+        warnings=source.target.warnings,
         numbered=source.numbered and source.label_names is None,
         columns=source.target.classes,
         signature=signature_of_files(source.files, source.stamps) if source.stamps else listing.signature(),
