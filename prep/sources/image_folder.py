@@ -79,7 +79,7 @@ class _Walk:
 
     def __init__(self, root: str, ignored: Counter[str]) -> None:
         self._ignored, self._visited = ignored, {_identity(root)}
-        self._roots = [] if is_url(root) else [os.path.realpath(root)]  # of the walk, and of links that lead elsewhere
+        self._roots = {os.path.realpath(root)}  # where the walk began, and where links led that it followed
 
     def below(self, folder: str, prefix: str, listed: list[Entry]) -> Iterator[tuple[str, Entry]]:
         reasons = [_why_ignored(folder, entry.name) for entry in listed]
@@ -111,12 +111,13 @@ class _Walk:
         return list_folder(folder)
 
     def _is_read_by_its_own_path(self, link: str) -> bool:
-        path = os.path.realpath(link)
-        for root in self._roots:
-            inside = path.removeprefix(root.rstrip("/") + "/")
-            if inside != path and not any(map(ignore_reason, inside.split("/"))):
+        parts = os.path.realpath(link).split("/")
+        for depth in range(len(parts) - 1, 0, -1):
+            if ignore_reason(parts[depth]):
+                break  # the walk does not get there
+            if ("/".join(parts[:depth]) or "/") in self._roots:
                 return True
-        self._roots.append(path)
+        self._roots.add("/".join(parts))
         return False
 
 

@@ -392,15 +392,16 @@ class Look:
         if len(inner.folder.folders) > 1:
             settings += f" {self._value('VAL', *inner.path)}"
         elif tables := [table for table in self._label_tables([*path, val]) if "/" in table]:
-            settings += f" {self._value('VAL', *path, val)} {self._value('VAL_LABELS', tables[0])}"
+            settings += f" {self._value('VAL', *path, val)}"
+            settings += "" if _is_found(tables[0]) else f" {self._value('VAL_LABELS', tables[0])}"
         return settings
 
     def _with_labels(self, path: Sequence[str]) -> str:
         """The settings for the photos in the folder `path`, without class folders, and their table."""
         place = f"{self._after_unpacking(path)}{self._value(self._setting, *path)}"
         tables = self._label_tables(path)
-        if any(table.startswith(f"{'/'.join(path)}/metadata.") for table in tables):
-            return place  # why: such a table is found there
+        if any(map(_is_found, tables)):
+            return place
         if not tables:
             return f"{place} {self._labels}{_NO_TABLE}"
         return f"{place} {' or '.join(self._value(self._labels, table) for table in tables[:3])}"
@@ -425,6 +426,11 @@ class Look:
         except ResoluteError:
             return []
         return [prefix + name for name in label_tables(names, flat=True, unlabelled="test")]
+
+
+def _is_found(table: str) -> bool:
+    """Whether prep finds a table in a folder by itself."""
+    return "/" in table and table.rpartition("/")[2].startswith("metadata.")
 
 
 def _hash(stem: str) -> int:
