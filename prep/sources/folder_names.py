@@ -11,6 +11,7 @@ __all__ = [
     "are_counted",
     "are_versions",
     "holds_photos_only",
+    "is_never_a_class",
     "is_table",
     "label_tables",
     "mask_words",
@@ -42,6 +43,7 @@ _SPLITS = {
     **dict.fromkeys(("evaluation", "test", "testing", "pred"), "test"),
     **dict.fromkeys(("unlabeled", "unlabelled", "unsupervised", "extra"), "without labels"),
 }
+_NEVER_CLASSES = _set("val validation test testing holdout unlabeled unlabelled")
 # why three more characters: "trains" and "tester" are words of their own
 _GLUED = re.compile(
     "(?P<first>training|train|validation|valid|val|testing|test)(?P<after>[a-z]{3,})|"
@@ -64,6 +66,12 @@ def split_kind(name: str) -> tuple[str, tuple[str, ...]]:
         return _SPLITS[match["first"] or match["last"]], (match["after"] or match["before"],)
     rest = (word for word in words if word not in _SPLITS and word not in _SAY_NOTHING and not word.isdigit())
     return kind, tuple(rest)
+
+
+def is_never_a_class(name: str) -> bool:
+    """Whether a name says no more than a split that is nothing to be seen, as `test_images`; `train` may be a class."""
+    words = [word for word in _words(name) if word not in _SAY_NOTHING and not word.isdigit()]
+    return bool(words) and _NEVER_CLASSES.issuperset(words)
 
 
 def splits_of(names: Iterable[str]) -> dict[str, str]:
@@ -115,11 +123,10 @@ def numbered_parts(names: Collection[str]) -> list[str]:
         words = _words(name)
         forms.setdefault(tuple("#" if word.isdigit() else word for word in words), []).append(name)
         if not _PARTS.isdisjoint(words):
-            is_number = [word.isdigit() or len(word) == 1 or word in _NUMBER_WORDS for word in words]
-            form = tuple("#" if number else word for word, number in zip(words, is_number, strict=True))
-            parts.setdefault(form, []).append(name)
-    for form, alike in parts.items():
-        if "#" in form and len(alike) > 1 and 2 * len(alike) >= len(names):
+            text = [word for word in words if not word.isdigit() and len(word) > 1 and word not in _NUMBER_WORDS]
+            parts.setdefault(tuple(text), []).append(name)
+    for alike in parts.values():
+        if len(alike) > 1 and 2 * len(alike) >= len(names):
             return alike
     (form, alike), *others = forms.items()
     letters = [word for word in form if word != "#"]

@@ -21,6 +21,7 @@ from .folder_names import (
     are_counted,
     are_versions,
     holds_photos_only,
+    is_never_a_class,
     is_table,
     label_tables,
     mask_words,
@@ -204,7 +205,7 @@ class Look:
         path, inside = _Inner.of(folder, name)
         if splits := splits_of(inside.folders):
             return _Doubt(_holds_splits(splits), [self._with_val(splits, inside, path)])
-        if len(inside.folders) > 1 or self._label_tables(path):
+        if len(inside.folders) > 1 or self._files or self._label_tables(path):
             seen = f"too few classes, got one folder with photos ({name}), expected at least two class folders"
             return _Doubt(seen, [self._classes_in([name], folder)])
         return None
@@ -220,6 +221,10 @@ class Look:
                 seen = f"{_holds_splits(splits, where='/'.join(path))}"
                 return _Doubt(seen, [self._with_val(splits, inside, path), self._insist(tops)])
         for name, (_, inside) in inner.items():
+            if is_never_a_class(name):
+                others = [each for each in tops if each != name]
+                seen = _holds_splits([name], others)
+                return _Doubt(seen, [f"{self._setting}=FOLDER with {_some(others)} alone", self._insist(tops)])
             kind, more_words = split_kind(name)
             if not kind or more_words or not inside.holds_only_folders:
                 continue
