@@ -142,7 +142,9 @@ _HOLD_PHOTOS = _CONTAINERS | _set("image img photo photos picture pictures pics 
 _MASKS = _set(
     "masks annotations annotation gt groundtruth truth segmentation segmentations segmented trimaps trimap labels"
 )
-_MAYBE_MASKS = _MASKS | _set("mask label seg depth edges bbox boxes heatmap heatmaps contours overlay overlays")
+_MAYBE_MASKS = _MASKS | _set(
+    "target targets mask label seg depth edges bbox boxes heatmap heatmaps contours overlay overlays"
+)
 _MASK_SUFFIX = re.compile(
     r"[-_ .]?(masks?|gt|seg|segmentation|segmented|labels?|annotation|trimap|aug|augmented)$", re.IGNORECASE
 )

@@ -164,7 +164,9 @@ class Look:
             )
         if doubt is not None:
             settings = ", or ".join(filter(None, [", ".join(doubt.settings[:-1]), doubt.settings[-1]]))
-            raise ResoluteError(f"{self._root}: {doubt.seen}; use {settings}")
+            is_packed = self._files and not any(file in doubt.settings[0] for file in self._files)
+            line = f"{self._root}: {doubt.seen}; {'unpack it and ' * bool(is_packed)}use {settings}"
+            raise ResoluteError(line.replace("\n", "\\n"))  # why: a name may hold one
 
     def _enter(self, path: str) -> None:
         self._path, folder = path, self._top
@@ -218,7 +220,7 @@ class Look:
         inner = {name: _Inner.of(folder, name) for name, folder in tops.items()}
         for path, inside in inner.values():
             if splits := splits_of(inside.folders):
-                seen = f"{_holds_splits(splits, where='/'.join(path))}"
+                seen = _holds_splits(splits, where="/".join(path))
                 return _Doubt(seen, [self._with_val(splits, inside, path), self._insist(tops)])
         for name, (_, inside) in inner.items():
             if is_never_a_class(name):
@@ -296,7 +298,7 @@ class Look:
         return _Doubt(
             f"folders of folders, got {_some(below)}, expected photos in the class folders",
             [
-                f"{self._after_unpacking()}{self._value(self._setting, *path)} for the classes in one of them",
+                f"{self._value(self._setting, *path)} for the classes in one of them",
                 f"{self._setting}=LIST with a list of paths and labels for all",
                 self._insist(tops),
             ],
@@ -350,9 +352,6 @@ class Look:
     def _insist(self, tops: Iterable[str]) -> str:
         return f"KIND={'archive' if self._files else 'folders'} if {_some(tops)} are the classes"
 
-    def _after_unpacking(self, path: Sequence[str] = ()) -> str:
-        return "" if not self._files or self._archive(path) else "(unpacked) "
-
     def _archive(self, path: Sequence[str]) -> str | None:
         """The archive that is the folder `path`, if each archive is a folder by itself."""
         if len(self._files) < 2 or len(path) != 1:
@@ -373,7 +372,7 @@ class Look:
         inner = _Inner.of(folder, *path)
         if len(inner.folder.folders) < 2:
             return self._with_labels(path)
-        return f"{self._after_unpacking(inner.path)}{self._value(self._setting, *inner.path)}"
+        return self._value(self._setting, *inner.path)
 
     def _with_val(self, splits: Mapping[str, str], above: _Folder, path: Sequence[str]) -> str:
         """The settings for the folders `splits` ({name: kind}) of the folder `above`, at `path`."""
@@ -403,7 +402,7 @@ class Look:
 
     def _with_labels(self, path: Sequence[str]) -> str:
         """The settings for the photos in the folder `path`, without class folders, and their table."""
-        place = f"{self._after_unpacking(path)}{self._value(self._setting, *path)}"
+        place = self._value(self._setting, *path)
         tables = self._label_tables(path)
         if any(map(_is_found, tables)):
             return place
