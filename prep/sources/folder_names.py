@@ -197,10 +197,10 @@ def are_versions(names: Iterable[str]) -> bool:
     return all(each and _VERSIONS.issuperset(each) for each in words)
 
 
-def are_counted(stems: Iterable[str]) -> bool:
+def are_counted(stems: Iterable[str], share: float) -> bool:
     """Whether most names of photos are a text with a counter, which photos of different things may share.
 
-    A text alone is no counter, and numbers with large gaps are none.
+    A text alone is no counter, and numbers with large gaps are none. `stems` are the random part `share` (0..1) of all.
     """
     forms: dict[str, list[tuple[int, ...]]] = {}
     for stem in stems:
@@ -209,15 +209,15 @@ def are_counted(stems: Iterable[str]) -> bool:
     counted = sum(
         len(rows)
         for form, rows in forms.items()
-        if not any(map(_has_gaps, zip(*rows, strict=True))) and (rows[0] or len(form) < 3)
+        if not any(_has_gaps(column, share) for column in zip(*rows, strict=True)) and (rows[0] or len(form) < 3)
     )
     return 2 * counted >= sum(map(len, forms.values()))
 
 
-def _has_gaps(numbers: Sequence[int]) -> bool:
+def _has_gaps(numbers: Sequence[int], share: float) -> bool:
     different = sorted(set(numbers))
     step = gcd(*(after - before for before, after in pairwise(different))) or 1
-    return (different[-1] - different[0]) // step + 1 > 4 * len(different)
+    return (different[-1] - different[0]) // step + 1 > 4 * len(different) / share
 
 
 # ---- tables

@@ -36,7 +36,8 @@ from .image_ref import ImageRef, is_url
 __all__ = ["Look"]
 
 _MAX_FOLDERS = 20_000  # of which the names are kept
-_MAX_STEMS = 20_000  # of photos in a top folder, of which the names are kept; of more, a part chosen by their hash
+_MAX_STEMS = 4000  # of photos in a top folder, of which the names are kept; of more, a part chosen by their hash
+_ALL = 1 << 32  # all hashes are smaller
 _MAX_TABLES = 100
 _COMPARED = 10  # top folders up to which the names of their photos are compared
 _FEW = 3  # folders beside which a table, or photos, may be what is meant
@@ -101,7 +102,7 @@ class Look:
         self._listed: list[str] = []  # top folders, with and without photos
         self._tables: list[str] = []  # at the top and in the top folders
         self._stems: dict[str, set[str]] = {}  # names of photos without their suffixes, by top folder
-        self._limit: int | None = None  # of the hash of the names that are kept; None: all are
+        self._limit = _ALL  # names with smaller hashes are kept
         self._folders = 0
         self._path, self._at = "", self._top
         self._kept: set[str] | None = None
@@ -121,7 +122,7 @@ class Look:
         self._at.photos += 1
         if self._kept is not None:
             stem = file.rpartition(".")[0]
-            if self._limit is None or _hash(stem) < self._limit:
+            if self._limit == _ALL or _hash(stem) < self._limit:
                 self._kept.add(stem)
                 if len(self._kept) > _MAX_STEMS:
                     self._keep_fewer()
@@ -184,7 +185,7 @@ class Look:
     def _keep_fewer(self) -> None:
         """Keep names with smaller hashes alone, the same ones of all folders, whatever their order."""
         while any(len(stems) > _MAX_STEMS for stems in self._stems.values()):
-            limit = self._limit = (self._limit or 1 << 32) // 2
+            limit = self._limit = self._limit // 2
             for stems in self._stems.values():
                 stems.difference_update([stem for stem in stems if _hash(stem) >= limit])
 
@@ -316,7 +317,7 @@ class Look:
             masks = mask_words(one) ^ mask_words(other)
             # why: mask and nomask may be the classes
             is_masked = sum(any(word in name.lower() for word in masks) for name in tops) == 1
-            if is_masked or not are_counted(common):
+            if is_masked or not are_counted(common, self._limit / _ALL):
                 photos = one if mask_words(other) else other if mask_words(one) else one
                 seen = f"photos of the same names in two folders, got {min(common)} in {one} and in {other}"
                 return _Doubt(

@@ -454,6 +454,7 @@ def test_a_sample_of_the_names_decides_as_all_names_do_in_any_order() -> None:
     assert "photos of the same names in two folders" in asked
     random.Random(2).shuffle(listed)
     assert question(listed).partition(", got ")[0] == asked.partition(", got ")[0]
+    assert not question([f"{folder}/{i}.jpg" for folder in ("left", "right") for i in range(0, 600_000, 5)])
     other = random.Random(3).sample(range(10**9, 2 * 10**9), 60_000)
     assert not question(listed_in("left", numbers) + listed_in("right", other))
 
