@@ -90,6 +90,7 @@ def input_warnings(settings: Settings, inputs: Inputs, *, is_extension: bool = F
     `is_extension`: the splits of `inputs` are not all images of the set.
     """
     return [
+        *(line for photos in inputs.sources.values() for line in photos.warnings),
         *_photos_of_other_formats(inputs.ignored),
         *([] if is_extension else _empty_classes(inputs)),
         *_names_or_numbers(inputs),

@@ -104,7 +104,8 @@ def list_sources(
     class_file = None if settings.classes is None else read_classes(Path(settings.classes))
     sources: dict[str, Photos] = {}
     ignored: Counter[str] = Counter()
-    for name, source in open_sources(settings, scan_cache, lambda: sources["train"].classes):
+    named = (*known_classes, *(class_names or ()))
+    for name, source in open_sources(settings, scan_cache, lambda: sources["train"].classes, named_classes=named):
         _refuse_unreachable_copies(settings, source)
         if name == "train":
             photos = list_photos(

@@ -16,13 +16,18 @@ __all__ = ["open_sources"]
 
 
 def open_sources(
-    settings: Settings, scan_cache: Path, classes: Callable[[], Sequence[str]] = tuple
+    settings: Settings,
+    scan_cache: Path,
+    classes: Callable[[], Sequence[str]] = tuple,
+    *,
+    named_classes: Sequence[str] = (),
 ) -> Iterator[tuple[str, Source]]:
     """Yield "train" and its source, then "val" and its source if there is one.
 
     The first is to be iterated before the next is asked for, whose targets are of the kind that was recognised;
-    `classes()` are then the classes of the training part. `scan_cache` takes what has to be unpacked to be read. Raises
-    `ResoluteError` for sources that are missing.
+    `classes()` are then the classes of the training part. Class folders with the names `named_classes` need no
+    question. `scan_cache` takes what has to be unpacked to be read. Raises `ResoluteError` for sources that are
+    missing.
     """
     listed = _folders_of_tables(settings)
     labels = (settings.labels or "").removeprefix("file://")
@@ -51,6 +56,7 @@ def open_sources(
         listed=listed,
         columns_are_of_val=settings.labels is None and settings.val_labels is not None,
         max_bad=settings.max_bad,
+        named_classes=named_classes,
         scan_cache=scan_cache,
     )
     yield "train", src
@@ -68,6 +74,7 @@ def open_sources(
                 listed=listed,
                 known_classes=classes(),
                 max_bad=settings.max_bad,
+                named_classes=named_classes,
                 scan_cache=scan_cache,
                 setting="VAL",
             ),

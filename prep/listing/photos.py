@@ -60,6 +60,7 @@ class Photos:
     ignored: Mapping[str, int]
     target: Target
     about: tuple[str, ...] = ()  # what the targets were recognised as, with examples, in lines
+    warnings: tuple[str, ...] = ()  # what in the source is probably a mistake, in lines
     numbered: bool = False  # the source's labels are class numbers without names of their own
     columns: tuple[str, ...] = ()  # the columns of 0 and 1 of a table, one per class
     class_numbers: Mapping[str, int] | None = None  # of labels that are numbers, if CLASSES says them
@@ -259,6 +260,7 @@ def list_photos(
         ignored=dict(ignored),
         target=target,
         about=source.target.about,
+        warnings=source.target.warnings,
         numbered=source.numbered and source.label_names is None,
         columns=source.target.classes,
         class_numbers=class_numbers,

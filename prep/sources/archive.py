@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from .archives.tar_members import is_compressed, open_tar
 from .archives.zip_directory import zip_members
 from .filesystem import common_root, file_name, open_file
 from .image_ref import MAX_BYTES, PLAIN, ZIPPED, ImageRef, SourceTarget
-from .names import ignore_reason, is_image, other_file_kind, refuse_split_names, safe_relative_path
+from .look import Look
+from .names import ignore_reason, is_image, other_file_kind, safe_relative_path
 from .scan_cache import ScanResult, ScanRow, ScanWriter, Stop, cached_scan, scan_all
 
 __all__ = ["ArchiveSource"]
@@ -25,7 +26,8 @@ class ArchiveSource:
     Zips and plain tars are read in place; compressed tars, which have no random access, are unpacked once into one file
     in `scan_cache`. No path is ever derived from a member's name. Top-level folders that all images share are dropped
     from the names, except the innermost, which is the class. If no image of several archives is in a folder, each
-    archive is a class with the name of its file (as in ImageNet's tar of tars).
+    archive is a class with the name of its file (as in ImageNet's tar of tars). `look()` judges at the end of an
+    iteration whether the top folders are classes.
     """
 
     numbered = False
@@ -33,13 +35,16 @@ class ArchiveSource:
     target = SourceTarget()
     stamps: Sequence[str] = ()
 
-    def __init__(self, paths: Sequence[str], scan_cache: Path) -> None:
+    def __init__(self, paths: Sequence[str], scan_cache: Path, look: Callable[[], Look] | None = None) -> None:
         self.root = common_root(paths)
         self.ignored: Counter[str] = Counter()
         self.copies = any(map(is_compressed, paths))
-        self.files, self._scan_cache = paths, scan_cache
+        self.files, self._scan_cache, self._look = paths, scan_cache, look
 
     def __iter__(self) -> Iterator[ImageRef]:
+        return self._images() if self._look is None else self._look().watch(self._images())
+
+    def _images(self) -> Iterator[ImageRef]:
         self.ignored.clear()
         archives = scan_all(self._scan_cache, partial(_scan, self._scan_cache), self.files)
         self.stamps = [archive.stamp for archive in archives]
@@ -51,7 +56,6 @@ class ArchiveSource:
                 label = Path(file_name(path)).stem
                 yield from (_image_ref(row, f"{label}/{row.name}", label, archive.data_path) for row in archive.rows())
             return
-        labels: set[str] = set()
         for archive in archives:
             for row in archive.rows():
                 name = row.name[len(top) :] if row.name.startswith(top) else row.name
@@ -59,9 +63,7 @@ class ArchiveSource:
                 if not slash:
                     self.ignored["outside class folders"] += 1
                     continue
-                labels.add(label)
                 yield _image_ref(row, name, label, archive.data_path)
-        refuse_split_names(self.root, labels, folders=True)
 
 
 def _image_ref(row: ScanRow, name: str, label: str, data_path: str) -> ImageRef:

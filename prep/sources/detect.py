@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from resolute.errors import ResoluteError
 
 from .archive import ArchiveSource
 from .archives.tar_members import COMPRESSED, is_compressed
-from .filesystem import expand_pattern, is_pattern, list_folder, path_kind
+from .filesystem import common_root, expand_pattern, is_pattern, list_folder, path_kind
 from .image_folder import ImageFolderSource
 from .image_ref import Source, is_url
 from .label_file import FolderFiles, LabelListSource, LabelTableSource
-from .names import SPLITS, ignore_reason, is_image, refuse_split_names
+from .look import Look
+from .names import ignore_reason, is_image
 from .parquet import ParquetSource, holds_images
 from .targets import AUTO, TargetSetting
 from .webdataset import WebDatasetSource, are_in_folders, is_webdataset_tar
@@ -45,6 +47,7 @@ def open_source(
     is_one_folder: bool = False,
     listed: Mapping[str, FolderFiles] | None = None,
     known_classes: Sequence[str] = (),
+    named_classes: Sequence[str] = (),
     columns_are_of_val: bool = False,
     max_bad: float = 1.0,
     scan_cache: Path,
@@ -57,10 +60,10 @@ def open_source(
     `columns` names the image and target columns ("id,breed") of tables, lists and Parquet files, or those of VAL's
     table alone if `columns_are_of_val`; `target` says what these mean. `elsewhere` is another folder whose images
     `labels` names too; `listed` are folders that have been listed already, by `plain_path`. `known_classes` are those
-    of the training part if this is VAL. `max_bad` (0..1) is the part of a table's images that may be missing.
-    `scan_cache` is a folder for what a source has to unpack or remember between runs. `setting` names `src` in
-    messages. Most of the source is read only when it is iterated. Raises `ResoluteError` for a missing or unrecognised
-    source.
+    of the training part if this is VAL; class folders with these names or `named_classes` need no question (`Look`).
+    `max_bad` (0..1) is the part of a table's images that may be missing. `scan_cache` is a folder for what a source
+    has to unpack or remember between runs. `setting` names `src` in messages. Most of the source is read only when it
+    is iterated. Raises `ResoluteError` for a missing or unrecognised source.
     """
     src = plain_path(src)
     if kind not in KINDS:
@@ -91,6 +94,7 @@ def open_source(
             note=note,
         )
     files = _listed_files(src, setting)
+    is_certain = kind != "auto"
     if kind == "auto":
         kind, files = _detect_kind(src, files, setting)
         if kind == "webdataset" and are_in_folders(files[0]):
@@ -118,9 +122,10 @@ def open_source(
             f"{name}: has no effect for KIND={kind}, got {value}, expected it for a table with several columns of 0 "
             f"and 1; drop {name}, or add LABELS=table.csv"
         )
+    known = (*known_classes, *named_classes)
     if kind == "folders":
         _require_folder(src, setting)
-        return ImageFolderSource(src)
+        return ImageFolderSource(src, None if is_certain else partial(Look, src, setting=setting, known=known))
     if not files:
         raise ResoluteError(f"{src}: got no files of kind {kind}, expected at least one; correct {setting} or KIND")
     if kind == "listing":
@@ -133,7 +138,8 @@ def open_source(
             setting=setting,
         )
     if kind == "archive":
-        return ArchiveSource(files, scan_cache)
+        look = partial(Look, common_root(files), setting=setting, files=files, known=known)
+        return ArchiveSource(files, scan_cache, None if is_certain else look)
     if kind == "webdataset":
         return WebDatasetSource(files, scan_cache, target, note)
     return ParquetSource(files, columns, scan_cache, target)
@@ -206,9 +212,6 @@ def _detect_kind(src: str, files: list[str], setting: str) -> tuple[str, list[st
     tars = [f"{src}/{entry.name}" for entry in listed if entry.name.lower().endswith((".tar", *COMPRESSED))]
     if tars and not folders:
         return _file_kind(src, tars, setting), tars
-    are_splits = bool(folders) and all(name.lower() in SPLITS for name in folders)
-    if are_splits and any(entry.kind == "folder" for name in folders for entry in list_folder(f"{src}/{name}")):
-        refuse_split_names(src, folders, folders=True)
     return "folders", []
 
 

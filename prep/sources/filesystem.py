@@ -45,11 +45,15 @@ _OUTAGES = frozenset({errno.EIO, errno.ESTALE})
 
 
 class Entry(NamedTuple):
-    """An entry of a folder; `kind` is file, folder or other (pipes, devices); `nbytes` is as in `file_size`."""
+    """An entry of a folder; `kind` is file, folder or other (pipes, devices); `nbytes` is as in `file_size`.
+
+    `is_link`: a link to a folder of this machine.
+    """
 
     name: str
     kind: str
     nbytes: int | None
+    is_link: bool = False
 
     @property
     def sort_key(self) -> bytes:
@@ -132,7 +136,7 @@ def _link_target_entry(path: str, name: str) -> Entry:
             raise
         return Entry(name, "file", 0)
     if stat.S_ISDIR(mode):
-        return Entry(name, "folder", 0)
+        return Entry(name, "folder", 0, is_link=True)
     return Entry(name, "file", file_size(path)) if stat.S_ISREG(mode) else Entry(name, "other", 0)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from resolute.prep.storage.thread_map import thread_map
 
 from .filesystem import Entry, list_folder
 from .image_ref import ImageRef, SourceTarget, is_url
+from .look import Look
 from .names import ignore_reason, is_image, other_file_kind
 
 __all__ = ["ImageFolderSource", "walk"]
@@ -21,8 +22,9 @@ _AHEAD = 16  # folders of a store listed concurrently
 class ImageFolderSource:
     """Class folders, in which images may be nested: the first part of a path is the class. A `Source`.
 
-    Images are in ascending order of name. Links to folders are followed, each real folder once: by the first path that
-    leads to it. Memory: the entries of one folder per level, and device and inode of each folder.
+    Images are in ascending order of name. Links to folders are followed, each real folder once, as in `walk`. `look()`
+    judges at the end of an iteration whether the top folders are classes. Memory: the entries of one folder per level,
+    and device and inode of each folder.
     """
 
     numbered = False
@@ -30,77 +32,97 @@ class ImageFolderSource:
     copies = False
     files: Sequence[str] = ()
     stamps: Sequence[str] = ()
-    target = SourceTarget()
 
-    def __init__(self, src: str) -> None:
+    def __init__(self, src: str, look: Callable[[], Look] | None = None) -> None:
         self.root = src
         self.ignored: Counter[str] = Counter()
+        self.target = SourceTarget()
+        self._look = look
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
-        current_class, images = "", 0
+        look = Look(self.root) if self._look is None else self._look()
         for name, entry in walk(self.root, self.ignored):
             label, slash, _ = name.partition("/")
             if entry.kind == "folder":
-                if not slash:  # the next class begins
-                    self.ignored["empty classes"] += bool(current_class) and not images
-                    current_class, images = label, 0
+                if not slash:
+                    look.folder(name)
             elif not is_image(entry.name):
+                look.other_file(name)
                 self.ignored[other_file_kind(name) if entry.nbytes is not None else "broken links"] += 1
-            elif not slash:
-                self.ignored["outside class folders"] += 1
             else:
-                images += 1
-                yield ImageRef.file(name, label, entry.nbytes)
-        self.ignored["empty classes"] += bool(current_class) and not images
-        self.ignored += Counter()  # drops zero counts
+                look.photo(name)
+                if slash:
+                    yield ImageRef.file(name, label, entry.nbytes)
+                else:
+                    self.ignored["outside class folders"] += 1
+        if self._look is not None:
+            look.check()
+        self.target = replace(self.target, warnings=look.warnings())
 
 
 def walk(root: str, ignored: Counter[str]) -> Iterator[tuple[str, Entry]]:
     """Yield (path relative to `root`, entry) of every file and folder below `root`, ascending; a folder before its
     content.
 
-    Hidden entries and junk are skipped with everything in them and counted in `ignored`, as are pipes, devices, links
-    to an already visited folder (so that cycles end), and names that fsspec would take for chained URLs. Raises
-    `ResoluteError` for a folder that cannot be listed.
+    Each real folder is read once: by its own path if that leads there from `root`, otherwise by the first link to it
+    (so that cycles end). Other links to it are counted in `ignored`, as are hidden entries and junk, which are skipped
+    with everything in them, pipes, devices, and names that fsspec would take for chained URLs. Raises `ResoluteError`
+    for a folder that cannot be listed.
     """
-    yield from _walk(root.rstrip("/") or "/", "", list_folder(root), ignored, {_identity(root)})
+    root = root.rstrip("/") or "/"
+    yield from _Walk(root, ignored).below(root, "", list_folder(root))
 
 
-def _walk(
-    folder: str, prefix: str, listed: list[Entry], ignored: Counter[str], visited: set[object]
-) -> Iterator[tuple[str, Entry]]:
-    reasons = [_why_ignored(folder, entry.name) for entry in listed]
-    ignored.update(why for why in reasons if why)
-    inside = [entry for entry, why in zip(listed, reasons, strict=True) if not why]
-    below = [f"{folder}/{entry.name}" for entry in inside if entry.kind == "folder"]
-    # why 1: on a disk, a link may lead to an earlier folder, which must have been visited by then
-    listings = thread_map(partial(_listing, visited), below, _AHEAD if is_url(folder) else 1)
-    for entry in inside:
-        if entry.kind == "other":
-            ignored["pipes and devices"] += 1
-        elif entry.kind == "file":
-            yield prefix + entry.name, entry
-        else:
-            content = next(listings)
-            if content is None:
-                ignored["links to a folder read already"] += 1
-                continue
-            yield prefix + entry.name, entry
-            yield from _walk(f"{folder}/{entry.name}", f"{prefix}{entry.name}/", content, ignored, visited)
+class _Walk:
+    """The state of a walk: the folders that were read, by device and inode, and the real paths of its beginnings."""
+
+    def __init__(self, root: str, ignored: Counter[str]) -> None:
+        self._ignored, self._visited = ignored, {_identity(root)}
+        self._roots = {os.path.realpath(root)}  # where the walk began, and where links led that it followed
+
+    def below(self, folder: str, prefix: str, listed: list[Entry]) -> Iterator[tuple[str, Entry]]:
+        reasons = [_why_ignored(folder, entry.name) for entry in listed]
+        self._ignored.update(why for why in reasons if why)
+        inside = [entry for entry, why in zip(listed, reasons, strict=True) if not why]
+        folders = [(f"{folder}/{entry.name}", entry.is_link) for entry in inside if entry.kind == "folder"]
+        # why 1: on a disk, a link may lead to an earlier folder, which must have been visited by then
+        listings = thread_map(self._listing, folders, _AHEAD if is_url(folder) else 1)
+        for entry in inside:
+            if entry.kind == "other":
+                self._ignored["pipes and devices"] += 1
+            elif entry.kind == "file":
+                yield prefix + entry.name, entry
+            else:
+                content = next(listings)
+                if content is None:
+                    self._ignored["links to a folder read already"] += 1
+                    continue
+                yield prefix + entry.name, entry
+                yield from self.below(f"{folder}/{entry.name}", f"{prefix}{entry.name}/", content)
+
+    def _listing(self, folder_and_is_link: tuple[str, bool]) -> list[Entry] | None:
+        """The entries of a folder; None if it is read by another path."""
+        folder, is_link = folder_and_is_link
+        identity = _identity(folder)
+        if identity in self._visited or (is_link and self._is_read_by_its_own_path(folder)):
+            return None
+        self._visited.add(identity)
+        return list_folder(folder)
+
+    def _is_read_by_its_own_path(self, link: str) -> bool:
+        parts = os.path.realpath(link).split("/")
+        for depth in range(len(parts) - 1, 0, -1):
+            if ignore_reason(parts[depth]):
+                break  # the walk does not get there
+            if ("/".join(parts[:depth]) or "/") in self._roots:
+                return True
+        self._roots.add("/".join(parts))
+        return False
 
 
 def _why_ignored(folder: str, name: str) -> str | None:
     return "unsafe names" if "::" in name and is_url(folder) else ignore_reason(name)
-
-
-def _listing(visited: set[object], folder: str) -> list[Entry] | None:
-    """The entries of `folder`; None if it has been visited already, by any path."""
-    identity = _identity(folder)
-    if identity in visited:
-        return None
-    visited.add(identity)
-    return list_folder(folder)
 
 
 def _identity(folder: str) -> object:

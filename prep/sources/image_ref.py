@@ -79,7 +79,7 @@ class SourceTarget:
     has them; `columns` are the names of a table's target columns; `separator` is the sign between the items
     of a cell of text. `signs`: in columns of -1 and 1, -1 means that a label is not there; `ignored`: labels of an
     image may be `Ignored`. `about` says in lines what was recognised, with examples; none if it can be read in one way
-    only.
+    only. `warnings` are lines about what is probably a mistake, complete after an iteration.
     """
 
     kind: TargetKind = "class"
@@ -91,6 +91,7 @@ class SourceTarget:
     signs: bool = False
     ignored: bool = False
     about: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class Source(Protocol):

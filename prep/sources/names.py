@@ -12,7 +12,6 @@ from resolute.errors import ResoluteError
 from .image_ref import is_url
 
 __all__ = [
-    "SPLITS",
     "SUFFIXES",
     "ignore_reason",
     "is_image",
@@ -38,8 +37,7 @@ _JUNK = frozenset(
     }
 )
 _USUAL_SUFFIX = re.compile(r"\.(?=[a-z0-9]*[a-z])[a-z0-9]{1,4}")
-SPLITS = frozenset({"train", "training", "val", "valid", "validation", "test", "testing", "dev"})
-_SPLIT_FILE = re.compile(rf"({'|'.join(sorted(SPLITS, key=len, reverse=True))})(?=[-_.\d])", re.IGNORECASE)
+_SPLIT_FILE = re.compile(r"(training|train|validation|valid|val|testing|test|dev)(?=[-_.\d])", re.IGNORECASE)
 
 
 def is_image(name: str) -> bool:
@@ -79,28 +77,15 @@ def safe_below(root: str, name: str) -> str | None:
     return safe_relative_path(name)
 
 
-def refuse_split_names(src: str, names: Iterable[str], *, folders: bool) -> None:
-    """Raise `ResoluteError` if the top-level names of `src` are splits rather than classes or parts of one split.
-
-    `folders`: the names are folders, and all of them must be splits; otherwise they are files such as
-    `train-00000.tar`, of which two different splits are too many.
-    """
-    name_list = list(names)
-    if folders:
-        splits = [name for name in name_list if name.lower() in SPLITS]
-        mixed = bool(splits) and len(splits) == len(name_list)
-        pattern = ""
-    else:
-        matches = (_SPLIT_FILE.match(name) for name in name_list)
-        splits = sorted({match[1] for match in matches if match})
-        mixed = len(splits) > 1
-        pattern = "-*"
-    if mixed:
+def refuse_split_names(src: str, names: Iterable[str]) -> None:
+    """Raise `ResoluteError` if files such as `train-00000.tar`, the names of those in `src`, are of two splits."""
+    matches = (_SPLIT_FILE.match(name) for name in names)
+    splits = sorted({match[1] for match in matches if match})
+    if len(splits) > 1:
         train = next((name for name in splits if name.lower().startswith("train")), splits[0])
         val = next((name for name in splits if name.lower().startswith(("val", "dev"))), None)
-        val = val or next((name for name in splits if name != train), None)
+        val = val or next(name for name in splits if name != train)
         raise ResoluteError(
-            f"{src}: holds splits, got {', '.join(sorted(splits))}, expected the images of a single split; use "
-            f"SRC={shlex.quote(f'{src}/{train}{pattern}')}"
-            + (f" VAL={shlex.quote(f'{src}/{val}{pattern}')}" if val else "")
+            f"{src}: holds splits, got {', '.join(splits)}, expected the images of a single split; use "
+            f"SRC={shlex.quote(f'{src}/{train}-*')} VAL={shlex.quote(f'{src}/{val}-*')}"
         )

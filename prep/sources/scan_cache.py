@@ -268,7 +268,7 @@ class ScannedSource(ABC):
 def _check_file_names(src: str, paths: Sequence[str]) -> None:
     """Raise `ResoluteError` for files of several splits or with equal names, which image names start with."""
     names = [file_name(path) for path in paths]
-    refuse_split_names(src, names, folders=False)
+    refuse_split_names(src, names)
     (name, count), *_ = Counter(names).most_common(1)
     if count > 1:
         raise ResoluteError(
