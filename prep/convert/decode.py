@@ -21,7 +21,7 @@ from resolute.prep.sources.image_ref import MAX_BYTES
 from resolute.prep.sources.reject import Reject
 
 from .file_kinds import file_kind
-from .jpeg_markers import JpegMarkers, jpeg_markers, scans_and_end
+from .jpeg_markers import BROKEN, JpegMarkers, jpeg_markers, scans_and_end, without_profile
 from .pixels import (
     DEEP_BITS,
     FROM_BOTTOM,
@@ -132,13 +132,17 @@ def decode_reduced(
         raise Reject(f"too many bytes: {len(data)}")
     if data[:2] == b"\xff\xd8":
         markers = jpeg_markers(data)
+        profile = markers.profile
+        if profile == BROKEN:  # why: libjpeg-turbo calls the whole file corrupt
+            data = without_profile(data, markers)
+            markers = jpeg_markers(data)
         decoded = _decode_jpeg(data, factor, header, max_pixels, markers)
         if decoded is not None:
             pixels, (height, width, colorspace, _) = decoded
             photo = _upright(pixels, width, height, factor, _jpeg_orientation(data) if markers.has_exif else 1)
-            if markers.profile is None:
-                return photo
-            return replace(photo, conversion=conversion_of(markers.profile, "L" if colorspace == "Gray" else "RGB"))
+            return replace(photo, conversion=conversion_of(profile, "L" if colorspace == "Gray" else "RGB"))
+        photo = _decode_with_pillow(data, max_pixels, bits)
+        return replace(photo, conversion=conversion_of(profile, "")) if profile == BROKEN else photo
     return _decode_with_pillow(data, max_pixels, bits)
 
 

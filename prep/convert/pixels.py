@@ -324,6 +324,7 @@ class _Tiff(TiffImageFile):
     A band counts as alpha only if ExtraSamples says so; other bands beyond the colours are ignored.
     """
 
+    in_planes = False  # each band by itself
     is_inverted = False  # grey above 8 bits whose 0 is white, which Pillow leaves as it is
 
     def _setup(self) -> None:
@@ -358,6 +359,7 @@ class _Tiff(TiffImageFile):
         if is_planar and samples > 1:
             if photometric == 8 or (meanings[:1] > (0,) and _COLOUR_BANDS[photometric] == 1):
                 raise UnreadableError(f"TIFF not supported: {what}, in separate planes; convert it to RGB")
+            self.in_planes = True
             if compression == 1:  # why: with planes, only libtiff's decoder, of compressed files, is right
                 tags[_COMPRESSION] = 8
         else:
@@ -409,13 +411,14 @@ def _low_bytes(data: bytes, raw: str) -> Image.Image | None:
     if raw.startswith("I;16"):
         return None
     kind, _, order = raw.partition(";16")
-    if kind not in ("RGB", "RGBA", "RGBX", "CMYK"):
+    low = _opened(data)
+    in_planes = " in planes" * (isinstance(low, _Tiff) and low.in_planes)  # which libtiff reads in its own order
+    if kind not in ("RGB", "RGBA", "RGBX") or in_planes:
         raise UnreadableError(
-            f"16-bit {kind} not supported: with GREY_RANGE, only grey, RGB and RGBA; convert it to RGB"
+            f"16-bit {kind}{in_planes} not supported: with GREY_RANGE only grey, RGB and RGBA; convert it to one"
         )
     # why: read in the other byte order, the low byte of each sample takes the place of the high one
     other = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}[order]
-    low = _opened(data)
     low.tile = [  # type: ignore[attr-defined]
         tile._replace(args=swapped if isinstance(tile.args, str) else (swapped, *tile.args[1:]))
         for tile in low.tile  # type: ignore[attr-defined]
