@@ -47,7 +47,7 @@ def decode_with_pillow(path: Path) -> NDArray[np.uint8]:
             source, srgb = ImageCms.ImageCmsProfile(io.BytesIO(profile)), ImageCms.createProfile("sRGB")
             intent, flags = ImageCms.Intent.RELATIVE_COLORIMETRIC, ImageCms.Flags.BLACKPOINTCOMPENSATION
             mode = "RGB" if image.mode == "L" and profile[16:20] == b"RGB " else image.mode
-            image = ImageCms.profileToProfile(image.convert(mode), source, srgb, intent, "RGB", flags=flags)
+            image = ImageCms.buildTransform(source, srgb, mode, "RGB", intent, flags).apply(image.convert(mode))
     rgba = image.convert("RGBA")
     return np.asarray(Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB"))
 

@@ -6,6 +6,7 @@ import io
 import itertools
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from tests.prep.convert.test_decode import encoded, psnr_db
 from tests.support.made_images import ADOBE_RGB, DISPLAY_P3, GREY_22, SRGB, icc_profile, tiff
 
 Scene = Callable[..., NDArray[np.uint8]]
-FORMATS = {
+FORMATS: dict[str, dict[str, Any]] = {
     "JPEG": {"quality": 98, "subsampling": 0},
     "PNG": {},
     "WEBP": {"lossless": True},
@@ -141,8 +142,8 @@ def test_a_palette_is_converted() -> None:
 
 def test_a_lab_tiff_is_converted_by_its_tags_alone() -> None:
     lab = np.full((4, 4, 3), (128, 0, 0), np.uint8)
-    for order in "<>":
-        assert np.abs(decode(tiff(lab, 8, order=order)).astype(int) - 119).max() <= 1
+    for data in (tiff(lab, 8, order="<"), tiff(lab, 8, order=">")):
+        assert np.abs(decode(data).astype(int) - 119).max() <= 1
 
 
 @pytest.mark.parametrize("factor", [2, 4, 8])
