@@ -132,6 +132,9 @@ def decode_reduced(
         raise Reject(f"too many bytes: {len(data)}")
     if data[:2] == b"\xff\xd8":
         markers = jpeg_markers(data)
+        if markers.is_lossless or markers.bits != 8:
+            kind = "lossless" if markers.is_lossless else f"{markers.bits}-bit"
+            raise Reject(f"{kind} JPEG: not supported, convert it to PNG")
         profile = markers.profile
         if profile == BROKEN:  # why: libjpeg-turbo calls the whole file corrupt
             data = without_profile(data, markers)

@@ -15,6 +15,7 @@ _SOI, _EOI, _SOS, _APP1, _APP2 = 0xD8, 0xD9, 0xDA, 0xE1, 0xE2
 _FRAMES = (*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0))
 _PROGRESSIVE = (0xC2, 0xC6, 0xCA, 0xCE)
 BROKEN = b"?"  # a profile that no program accepts
+_LOSSLESS = (0xC3, 0xC7, 0xCB, 0xCF)
 _ICC = b"ICC_PROFILE\0"
 # a marker in or after a scan: no stuffed zero, no restart marker, no fill byte
 _MARKER = re.compile(rb"\xff[\x02-\xcf\xd8-\xfe]")
@@ -29,6 +30,8 @@ class JpegMarkers:
     """
 
     is_progressive: bool
+    is_lossless: bool
+    bits: int  # of a sample
     has_exif: bool
     frame: int
     first_scan: int
@@ -58,6 +61,8 @@ def jpeg_markers(data: bytes) -> JpegMarkers:
         pos = end
     return JpegMarkers(
         is_progressive=is_progressive,
+        is_lossless=frame >= 0 and data[frame - 3] in _LOSSLESS,
+        bits=data[frame] if 0 <= frame < len(data) else 8,
         has_exif=has_exif,
         frame=frame,
         first_scan=first_scan,

@@ -336,6 +336,15 @@ def test_any_chroma_subsampling_is_decoded_or_rejected(scene: Scene, sampling: i
             assert sampling not in (0x14, 0x41, 0x22), reject  # noqa: PT017
 
 
+def test_jpegs_of_12_bits_and_lossless_ones_are_rejected_by_name(scene: Scene) -> None:
+    data = encoded(Image.fromarray(scene(1, 32, 24)), "JPEG")
+    at = data.index(b"\xff\xc0")
+    with pytest.raises(Reject, match=r"^12-bit JPEG: not supported"):
+        decode(data[: at + 4] + b"\x0c" + data[at + 5 :])
+    with pytest.raises(Reject, match=r"^lossless JPEG: not supported"):
+        decode(data[: at + 1] + b"\xc3" + data[at + 2 :])
+
+
 def test_a_damaged_jpeg_of_4_4_1_is_rejected(scene: Scene) -> None:
     data = bytearray(encoded(Image.fromarray(np.full((64, 64, 3), 90, np.uint8)), "JPEG", subsampling=2))
     data[data.index(b"\xff\xc0") + 11] = 0x14
