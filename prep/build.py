@@ -68,6 +68,7 @@ from .extend import (
     extension_plan,
     write_changes,
 )
+from .grey_range import check_all, check_sample
 from .settings import Settings
 from .unchanged import source_signature
 
@@ -290,6 +291,7 @@ class _Plan:
 def _new(sources: _Sources, existing: ExistingSet | None) -> _Plan:
     """A new set, in place of the `existing` one if that is to be rebuilt."""
     plan = _new_plan(sources, codec_versions())
+    check_sample(sources.settings, sources.inputs)
     if existing is not None:
         check_replaced_source(sources.store, sources.settings, existing, plan["source"])
         start_over(sources.store)
@@ -485,9 +487,11 @@ def finalize(
 ) -> dict[str, Any]:
     """Derive everything else from the records of all shards, delete what does not belong, and return the manifest.
 
-    `kept` and `scratch` are as for `finalize_set`. Raises `ResoluteError` if too many images were rejected.
+    `kept` and `scratch` are as for `finalize_set`. Raises `ResoluteError` if too many images were rejected, and as
+    `check_all`.
     """
     _check_rejects(store, plan, photos, records.rejects())
+    check_all(plan, records)
     check_lock()
     manifest = finalize_set(store, plan, records, photos, kept, scratch)
     delete_orphans(store, manifest["files"])

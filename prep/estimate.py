@@ -25,6 +25,7 @@ from resolute.prep.storage.output import open_store
 from resolute.scratch import ScratchFolder
 
 from .extend import check_extendable, compare_with_set, describe_changes, extension_inputs, extension_plan
+from .grey_range import check_sample
 from .settings import Settings
 
 __all__ = ["dry_run"]
@@ -42,6 +43,8 @@ def dry_run(settings: Settings) -> str:
         database = Database(folder)
         stack.callback(database.close)
         inputs, lines = _inputs(settings, database, folder)
+        if not settings.extend:
+            check_sample(settings, inputs)
         split = next((name for name, images in inputs.splits.items() if len(images)), None)
         if split is None:
             return "\n".join([*lines, "  nothing was written"])
@@ -49,7 +52,11 @@ def dry_run(settings: Settings) -> str:
         spec = _sample(settings, inputs, split, sides)
         samples = inputs.target.sample_dtype
         options = EncodeOptions(
-            quality=settings.quality, label_digits=4, samples=samples, max_megapixels=settings.max_megapixels
+            quality=settings.quality,
+            label_digits=4,
+            samples=samples,
+            max_megapixels=settings.max_megapixels,
+            grey_bits=settings.grey_bits,
         )
         stats, sizes = RunStats(), [0] * len(settings.resolutions)
         sources: list[NDArray[Any]] = []

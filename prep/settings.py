@@ -89,6 +89,11 @@ class JobsPlanOptions:
         ge=1,
         le=4000,
     )
+    grey_range: Literal["auto"] | Annotated[int, Field(ge=8, le=16)] = setting(
+        "auto",
+        "bits that samples of 16 bits use, 8 to 16: with 12, 0 to 4095 become black to white; auto: 16, and prep asks "
+        "if many such photos are dark",
+    )
     max_bad: float = setting(0.01, "fraction of the images that may be unusable", ge=0, le=1)
     unlabelled: Literal["refuse", "drop", "keep"] = setting(
         "refuse",
@@ -166,20 +171,26 @@ class JobsPlanOptions:
     def held_out_frac(self) -> float:
         return 0.1 if self.val_frac is None else self.val_frac
 
+    @property
+    def grey_bits(self) -> int:
+        """The bits that samples of 16 bits use."""
+        return 16 if self.grey_range == "auto" else self.grey_range
+
     def plan_settings(self) -> dict[str, Any]:
         """The settings that decide the set's bytes at any resolution: no paths, no number of workers."""
         val: dict[str, Any] = {"how": "frac", "frac": self.held_out_frac}
         if self.val_source is not None or self.val_list is not None:
             val = {"how": "folder" if self.val_source is not None else "list"}
-        # why only then: plans without a limit of their own stay what they are
-        limit = {} if self.max_megapixels is None else {"max_megapixels": self.max_megapixels}
+        # why only then: plans without these settings stay what they are
+        chosen = {} if self.max_megapixels is None else {"max_megapixels": self.max_megapixels}
+        chosen |= {} if self.grey_range == "auto" else {"grey_range": self.grey_range}
         return {
             "margin": self.margin,
             "quality": self.quality,
             "shard_samples": self.shard_samples,
             "seed": self.seed,
             "val": val,
-            **limit,
+            **chosen,
         }
 
 

@@ -33,6 +33,7 @@ PREP = [
         "run",
         "unchanged",
         "extend",
+        "grey_range",
         "build",
         "jobs",
         "estimate",
@@ -57,6 +58,9 @@ SHARED = (
     "resolute.pipeline.dataset",
     "resolute.pipeline.plan.permutation",
 )
+
+# how image files are listed and decoded is prep's to say, for predictions too
+LISTED_AND_DECODED = ("resolute.prep.sources", "resolute.prep.convert.decode", "resolute.prep.convert.pixels")
 
 
 def is_within(module: str, *packages: str) -> bool:
@@ -159,8 +163,8 @@ def test_a_part_imports_only_the_parts_that_it_may() -> None:
             return top not in ("prep", "train", *(("torch", "nvidia", "triton") if is_light else ()))
         if package == "prep":
             return top not in ("torch", "train") and (top != "pipeline" or is_within(imported, *SHARED))
-        if package == "train":  # how image files are listed and decoded is prep's to say, for predictions too
-            is_allowed = top != "prep" or is_within(imported, "resolute.prep.sources", "resolute.prep.convert.decode")
+        if package == "train":
+            is_allowed = top != "prep" or is_within(imported, *LISTED_AND_DECODED)
             return top not in ("tarfile", "webdataset") and is_allowed
         is_shared = not is_within(importing, "resolute.benchmarks", "resolute.cli") and importing != "resolute"
         return not (is_shared and is_within(imported, *parts))

@@ -194,6 +194,7 @@ class _Session:
             "name": recipe.name,
             "head": learner.head.to_json(),
             "margin": shards.margin,
+            "grey_bits": shards.grey_bits,
             "generation": shards.generation,
             "set": {"source": options.set_path},
         }

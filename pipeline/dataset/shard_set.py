@@ -72,6 +72,7 @@ class ShardSet:
     digests: Mapping[str, str] = field(default_factory=dict)  # see `contents`; keys about pixels end in "at RES px"
     generation: int = 0
     generations: int = 1
+    grey_bits: int = 16  # that samples of 16 bits use, in the photos that it was made from
     repair: str = REPAIR  # remedy for damage, in messages
     _known_state: dict[str, tuple[int, str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -241,6 +242,7 @@ class ShardSet:
             repair=repair_hint(files.root),
             generation=generation,
             generations=len(generations),
+            grey_bits=manifest["settings"].get("grey_range", 16),
         )
         return shards if fold is None or folds is None else shards.with_fold(fold, folds)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from resolute.pipeline.dataset.format import SAMPLE
 from resolute.prep.sources.image_ref import ByteRange
 
-__all__ = ["Batch", "BatchResult", "EncodeOptions", "Times", "receive_answer", "send_answer"]
+__all__ = ["Batch", "BatchResult", "EncodeOptions", "PixelFacts", "Times", "receive_answer", "send_answer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,8 @@ class EncodeOptions:
 
     `quality` is libjpeg's, 1..100; `samples` the `Target.sample_dtype` of the set, `label_digits` the width of a class
     number in its file; `codecs` the `codec_versions` that a worker must have, None if any will do. Photos of more than
-    `max_megapixels` are rejected; None: of more than `decode.MAX_PIXELS`.
+    `max_megapixels` are rejected; None: of more than `decode.MAX_PIXELS`. 16-bit samples use
+    `grey_bits` of their bits.
     """
 
     quality: int
@@ -31,6 +32,35 @@ class EncodeOptions:
     samples: np.dtype[Any] = SAMPLE
     codecs: Mapping[str, str] | None = None
     max_megapixels: int | None = None
+    grey_bits: int = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelFacts:
+    """What decoding found out about photos that were accepted.
+
+    Counts of those that were `converted` from another colour profile to sRGB, of those whose profile was `unusable`
+    and ignored, and of those that are `deep` (16-bit samples), with the `largest` sample of these.
+    """
+
+    converted: int = 0
+    unusable: int = 0
+    deep: int = 0
+    largest: int = 0
+
+    @classmethod
+    def total(cls, parts: Iterable[PixelFacts]) -> PixelFacts:
+        rows = list(parts)
+        return cls(
+            converted=sum(row.converted for row in rows),
+            unusable=sum(row.unusable for row in rows),
+            deep=sum(row.deep for row in rows),
+            largest=max((row.largest for row in rows), default=0),
+        )
+
+    def to_json(self) -> dict[str, int]:
+        """The facts that are not 0, the inverse of `PixelFacts(**values)`."""
+        return {name: int(value) for name, value in asdict(self).items() if value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +95,7 @@ class BatchResult:
 
     `tars[r]` are the tar members at resolution r, padded to 512-byte blocks. `samples` is (n,) `EncodeOptions.samples`,
     `sources` (n,) SOURCE, and `stored[r]` (n,) STORED with offsets from the start of `tars[r]` and `shard` 0. `rejects`
-    are (key, reason); `read_bytes` counts the bytes of the input files.
+    are (key, reason); `read_bytes` counts the bytes of the input files; `facts` are about the samples.
     """
 
     tars: tuple[bytes | bytearray, ...]
@@ -75,6 +105,7 @@ class BatchResult:
     rejects: tuple[tuple[int, str], ...]
     read_bytes: int
     times: Times
+    facts: PixelFacts = PixelFacts()
 
 
 def send_answer(conn: Connection, number: int, answer: Any) -> None:

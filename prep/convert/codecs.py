@@ -16,9 +16,9 @@ from resolute.errors import ResoluteError
 
 __all__ = ["PIXELS", "check_codecs", "codec_versions"]
 
-# Version of our own pixel code: decode.py, reduced.py, resize.py and resize_kernel.py. Raise it with every change of
-# what is stored of any photo: a set that is begun by one version is then not continued by another.
-PIXELS = 2
+# Version of our own pixel code: decode.py, pixels.py, reduced.py, resize.py and resize_kernel.py. Raise it with every
+# change of what is stored of any photo: a set that is begun by one version is then not continued by another.
+PIXELS = 3
 _PIXELS_NAME = "Resolute's pixels"
 
 
@@ -37,6 +37,7 @@ def codec_versions() -> dict[str, str]:
         "libjpeg-turbo in Pillow": features.version("libjpeg_turbo") or "none",
         "libwebp in Pillow": features.version("webp") or "none",
         "libavif in Pillow": features.version("avif") or "none",
+        "LittleCMS in Pillow": features.version("littlecms2") or "none",
     }
 
 

@@ -109,15 +109,15 @@ def _shrink(photo: Photo, rows: _Filter, columns: _Filter) -> NDArray[np.uint8]:
 def resize_and_encode(photos: Sequence[Photo], short_sides: Sequence[int], quality: int) -> list[EncodedJpeg]:
     """Encode one baseline RGB 4:2:0 JPEG per short side (px), each resized from the photo at the same position.
 
-    `photos` are the same image, decoded at any fraction of its size; `quality` is libjpeg's, 1..100. The JPEGs hold no
-    EXIF and no profile.
+    `photos` are the same image, decoded at any fraction of its size; `quality` is libjpeg's, 1..100. The JPEGs are
+    sRGB, and hold no EXIF and no profile.
     """
     encoded: dict[tuple[int, int], bytes] = {}
     jpegs = []
     for photo, short_side in zip(photos, short_sides, strict=True):
         size = fit(photo.width, photo.height, short_side)
         if size not in encoded:
-            small = resize_photo(photo, *size)
+            small = photo.conversion.of_pixels(resize_photo(photo, *size))
             encoded[size] = simplejpeg.encode_jpeg(small, quality, "RGB", "420", False)
         jpegs.append((encoded[size], *size))
     return jpegs

@@ -21,6 +21,7 @@ from resolute.report.page import load, render
 
 from .browse import ShardSetReader, tar_sizes, work_seconds
 from .charts import SourceCounts, ValueCounts, class_chart, label_chart, labels_per_sample, source_charts
+from .summary import describe_pixels
 
 __all__ = ["REPORT", "load_template", "write_report"]
 
@@ -81,6 +82,7 @@ class _Report:
             "labels": self._labels() if self._target.kind == "labels" else None,
             "target_values": self._values() if self._target.kind == "values" else None,
             "sources": self._sources(),
+            "pixels": describe_pixels(self._manifest),
             "rejects": self._rejects(),
             "ignored": [(f"{n:,}", kind) for kind, n in ignored.most_common() if n] if ignored else None,
             "duplicates": self._duplicates(),

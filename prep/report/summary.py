@@ -9,6 +9,7 @@ from resolute.console import counted
 from resolute.pipeline.dataset.format import duplicates_name, rejects_name
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.build import BuildResult, describe_reasons
+from resolute.prep.convert.batch import PixelFacts
 from resolute.prep.extend import describe_changes
 from resolute.prep.listing.checks import describe_ignored, describe_target, size_warnings
 from resolute.prep.run.stats import RunStats
@@ -17,7 +18,7 @@ from resolute.prep.unchanged import already_there
 
 from .browse import ShardSetReader, tar_sizes, work_seconds
 
-__all__ = ["nothing_done", "summary"]
+__all__ = ["describe_pixels", "nothing_done", "summary"]
 
 
 def nothing_done(result: BuildResult, store: Store) -> str:
@@ -50,6 +51,7 @@ def summary(result: BuildResult, stats: RunStats, store: Store, reader: ShardSet
             f"  {res:>4} px: short side {info['short_side']} px, {counted(len(tars), 'shard')}, "
             f"{sum(tars) / 1e6:.1f} MB, {sum(tars) / samples / 1e3:.1f} kB per sample"
         )
+    lines += [f"  {line}" for line in describe_pixels(manifest)]
     if without := _without_labels(reader, list(manifest["splits"])):
         lines.append(f"  without a label: {counted(without, 'image')}")
     if unknown := sum(int(reader.target.ignored_counts(reader.samples(split)).sum()) for split in manifest["splits"]):
@@ -61,6 +63,17 @@ def summary(result: BuildResult, stats: RunStats, store: Store, reader: ShardSet
     lines += _duplicates(source["duplicates"], f"{store.where}/{duplicates_name(newest)}")
     lines.append(f"  rejected: {source['rejected']}{_rejects(source['rejected'], store, rejects_name(newest))}")
     return "\n".join(lines)
+
+
+def describe_pixels(manifest: dict[str, Any]) -> list[str]:
+    """Lines about photos whose colours were converted, if there are any."""
+    facts = PixelFacts.total(PixelFacts(**added.get("pixels", {})) for added in manifest["generations"])
+    lines = []
+    if facts.converted:
+        lines.append(f"colour profile converted to sRGB: {counted(facts.converted, 'image')}")
+    if facts.unusable:
+        lines.append(f"colour profile unusable, so ignored: {counted(facts.unusable, 'image')}")
+    return lines
 
 
 def _without_labels(reader: ShardSetReader, splits: list[str]) -> int:

@@ -26,9 +26,9 @@ from PIL import Image
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import SOURCE, STORED, key_name
-from resolute.prep.convert.batch import Batch, BatchResult, EncodeOptions, Times, send_answer
+from resolute.prep.convert.batch import Batch, BatchResult, EncodeOptions, PixelFacts, Times, send_answer
 from resolute.prep.convert.codecs import check_codecs
-from resolute.prep.convert.decode import MAX_PIXELS, Reject
+from resolute.prep.convert.decode import MAX_PIXELS, Photo, Reject
 from resolute.prep.convert.reduced import decode_for_sizes
 from resolute.prep.convert.resize import resize_and_encode
 from resolute.prep.run.stats import RunStats, ShardReport
@@ -178,6 +178,7 @@ def convert(
     sources: list[tuple[int, int, int, int]] = []
     stored: list[list[tuple[int, ...]]] = [[] for _ in batch.short_sides]
     rejects: list[tuple[int, str]] = []
+    facts: list[PixelFacts] = []
     read_bytes, decode_s, convert_s, slowest = 0, 0.0, 0.0, (0.0, 0)
     start = perf_counter()
     contents = _fetch_ahead(batch.byte_ranges) if files is None else [data for part in files for data in part.result()]
@@ -201,7 +202,7 @@ def convert(
             assert data is not None
             read_bytes += len(data)
             digest = int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
-            photos = decode_for_sizes(data, batch.short_sides, max_pixels)
+            photos = decode_for_sizes(data, batch.short_sides, max_pixels, bits=options.grey_bits)
         except Reject as reject:
             rejects.append((key, str(reject)))
             continue
@@ -210,6 +211,7 @@ def convert(
         extension, content = target_file(column, target, options.label_digits)
         target_member = member(f"{name}.{extension}", content)
         samples.append((key, target))
+        facts.append(_facts(photos[0]))
         sources.append((digest, len(data), photos[0].width, photos[0].height))
         for r, (jpeg, w, h) in enumerate(resize_and_encode(photos, batch.short_sides, options.quality)):
             jpeg_member = member(f"{name}.jpg", jpeg)
@@ -229,4 +231,14 @@ def convert(
         rejects=tuple(rejects),
         read_bytes=read_bytes,
         times=Times(read_s=read_s, decode_s=decode_s, convert_s=convert_s, slowest=slowest),
+        facts=PixelFacts.total(facts),
+    )
+
+
+def _facts(photo: Photo) -> PixelFacts:
+    return PixelFacts(
+        converted=photo.conversion.use == "converted",
+        unusable=photo.conversion.use == "unusable",
+        deep=photo.largest is not None,
+        largest=photo.largest or 0,
     )

@@ -103,6 +103,9 @@ def finalize_set(
         files[duplicates_name(number)] = _stream(
             store, duplicates_name(number), duplicates.lines(Target.from_manifest(own))
         )
+        own_shards = [(split, shard) for split in splits for shard in layout.shards_of(split, number)]
+        if facts := records.facts(own_shards).to_json():
+            added["pixels"] = facts
         generations.append({**added, "rejected": len(own_rejects), "duplicates": counts})
     lengths_of = {
         split: {name: n for k in range(len(plan.plans)) for name, n in rows.lengths(split, k).items()}

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from resolute.files import write_errors
 from resolute.pipeline.dataset.format import SAMPLE, SOURCE, STORED, shard_name
 from resolute.pipeline.storage.read_at import read_at
+from resolute.prep.convert.batch import PixelFacts
 from resolute.prep.storage.bulk import REQUESTS, read_many
 from resolute.prep.storage.hashed_file import FileInfo
 from resolute.prep.storage.output import Store
@@ -91,6 +92,7 @@ class ShardRecord:
     stored: NDArray[Any]  # (n,) STORED with `shard` 0
     files: Mapping[str, FileInfo]
     rejects: tuple[tuple[int, str], ...]
+    facts: PixelFacts = PixelFacts()  # noqa: RUF009  (it is frozen)
 
     @property
     def name(self) -> str:
@@ -111,6 +113,8 @@ class ShardRecord:
             "files": {name: [info.nbytes, info.sha256] for name, info in sorted(self.files.items())},
             "rejects": self.rejects,
         }
+        if facts := self.facts.to_json():  # why only then: records of other photos stay what they are
+            header["pixels"] = facts
         if self.samples.dtype != SAMPLE:
             header["targets"] = [[name, *rest] for name, *rest in self.samples.dtype.descr]
         return pack_rows(header, self.samples.tobytes(), self.sources.tobytes(), self.stored.tobytes())
@@ -138,6 +142,7 @@ class ShardRecord:
             stored=stored,
             files={name: FileInfo(nbytes=size, sha256=sha) for name, (size, sha) in header["files"].items()},
             rejects=tuple((key, reason) for key, reason in header["rejects"]),
+            facts=PixelFacts(**header.get("pixels", {})),
         )
 
 
@@ -151,6 +156,7 @@ class _Entry:
     contents: str
     files: Mapping[str, FileInfo]  # the tar, the idx and the record
     rejects: tuple[tuple[int, str], ...]
+    facts: PixelFacts
 
 
 def _entry(record: ShardRecord, data: bytes) -> _Entry:
@@ -163,6 +169,7 @@ def _entry(record: ShardRecord, data: bytes) -> _Entry:
         contents=record.contents,
         files={**record.files, record.name: info},
         rejects=record.rejects,
+        facts=record.facts,
     )
 
 
@@ -254,6 +261,10 @@ class Records:
             for split, number in sorted(self._entries)
             for key, reason in self._any(split, number).rejects
         }
+
+    def facts(self, shards: Iterable[tuple[str, int]]) -> PixelFacts:
+        """The facts about the photos of finished shards, (split, number), together."""
+        return PixelFacts.total(self._any(*shard).facts for shard in shards)
 
     def _any(self, split: str, number: int) -> _Entry:
         entries = self._entries[split, number]

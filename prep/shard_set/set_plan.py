@@ -148,6 +148,7 @@ class SetPlan:
             samples=Target.from_manifest(plan).sample_dtype,
             codecs=plan["codecs"],
             max_megapixels=plan["settings"].get("max_megapixels"),
+            grey_bits=plan["settings"].get("grey_range", 16),
         )
 
     def by_generation(self, shards: Iterable[tuple[str, int]]) -> dict[int, list[tuple[str, int]]]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import SOURCE, STORED, shard_name
-from resolute.prep.convert.batch import Batch, BatchResult, EncodeOptions
+from resolute.prep.convert.batch import Batch, BatchResult, EncodeOptions, PixelFacts
 from resolute.prep.sources.image_ref import ByteRange
 from resolute.prep.storage.hashed_file import AtomicFile
 from resolute.prep.storage.output import Store
@@ -113,6 +113,7 @@ class ShardWriter:
             stored=np.empty(0, STORED),
             files={},
             rejects=tuple(reject for result in self._results for reject in result.rejects),
+            facts=PixelFacts.total(result.facts for result in self._results),
         )
         if spec.contents not in (None, record.contents):
             raise ResoluteError(

@@ -21,7 +21,7 @@ def serve(conn: Connection, current: Any) -> None:
     faulthandler.disable()  # why: the crash is intended
     decode = worker.decode_for_sizes
 
-    def faulty_decode(data: bytes, short_sides: Sequence[int], max_pixels: int) -> list[Photo]:
+    def faulty_decode(data: bytes, short_sides: Sequence[int], max_pixels: int, **options: Any) -> list[Photo]:
         if data.startswith(b"die once "):
             mark = Path(os.fsdecode(data[9:]))
             if mark.exists():
@@ -46,7 +46,7 @@ def serve(conn: Connection, current: Any) -> None:
             raise MemoryError
         if data == b"bug":
             raise ZeroDivisionError("ours")
-        return decode(data, short_sides, max_pixels)
+        return decode(data, short_sides, max_pixels, **options)
 
     worker.decode_for_sizes = faulty_decode  # type: ignore[assignment]
     worker.serve(conn, current)

@@ -20,6 +20,7 @@ from timm.models import save_for_hf
 
 from resolute.errors import ResoluteError, check_installed
 from resolute.files import output_file, used_folder, write_errors
+from resolute.prep.convert import pixels
 from resolute.train.model.build import size_options
 from resolute.train.options import ExportOptions
 from resolute.train.run_folder import existing_run
@@ -39,10 +40,18 @@ def export(saved: SavedRun, folder: Path, *, onnx: bool = False) -> None:
     """
     with write_errors(folder), used_folder(folder):
         files = _onnx_files(saved) if onnx else _timm_files(saved)
-        files["predict.py"] = Path(__file__).with_name("exported_predict.py").read_bytes()
+        files["predict.py"] = _program()
         for name, data in files.items():
             with output_file(folder / name) as file:
                 file.write(data)
+
+
+def _program() -> bytes:
+    """`exported_predict.py` with the code of `pixels.py`, which decides what pixels mean, in place of its import."""
+    program, code = Path(__file__).with_name("exported_predict.py").read_text(), Path(pixels.__file__).read_text()
+    imported = "from resolute.prep.convert.pixels import read_rgb\n"
+    before, _, after = program.partition(imported)
+    return (before + code.partition("from __future__ import annotations\n")[2] + after).encode()
 
 
 def _timm_files(saved: SavedRun) -> dict[str, bytes]:
@@ -103,6 +112,7 @@ def _description(saved: SavedRun) -> dict[str, Any]:
         "target_std": head["std"],
         "res": saved.res,
         "short_side": short_side,
+        "grey_bits": saved.grey_bits,
         "crop": recipe.eval.crop_pct or saved.res / short_side,
         "mean": recipe.data.mean,
         "std": recipe.data.std,

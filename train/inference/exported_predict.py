@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
+
+from resolute.prep.convert.pixels import read_rgb
 
 FOLDER = Path(__file__).resolve().parent
 CONFIG = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))["resolute"]
@@ -50,16 +52,7 @@ def load_model() -> Callable[[Any], Any]:
 
 def read(path: Path) -> Any:
     """A photo as the model expects it: (1, 3, res, res), the middle of the resized photo, normalised."""
-    with Image.open(path) as file:
-        photo = ImageOps.exif_transpose(file)  # upright
-    if photo.mode in ("I", "F"):
-        raise ValueError("32 bits a pixel")
-    if photo.mode.startswith("I;16"):  # why: Pillow would clip 16 bits to 8
-        photo = Image.fromarray(np.rint(np.asarray(photo) / 257).astype(np.uint8))
-    if photo.has_transparency_data:  # on white
-        photo = photo.convert("RGBA")
-        photo = Image.alpha_composite(Image.new("RGBA", photo.size, "white"), photo)
-    photo = photo.convert("RGB")
+    photo = Image.fromarray(read_rgb(path.read_bytes(), bits=CONFIG["grey_bits"]).pixels)
     scale = CONFIG["short_side"] / min(photo.size)
     if scale < 1:
         width, height = (round(side * scale) for side in photo.size)

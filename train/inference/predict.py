@@ -122,14 +122,18 @@ class Ensemble:
         return torch.stack(predictions).mean(0).cpu()
 
 
-def preprocess(path: Path, *, res: int, margin: float, crop_pct: float | None) -> NDArray[np.uint8]:
+def preprocess(
+    path: Path, *, res: int, margin: float, crop_pct: float | None, grey_bits: int = 16
+) -> NDArray[np.uint8]:
     """(res, res, 3) RGB of an image file: decoded and shrunk as by prep, then cropped and resized as in validation.
 
-    `margin`: stored short side / res. Raises `Reject` for images that prep would reject, `StorageError` if the file
+    `margin`: stored short side / res; `grey_bits`: those that samples of 16 bits use.
+    Raises `Reject` for images that prep would reject, `StorageError` if the file
     cannot be read.
     """
     is_broken_link = path.is_symlink() and not path.exists()
-    image = Image.fromarray(decode(fetch(ByteRange(str(path), packed=MISSING if is_broken_link else PLAIN))))
+    data = fetch(ByteRange(str(path), packed=MISSING if is_broken_link else PLAIN))
+    image = Image.fromarray(decode(data, bits=grey_bits))
     short = round(res * margin)
     scale = short / min(image.size)
     if scale < 1:
@@ -149,7 +153,8 @@ def predict_photos(
 
     def load(path: Path) -> NDArray[np.uint8] | str:
         try:
-            return preprocess(path, res=res, margin=saved.margin, crop_pct=saved.recipe.eval.crop_pct)
+            crop_pct = saved.recipe.eval.crop_pct
+            return preprocess(path, res=res, margin=saved.margin, crop_pct=crop_pct, grey_bits=saved.grey_bits)
         except Reject as reason:
             return str(reason)
 

@@ -45,6 +45,7 @@ class SavedRun:
     data: dict[str, str]  # digests of the data that the run read, as `ShardSet.contents`
     head: Head  # what the outputs mean
     margin: float  # stored short side / res of the training shards
+    grey_bits: int  # that samples of 16 bits use, in the photos of the set
     generation: int  # of the shard set
     step: int
     res: int  # resolution of the validations of these weights, px
@@ -68,7 +69,7 @@ class SavedRun:
         """Settings that must be equal for the outputs of several runs to be averaged."""
         data = self.recipe.data
         head = self.head
-        return head.target, head.loss, self.margin, data.mean, data.std, data.folds, self.recipe.eval
+        return head.target, head.loss, self.margin, self.grey_bits, data.mean, data.std, data.folds, self.recipe.eval
 
     def network(self, which: Weights, device: torch.device, *, resolutions: Collection[int] = ()) -> nn.Module:
         """The model with these weights in eval mode; it also accepts `resolutions` (px) not seen in training."""
@@ -108,6 +109,7 @@ def open_saved_run(run: Path) -> SavedRun:
             own_set=state["set"]["source"],
             data=state["data"],
             margin=state["margin"],
+            grey_bits=state.get("grey_bits", 16),  # older runs have none
             generation=state["generation"],
             step=state["step"],
             res=state["res"],

@@ -22,10 +22,11 @@ LIBRARIES = {
     "libjpeg-turbo in Pillow": "3.2.0",
     "libwebp in Pillow": "1.6.0",
     "libavif in Pillow": "1.4.2",
+    "LittleCMS in Pillow": "2.19",
 }
 # `PIXELS`, and {photo: digest of its pixels at all sizes}; the last one is of a stored JPEG.
 GOLDEN = (
-    2,
+    3,
     {
         "alpha": "68bf19761b04575e",
         "palette with a transparent colour": "c4539d587692445d",

@@ -29,7 +29,7 @@ def damaged(photos: Path) -> dict[str, str]:
     return {
         "apple/01.jpg": "truncated",
         "bee/03.jpg": "empty file",
-        "bee/05.jpg": "not an image",
+        "bee/05.jpg": "HTML page: a failed download",
         "cat/lost.png": "not there: no such file",
         "cat/loop.jpg": "unreadable",
     }
@@ -49,7 +49,7 @@ def test_too_many_rejects_leave_no_manifest_and_allowed_ones_are_listed_and_leav
 
     ran = prep(*argv, "--out", out, "--max-bad", 0.1)
     assert ran.status == 0, ran.err
-    for word in ("5 (", "1 truncated", "1 empty file", "1 not an image", "1 not there", "1 unreadable"):
+    for word in ("5 (", "1 truncated", "1 empty file", "1 HTML page", "1 not there", "1 unreadable"):
         assert word in ran.out
     rows = [json.loads(line) for line in (out / "rejects.jsonl").read_text().splitlines()]
     assert rows == sorted(rows, key=lambda row: (row["split"], row["key"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import runpy
 import shutil
 from pathlib import Path
 from typing import Any, Literal
@@ -22,12 +23,15 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
+from resolute.train import checkpoint
 from resolute.train.inference.export import export, preprocessing
+from resolute.train.inference.predict import preprocess
 from resolute.train.inference.saved_run import SavedRun, open_saved_run
 from resolute.train.model.build import build_model
 from resolute.train.recipe.schema import Data, Model
 from tests.support.commands import run
 from tests.support.exported import predict_exported
+from tests.support.made_images import ADOBE_RGB, GREY_22, tiff
 
 CPU = torch.device("cpu")
 
@@ -66,6 +70,36 @@ def test_predict_py_writes_the_predictions_of_the_run(trained: Path, shard_root:
         if not row["error"]:
             assert row["class1"] == ours[name]["class1"]
             assert float(row["prob1"]) == pytest.approx(float(ours[name]["prob1"]), abs=2e-3)
+
+
+def test_predict_py_prepares_photos_as_predict_does_whatever_their_profile_bands_and_range(
+    trained: Path, tmp_path: Path
+) -> None:
+    saved = dataclasses.replace(open_saved_run(trained), grey_bits=12)
+    export(saved, tmp_path / "m")
+    read = runpy.run_path(str(tmp_path / "m" / "predict.py"))["read"]
+    y, x = np.ogrid[:90, :100]
+    rgb = np.dstack([x + y, x * 2 + 0 * y, 190 - x - y // 2]).astype(np.uint8)
+    for name, image, options in (
+        ("adobe.png", Image.fromarray(rgb), {"icc_profile": ADOBE_RGB}),
+        ("adobe.jpg", Image.fromarray(rgb), {"icc_profile": ADOBE_RGB, "quality": 95}),
+        ("grey.tif", Image.fromarray(rgb[..., 0]), {"icc_profile": GREY_22}),
+        ("deep.png", Image.fromarray((x * 40 + 0 * y).astype(np.uint16)), {}),
+    ):
+        image.save(tmp_path / name, **options)
+    (tmp_path / "bands.tif").write_bytes(tiff(np.dstack([rgb, rgb[..., :1] // 9]), 2))
+    mean, std = saved.recipe.data.mean, saved.recipe.data.std
+    for name in ("adobe.png", "adobe.jpg", "grey.tif", "deep.png", "bands.tif"):
+        theirs = (read(tmp_path / name)[0].transpose(1, 2, 0) * std + mean) * 255
+        ours = preprocess(tmp_path / name, res=saved.res, margin=saved.margin, crop_pct=None, grey_bits=12)
+        assert np.abs(theirs - ours).max() <= 3, name
+    plain = preprocess(tmp_path / "deep.png", res=saved.res, margin=saved.margin, crop_pct=None)
+    assert plain.max() < 20
+    state = checkpoint.load(trained / "best.pt", expect={})
+    assert state.pop("grey_bits") == 16
+    for kept, bits in (({}, 16), ({"grey_bits": 12}, 12)):  # the first as older runs are
+        checkpoint.save(tmp_path / "other.pt", {**state, **kept})
+        assert open_saved_run(tmp_path / "other.pt").grey_bits == bits
 
 
 @pytest.mark.slow

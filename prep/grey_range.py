@@ -1,0 +1,87 @@
+"""Asks for GREY_RANGE where photos with 16-bit samples look as if they used fewer bits, such as X-rays of 12 bits.
+
+A file does not say how many bits its samples use, and the photos of a scanner of 12 bits would be stored almost black.
+A sample of the photos is looked at before anything is written, and all of them when they are converted.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+from resolute.errors import ResoluteError
+from resolute.prep.convert.decode import MAX_PIXELS, Reject, decode_reduced
+from resolute.prep.convert.pixels import is_deep
+from resolute.prep.listing.inputs import Inputs
+from resolute.prep.listing.photos import Photos
+from resolute.prep.shard_set.record import Records
+from resolute.prep.shard_set.set_plan import SetPlan
+from resolute.prep.sources.fetch import fetch
+
+from .settings import Settings
+
+__all__ = ["check_all", "check_sample"]
+
+_SAMPLED = 64
+_MANY = 4  # photos of which the brightest says something
+_WHITE = 65_535
+_BRIGHT = _WHITE // 3  # 14 bits are below
+_SUFFIXES = (".png", ".tif", ".tiff")  # of formats with 16-bit samples
+_SPREAD = 2_654_435_761  # odd: multiples of it visit all 32-bit numbers in a scattered order
+
+
+def check_sample(settings: Settings, inputs: Inputs) -> None:
+    """Look at up to `_SAMPLED` photos. Raises `ResoluteError` if those with 16-bit samples are dark.
+
+    Photos behind URLs are left to `check_all`, since each would be asked for twice.
+    """
+    if settings.grey_range != "auto":
+        return
+    deep, largest = 0, 0
+    max_pixels = MAX_PIXELS if settings.max_megapixels is None else settings.max_megapixels * 1_000_000
+    for photos in inputs.sources.values():
+        if photos.is_remote:
+            continue
+        for _, place in photos.places(_sampled(photos, _SAMPLED // len(inputs.sources))):
+            try:
+                data = fetch(place)
+                if not is_deep(data):
+                    continue
+                found = decode_reduced(data, 1, max_pixels=max_pixels).largest
+            except Reject:
+                continue
+            if found is not None:
+                deep, largest = deep + 1, max(largest, found)
+            if largest >= _BRIGHT:
+                return
+    _ask(settings.src, deep, largest, "sampled ", "")
+
+
+def check_all(plan: SetPlan, records: Records) -> None:
+    """Raises `ResoluteError` if the photos with 16-bit samples in the finished shards of a new set are dark."""
+    if "grey_range" not in plan.plans[-1]["settings"] and len(plan.plans) == 1:
+        facts = records.facts(plan.layout)
+        _ask(plan.src, facts.deep, facts.largest, "", " with REBUILD=1")
+
+
+def _ask(src: str, deep: int, largest: int, which: str, how: str) -> None:
+    if deep < _MANY or largest >= _BRIGHT:
+        return
+    bits = max(8, largest.bit_length())
+    top = (1 << bits) - 1
+    raise ResoluteError(
+        f"{src}: {deep} {which}photos have 16-bit samples, got {largest} as the brightest value, expected white near "
+        f"{_WHITE}; choose GREY_RANGE={bits}{how} if {top} is white, or GREY_RANGE=16{how} to keep them dark"
+    )
+
+
+def _sampled(photos: Photos, count: int) -> str:
+    """The SQL condition of `count` photos whose names have one of the suffixes, scattered over the source."""
+    endings = []
+    for suffix in _SUFFIXES:
+        forms = ("".join(letters) for letters in product(*({c.lower(), c.upper()} for c in suffix)))
+        names = ", ".join(sorted(f"'{form.encode().hex().upper()}'" for form in forms))
+        endings.append(f"right(hex(name), {2 * len(suffix)}) IN ({names})")
+    return (
+        f"position IN (SELECT position FROM {photos.table} WHERE {' OR '.join(endings)} "
+        f"ORDER BY (position::UBIGINT * {_SPREAD}) & 4294967295 LIMIT {count})"
+    )
