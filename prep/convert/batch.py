@@ -23,7 +23,7 @@ class EncodeOptions:
 
     `quality` is libjpeg's, 1..100; `samples` the `Target.sample_dtype` of the set, `label_digits` the width of a class
     number in its file; `codecs` the `codec_versions` that a worker must have, None if any will do. Photos of more than
-    `max_megapixels` are rejected; None: of more than `decode.MAX_PIXELS`.
+    `max_megapixels` are rejected; None: of more than `decode.MAX_PIXELS`. `servers` are as in `fetch_many`.
     """
 
     quality: int
@@ -31,6 +31,7 @@ class EncodeOptions:
     samples: np.dtype[Any] = SAMPLE
     codecs: Mapping[str, str] | None = None
     max_megapixels: int | None = None
+    servers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
