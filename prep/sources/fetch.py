@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -207,9 +208,7 @@ class _Container:
 # (path, stamp, version) of the archives that are those that were listed. why: to compare may take many reads
 _compared: set[tuple[str, str, tuple[int, ...]]] = set()
 
-
-def _version(info: os.stat_result) -> tuple[int, ...]:
-    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
+_version = attrgetter("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")  # of an `os.stat_result`
 
 
 @lru_cache(maxsize=_OPEN_CONTAINERS)
@@ -226,10 +225,9 @@ def _read_range(byte_range: ByteRange) -> bytes:
             data = _read_member(container.descriptor, byte_range)
         except Reject as reject:
             data = reject
-        with _path_errors():
-            info = os.stat(path)  # noqa: PTH116  # why not Path: twice the overhead, per image
         # why after the read: what was read is then what was compared with the listing
-        if _version(info) == container.version:
+        # why not Path: twice the overhead, per image
+        if _version(os.stat(path)) == container.version:  # noqa: PTH116
             if isinstance(data, Reject):
                 raise data
             return data
