@@ -56,6 +56,7 @@ from resolute.prep.shard_set.source_record import (
     read_record,
     write_record,
 )
+from resolute.prep.sources.archives.containers import content_hash
 from resolute.prep.sources.scan_cache import delete_old_versions
 from resolute.prep.storage.output import LOCK, RUN_FOLDER, LocalStore, Store, open_store
 from resolute.scratch import ScratchFolder
@@ -83,6 +84,7 @@ __all__ = [
     "scratch_folder",
 ]
 
+_ARCHIVES = f"{RUN_FOLDER}/archives.json"  # while a set is unfinished: its plan, and the hash of its archives' contents
 _MORE_ROUNDS = 2  # for shards whose files have vanished by the time the manifest is written
 
 
@@ -432,13 +434,16 @@ def _work(stack: ExitStack, sources: _Sources, wanted: _Plan, check_lock: Callab
         resolutions = tuple(sorted({*settings.resolutions, *finished}))
     set_plan = replace(set_plan, short_sides={res: settings.short_side(res) for res in resolutions})
     missing = missing_shards(layout, resolutions, records)
-    shard_plan = ShardPlan(database=database, plan=set_plan, where=store.where)
+    shard_plan = ShardPlan(database=database, plan=set_plan, where=store.where, stamps=sources.inputs.stamps)
     older = [shard for shard in missing if layout.generation(*shard) < newest + (not is_new)]
     for generation in set_plan.by_generation(older):
         check_codecs(plans[generation]["codecs"], f"{store.where}: {wanted.what}")
     if newest and older:
         plan_older(database, sources.inputs.sources, layout, older, records.rejects())
     shard_plan.check_there()
+    if shard_plan.stamps:
+        own = [shard for shard in layout if layout.generation(*shard) == newest]
+        _check_same_archives(store, shard_plan, has_shards=any(records.resolutions(*shard) for shard in own))
     write_record(store, settings)
     work = Work(
         plan=set_plan,
@@ -452,6 +457,24 @@ def _work(stack: ExitStack, sources: _Sources, wanted: _Plan, check_lock: Callab
     )
     _check_rejects(store, set_plan, work.photos, work.kept_rejects() | shard_plan.not_there(missing))
     return work
+
+
+def _check_same_archives(store: Store, shard_plan: ShardPlan, *, has_shards: bool) -> None:
+    """Record what the archives of an unfinished set hold.
+
+    `has_shards`: it has finished shards. Raises `ResoluteError` if these were made of other archives, whose photos have
+    the same names and sizes.
+    """
+    state = {"plan": shard_plan.plan.hashes[-1], "contents": content_hash(shard_plan.stamps)}
+    known = read_sealed(store, _ARCHIVES)
+    if has_shards and known.get("plan") == state["plan"] and known != state:
+        raise ResoluteError(
+            f"{store.where}: an unfinished run of other archives, got photos in {shard_plan.plan.src} of the same "
+            "names and sizes, but another content than finished shards were made of, expected the archives as they "
+            "were; put them back, start over with REBUILD=1 (--rebuild), or choose another OUT"
+        )
+    if known != state:
+        store.write(_ARCHIVES, manifest_bytes(state))
 
 
 def _write_photos(
@@ -617,7 +640,7 @@ def _convert(
             stats.merge(
                 convert_shards(
                     pool,
-                    work.plan.options(generation),
+                    work.shard_plan.options(generation),
                     specs,
                     store,
                     sizes=specs.sizes,

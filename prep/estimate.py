@@ -154,5 +154,5 @@ def _sample(settings: Settings, inputs: Inputs, split: str, sides: Mapping[int, 
     )
     database = inputs.sources["train"].database
     plan_photos(database, inputs.splits, set_plan.layout, generation=0, seed=settings.seed)
-    shard_plan = ShardPlan(database=database, plan=set_plan, where=settings.out)
+    shard_plan = ShardPlan(database=database, plan=set_plan, where=settings.out, stamps=inputs.stamps)
     return shard_plan.spec(split, 0, tuple(sides), contents=None, limit=_SAMPLE_IMAGES)

@@ -129,6 +129,10 @@ class ObjectFiles(AsyncFileSystem):
         return dict(sorted(found.items())) if detail else sorted(found)
 
     async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        return (await self._cat_with_info(path, start, end))[0]
+
+    async def _cat_with_info(self, path: str, start: int | None, end: int | None) -> tuple[bytes, dict[str, Any]]:
+        """The bytes, and what the answer says about the whole object, as `info` does."""
         key = self._key(path)
         options: Any = {}
         if end is not None:
@@ -136,10 +140,21 @@ class ObjectFiles(AsyncFileSystem):
         elif start:
             options["range"] = {"offset": start}
 
-        async def get() -> bytes:
-            return await _whole_body(await obstore.get_async(self._store, key, options=options))
+        async def get() -> tuple[bytes, dict[str, Any]]:
+            got = await obstore.get_async(self._store, key, options=options)
+            return await _whole_body(got), self._row(got.meta)
 
         return await self._ask(path, get)
+
+    def read_ranges(self, paths: Sequence[str], starts: Sequence[int | None], ends: Sequence[int | None]) -> list[Any]:
+        """The bytes [start, end) of each object with its `info` from the same answer, or the exception."""
+
+        async def read_all() -> list[Any]:
+            requests = [self._cat_with_info(*asked) for asked in zip(paths, starts, ends, strict=True)]
+            return list(await _run_coros_in_chunks(requests, batch_size=_AT_ONCE, nofiles=True, return_exceptions=True))
+
+        answers: list[Any] = sync(self.loop, read_all)
+        return answers
 
     async def _get_file(self, rpath: str, lpath: str, **_: Any) -> None:
         key = self._key(rpath)

@@ -23,8 +23,8 @@ class EncodeOptions:
 
     `quality` is libjpeg's, 1..100; `samples` the `Target.sample_dtype` of the set, `label_digits` the width of a class
     number in its file; `codecs` the `codec_versions` that a worker must have, None if any will do. Photos of more than
-    `max_megapixels` are rejected; None: of more than `decode.MAX_PIXELS`. 16-bit samples use
-    `grey_bits` of their bits.
+    `max_megapixels` are rejected; None: of more than `decode.MAX_PIXELS`. 16-bit samples use `grey_bits` of their bits.
+    `servers` are as in `fetch_many`.
     """
 
     quality: int
@@ -33,6 +33,7 @@ class EncodeOptions:
     codecs: Mapping[str, str] | None = None
     max_megapixels: int | None = None
     grey_bits: int = 16
+    servers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

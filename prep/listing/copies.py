@@ -90,11 +90,15 @@ def find_copies(sources: Mapping[str, Photos], *, remote: bool = False) -> Copie
     )
     # why: a piece of packed bytes says nothing, so that photos of this size have to be read
     whole = "true" if is_remote else (f"size_bytes IN (SELECT size_bytes FROM equal_sizes WHERE packed = {ZIPPED})")
-    _digest_photos(database, "pieces", f"NOT {whole}", _piece, _PER_CALL)
+    stamps = {path: stamp for photos in sources.values() for path, stamp in photos.stamps.items()}
+    servers = [url for photos in sources.values() for url in photos.servers] if is_remote else []
+    _digest_photos(database, "pieces", f"NOT {whole}", stamps, servers, _piece, _PER_CALL)
     _digest_photos(
         database,
         "wholes",
         f"{whole} OR (source, position) IN (SELECT (source, position) FROM {_recurring('pieces')})",
+        stamps,
+        servers,
         _whole,
         1,
     )
@@ -116,9 +120,18 @@ def _recurring(table: str) -> str:
 
 
 def _digest_photos(
-    database: Database, table: str, chosen: str, digest: Callable[[ByteRange], int], per_call: int
+    database: Database,
+    table: str,
+    chosen: str,
+    stamps: Mapping[str, str],
+    servers: Sequence[str],
+    digest: Callable[[ByteRange, Sequence[str]], int],
+    per_call: int,
 ) -> None:
-    """Make `table` of (source, position, digest) of the `chosen` rows of `equal_sizes`, `per_call` in a call."""
+    """Make `table` of (source, position, digest) of the `chosen` rows of `equal_sizes`, `per_call` in a call.
+
+    `stamps` are the states of the archives, as in `Photos`, and `servers` as for `fetch`.
+    """
     database.run(f"CREATE OR REPLACE TABLE {table} (source UTINYINT, position UINTEGER, digest UBIGINT)")
     photos = database.rows(
         f'SELECT source, position, path, "offset", nbytes, packed, size_bytes FROM equal_sizes WHERE {chosen} '
@@ -126,7 +139,12 @@ def _digest_photos(
     )
 
     def work(block: Sequence[tuple[Any, ...]]) -> list[tuple[int, int, int]]:
-        return [(source, at, digest(ByteRange(os.fsdecode(path), *rest))) for source, at, path, *rest in block]
+        digests = []
+        for source, at, path, offset, nbytes, packed, size_bytes in block:
+            file = os.fsdecode(path)
+            place = ByteRange(file, offset, nbytes, packed, size_bytes, stamps.get(file, ""))
+            digests.append((source, at, digest(place, servers)))
+        return digests
 
     digested = chain.from_iterable(thread_map(work, _batched(photos, per_call), _THREADS))
     for block in _batched(digested, _CHUNK):
@@ -146,23 +164,24 @@ def _digest(data: bytes) -> int:
     return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
 
 
-def _piece(place: ByteRange) -> int:
-    """The digest of a few kB from the middle of a photo; 0 if they cannot be read, which the conversion reports."""
+def _piece(place: ByteRange, servers: Sequence[str]) -> int:
+    """The digest of a few kB from the middle of a photo; 0 if it is rejected.
+
+    Raises `StorageError` for unavailable storage: a photo that is skipped here could have its copy in another split.
+    """
+    start = max(0, place.offset) + max(0, place.nbytes - _PIECE_BYTES) // 2
+    nbytes = min(_PIECE_BYTES, place.nbytes)
+    piece = place._replace(offset=start, nbytes=nbytes, size_bytes=nbytes)
     try:
-        descriptor = os.open(place.path, os.O_RDONLY | os.O_NONBLOCK)  # why: a list may name a pipe
-        try:
-            start = max(0, place.offset) + max(0, place.nbytes - _PIECE_BYTES) // 2
-            return _digest(b"%d " % place.nbytes + os.pread(descriptor, min(_PIECE_BYTES, place.nbytes), start))
-        finally:
-            os.close(descriptor)
-    except OSError:
+        return _digest(b"%d " % place.nbytes + fetch(piece, servers=servers))
+    except Reject:
         return 0
 
 
-def _whole(place: ByteRange) -> int:
-    """The digest of a photo; 0 if it cannot be used."""
+def _whole(place: ByteRange, servers: Sequence[str]) -> int:
+    """The digest of a photo; 0 if it is rejected. Raises `StorageError` for unavailable storage."""
     try:
-        return _digest(fetch(place))
+        return _digest(fetch(place, servers=servers))
     except Reject:
         return 0
 

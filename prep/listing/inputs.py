@@ -55,6 +55,11 @@ class Inputs:
     def images(self) -> int:
         return sum(map(len, self.sources.values()))
 
+    @property
+    def stamps(self) -> dict[str, str]:
+        """The states of the archives that hold photos, when they were listed: {path: stamp}."""
+        return {path: stamp for photos in self.sources.values() for path, stamp in photos.stamps.items()}
+
     def summary(self) -> dict[str, Any]:
         """Summary of the sources for plan and manifest: the number of images and fingerprints.
 

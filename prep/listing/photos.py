@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError, strip_credentials
 from resolute.pipeline.dataset.target import IGNORED, Target
-from resolute.prep.sources.image_ref import ByteRange, Ignored, ImageRef, Source, is_url
+from resolute.prep.sources.archives.containers import container_stamps
+from resolute.prep.sources.image_ref import UNSEEN, ByteRange, Ignored, ImageRef, Source, is_url
 from resolute.prep.sources.signature import ListingHash, signature_of_files
 from resolute.prep.sources.targets import describe_label, is_number
 
@@ -37,9 +38,10 @@ from .checks import describe_ignored
 from .classes import MAX_CLASSES, by_name, by_number
 from .database import Database
 
-__all__ = ["Photos", "list_photos", "objects"]
+__all__ = ["Photos", "list_photos", "listed_servers", "objects"]
 
 _BLOCK = 1 << 16  # photos that are inserted at once
+_SERVERS = 8  # that are asked whether the network works
 _TARGETS = {"class": "UINTEGER", "labels": "UINTEGER[]", "values": "FLOAT[]"}
 _WRITTEN = "if(absolute AND path IS NOT NULL, path, name)"  # the name as the source gives it
 
@@ -65,6 +67,7 @@ class Photos:
     columns: tuple[str, ...] = ()  # the columns of 0 and 1 of a table, one per class
     class_numbers: Mapping[str, int] | None = None  # of labels that are numbers, if CLASSES says them
     signature: str | None = None  # of the source; None: unknown
+    stamps: Mapping[str, str] = field(default_factory=dict)  # the states of `containers` when they were listed
 
     def __len__(self) -> int:
         return self.count
@@ -103,12 +106,13 @@ class Photos:
 
     def places(self, where: str = "true", *values: object) -> Iterator[tuple[int, ByteRange]]:
         """Yield the position and the location of the photos for which the SQL condition holds, by position."""
-        for position, *place in self.database.rows(
+        for position, path, offset, nbytes, packed, size_bytes in self.database.rows(
             f'SELECT position, {self.path}, "offset", nbytes, packed, size_bytes FROM {self.table} WHERE {where} '
             "ORDER BY position",
             *values,
         ):
-            yield position, ByteRange(os.fsdecode(place[0]), *place[1:])
+            file = os.fsdecode(path)
+            yield position, ByteRange(file, offset, nbytes, packed, size_bytes, self.stamps.get(file, ""))
 
     @property
     def path(self) -> str:
@@ -134,6 +138,11 @@ class Photos:
                 )
             )
         )
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The URLs of photos on the web servers that have most of them, one for each, of a source that lists URLs."""
+        return listed_servers(self.database, f"(SELECT {self.path} AS path, packed FROM {self.table})")
 
     def path_with_credentials(self) -> str | None:
         """A path or name in the table that is a URL with credentials; None if there is none."""
@@ -185,6 +194,19 @@ class Photos:
             )
             for number, count, digest in rows
         }
+
+
+def listed_servers(database: Database, rows: str) -> tuple[str, ...]:
+    """URLs on different web servers among `rows`, a table with the columns path and packed; those of most rows first.
+
+    They are `servers` for `fetch_many`.
+    """
+    found = database.run(
+        f"SELECT min(path) FROM {rows} WHERE packed = {UNSEEN} AND starts_with(path::VARCHAR, 'http') "
+        "GROUP BY regexp_extract(path::VARCHAR, '^https?://([^/?#]*)', 1) ORDER BY count(*) DESC, 1 "
+        f"LIMIT {_SERVERS}"
+    )
+    return tuple(os.fsdecode(path) for (path,) in found)
 
 
 def objects(values: Iterable[object]) -> NDArray[Any]:
@@ -251,7 +273,7 @@ def list_photos(
     repeated = _sort(source, database, table, kind, numbers)
     if repeated:
         ignored["duplicate names"] += repeated
-    return Photos(
+    photos = Photos(
         database=database,
         table=table,
         root=source.root,
@@ -266,6 +288,9 @@ def list_photos(
         class_numbers=class_numbers,
         signature=signature_of_files(source.files, source.stamps) if source.stamps else listing.signature(),
     )
+    # why zip without strict: most sources have no stamps
+    listed = dict(zip(source.files, source.stamps, strict=False))
+    return replace(photos, stamps=container_stamps(photos.containers, listed))
 
 
 def _insert(

@@ -27,7 +27,7 @@ from resolute.prep.shard_set.record import RECORDS, Records, plan_hash, record_n
 from resolute.prep.shard_set.set_photos import file_info, put_file
 from resolute.prep.shard_set.set_plan import PLAN_FOLDER, SET_PLAN, SetPlan
 from resolute.prep.shard_set.shard_plan import ShardPlan, ShardSpecs, missing_shards
-from resolute.prep.sources.archives.containers import check_containers, container_sizes
+from resolute.prep.sources.archives.containers import check_containers
 from resolute.prep.storage.bulk import remove_many
 from resolute.prep.storage.output import Store, open_store
 from resolute.scratch import ScratchFolder
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 _PHOTOS = f"{PLAN_FOLDER}/photos.parquet"
-_FILES = f"{PLAN_FOLDER}/files.json"  # size and hash of _PHOTOS; {path: bytes} of the archives that hold photos
+_FILES = f"{PLAN_FOLDER}/files.json"  # size and hash of _PHOTOS; {path: stamp} of the archives that hold photos
 AGAIN = "run `resolute jobs plan` again, with the settings of the set"
 
 
@@ -85,8 +85,8 @@ def write_plan(
     path = scratch / "plan.parquet"
     shard_plan.copy_to(path)
     put_file(store, _PHOTOS, path)
-    sizes = container_sizes(shard_plan.containers)
-    store.write(_FILES, manifest_bytes({"plan": plan.hashes[-1], "photos": file_info(path), "bytes": sizes}))
+    files = {"plan": plan.hashes[-1], "photos": file_info(path), "archives": shard_plan.own_stamps}
+    store.write(_FILES, manifest_bytes(files))
     check_lock()
     store.write(SET_PLAN, plan.to_bytes())
 
@@ -137,7 +137,7 @@ def convert_range(
                     stats.merge(
                         convert_shards(
                             pool,
-                            plan.options(generation),
+                            shard_plan.options(generation),
                             specs,
                             store,
                             sizes=specs.sizes,
@@ -155,14 +155,16 @@ def _shard_plan(stack: ExitStack, store: Store, plan: SetPlan, scratch: Path) ->
     """The photos of the shards in the plan, of which the archives are checked."""
     files = read_sealed(store, _FILES)
     path = None if store.size(_PHOTOS) is None else store.local(_PHOTOS, scratch)
-    if files.get("plan") != plan.hashes[-1] or path is None or file_info(path) != files["photos"]:
+    stamps = files.get("archives")  # None: written by an older version
+    if files.get("plan") != plan.hashes[-1] or path is None or file_info(path) != files["photos"] or stamps is None:
         raise ResoluteError(
             f"{store.where}/{_PHOTOS}: got none or a damaged one, expected what `resolute jobs plan` wrote; {AGAIN}"
         )
-    check_containers(files["bytes"])
+    check_containers(stamps)
     database = Database(scratch)
     stack.callback(database.close)
-    return ShardPlan(database=database, plan=plan, where=store.where, rows=f"read_parquet('{database.path(path)}')")
+    rows = f"read_parquet('{database.path(path)}')"
+    return ShardPlan(database=database, plan=plan, where=store.where, stamps=stamps, rows=rows)
 
 
 def names_of_records(plan: SetPlan, shards: Iterable[tuple[str, int]]) -> list[str]:

@@ -144,13 +144,13 @@ def _read_ahead(
                 # why: requests to a remote store are concurrent anyway
                 per_request = len(ranges) if any(is_url(byte_range.path) for byte_range in ranges) else _READ_FILES
                 requests = [ranges[i : i + per_request] for i in range(0, len(ranges), per_request)]
-                files = [readers.submit(_fetch_ahead, part) for part in requests]
+                files = [readers.submit(_fetch_ahead, part, options.servers) for part in requests]
                 received.put((number, options, store, task, batch, files))
     received.put(None)
 
 
-def _fetch_ahead(byte_ranges: Sequence[ByteRange]) -> list[bytes | Reject | None]:
-    return fetch_many(byte_ranges, ahead_bytes=_AHEAD_BYTES)
+def _fetch_ahead(byte_ranges: Sequence[ByteRange], servers: Sequence[str]) -> list[bytes | Reject | None]:
+    return fetch_many(byte_ranges, ahead_bytes=_AHEAD_BYTES, servers=servers)
 
 
 def _exit_with_parent() -> None:
@@ -181,7 +181,10 @@ def convert(
     facts: list[PixelFacts] = []
     read_bytes, decode_s, convert_s, slowest = 0, 0.0, 0.0, (0.0, 0)
     start = perf_counter()
-    contents = _fetch_ahead(batch.byte_ranges) if files is None else [data for part in files for data in part.result()]
+    if files is None:
+        contents = _fetch_ahead(batch.byte_ranges, options.servers)
+    else:
+        contents = [data for part in files for data in part.result()]
     read_s = perf_counter() - start
     column = str((options.samples.names or ("",))[-1])
     max_pixels = MAX_PIXELS if options.max_megapixels is None else options.max_megapixels * 1_000_000
@@ -190,7 +193,7 @@ def convert(
         if data is None and i not in batch.skip:
             on_image(-1)  # why -1: slow storage is not the image's fault
             start = perf_counter()
-            (data,) = fetch_many([batch.byte_ranges[i]])
+            (data,) = fetch_many([batch.byte_ranges[i]], servers=options.servers)
             read_s += perf_counter() - start
         start = perf_counter()
         on_image(i)

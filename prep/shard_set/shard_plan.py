@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.target import Target
+from resolute.prep.convert.batch import EncodeOptions
 from resolute.prep.listing.compare import reject_columns
 from resolute.prep.listing.database import Database
-from resolute.prep.listing.photos import Photos, objects
+from resolute.prep.listing.photos import Photos, listed_servers, objects
 from resolute.prep.listing.splits import Split
 from resolute.prep.shard_set.record import Records
 from resolute.prep.shard_set.writer import ShardSpec
@@ -111,11 +113,15 @@ def plan_older(
 
 @dataclass(frozen=True, kw_only=True)
 class ShardPlan:
-    """The shards of a set to be made, and their photos: `rows`, the table `planned` or a Parquet file."""
+    """The shards of a set to be made, and their photos: `rows`, the table `planned` or a Parquet file.
+
+    `stamps` are the states of the archives that hold them, as in `Photos`.
+    """
 
     database: Database
     plan: SetPlan
     where: str  # OUT, for messages
+    stamps: Mapping[str, str]
     rows: str = "planned"
 
     def spec(
@@ -147,15 +153,18 @@ class ShardPlan:
             split=split,
             number=number,
             first_key=keys.start,
-            byte_ranges=tuple(
-                ByteRange("", packed=MISSING) if path is None else ByteRange(os.fsdecode(path), *place)
-                for _, path, *place, _, _ in rows
-            ),
+            byte_ranges=tuple(self._place(*row[1:6]) for row in rows),
             labels=samples[str((samples.dtype.names or ())[-1])],
             resolutions=tuple(resolutions),
             short_sides=tuple(self.plan.short_sides[res] for res in resolutions),
             skip={i: row[7] for i, row in enumerate(rows) if row[7] is not None},
         )
+
+    def _place(self, path: bytes | None, offset: int, nbytes: int, packed: int, size_bytes: int) -> ByteRange:
+        if path is None:
+            return ByteRange("", packed=MISSING)
+        file = os.fsdecode(path)
+        return ByteRange(file, offset, nbytes, packed, size_bytes, self.stamps.get(file, ""))
 
     def check_there(self) -> None:
         """Raise `ResoluteError` if photos of finished shards that are to be made again are gone or have changed."""
@@ -178,10 +187,19 @@ class ShardPlan:
         return {(split, key): NOT_THERE for split, key in rows if (split, shard_of(split, key)) in wanted}
 
     @property
-    def containers(self) -> list[str]:
-        """The archives that hold photos, sorted."""
+    def own_stamps(self) -> dict[str, str]:
+        """The states of the archives that hold photos of these shards: {path: stamp}."""
         rows = self.database.run(f'SELECT DISTINCT path FROM {self.rows} WHERE "offset" >= 0 ORDER BY path')
-        return [os.fsdecode(path) for (path,) in rows]
+        return {path: self.stamps[path] for path in (os.fsdecode(row[0]) for row in rows)}
+
+    @cached_property
+    def servers(self) -> tuple[str, ...]:
+        """URLs on different web servers, for `fetch_many`."""
+        return listed_servers(self.database, self.rows)
+
+    def options(self, generation: int) -> EncodeOptions:
+        """How the shards of a generation are converted."""
+        return replace(self.plan.options(generation), servers=self.servers)
 
     def copy_to(self, path: Path) -> None:
         """Write the rows to a Parquet file."""

@@ -1,8 +1,9 @@
 """Reads the bytes of an image from a file, an archive member or an object store.
 
 A fault of the file itself (damaged, too large, not a regular file) is a `Reject`, and so is a permanent answer of a web
-server to the URL of a list. Unavailable storage, including a file that has vanished since it was listed, is retried and
-then ends the run with a `StorageError`; it is never a `Reject`. At most `MAX_BYTES` are read per image.
+server to the URL of a list, or a web server that fails while another one of the list answers. Any other unavailable
+storage, including a file that has vanished since it was listed, is retried and then ends the run with a `StorageError`.
+A file or archive that has changed since it was listed ends the run, too. At most `MAX_BYTES` are read per image.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import socket
 import ssl
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,38 +28,53 @@ from resolute.prep.sources.reject import NOT_THERE, Reject
 from resolute.prep.storage.retry import WAITS_S, is_retryable, unavailable
 from resolute.prep.storage.thread_map import thread_map
 
+from .archives.containers import changed, difference
 from .archives.zip_directory import HEADER_BYTES, TAIL_BYTES, content_start, unzip
+from .filesystem import is_version, version_stamp
 from .image_ref import MAX_BYTES, MISSING, UNSEEN, ZIPPED, ByteRange, is_url
+from .web import STALL_S, RangesIgnored, read_ranges
 
 __all__ = ["MAX_BYTES", "fetch", "fetch_many"]
 
 _REMOTE_WAITS_S = (0.5, 2.0, 8.0)  # before each retry of a remote store
 _PATIENCE_S = 10.0  # of an object store's client: `_fetch_spans` retries, and its tries multiply the wait
+_ANSWER_S = 300.0  # for a range of an archive on a web server
+_PHOTO_S = 120.0  # for all attempts to fetch a photo of a list of URLs
 _HEADER_SLACK = 512  # bytes fetched for a zip header's name and extra fields, whose lengths it holds itself
 _OPEN_CONTAINERS = 64
+_READINGS = 3  # of an image whose archive is touched at the same time
 _THREADS = 16  # requests in flight of a driver that blocks
 _REFUSED = frozenset({400, 401, 402, 403, 405, 406, 414, 451})  # HTTP status: asking again gives the same answer
 _EMPTY_RANGE = 416  # HTTP status: range not satisfiable; for a range from 0 it means an empty file
+_OF_THE_NETWORK = frozenset({407, 429})  # HTTP statuses that say nothing about the server: proxy, too many requests
+_WITNESSES = 8  # other servers that are asked whether the network works
 _UNKNOWN_NAME = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})
 
 
-def fetch(byte_range: ByteRange) -> bytes:
-    """The bytes of an image file, at most `MAX_BYTES`.
+_failing_hosts: set[str] = set()  # of which no photo came: they are asked once for each photo, until one answers
+
+
+def fetch(byte_range: ByteRange, *, servers: Sequence[str] = ()) -> bytes:
+    """The bytes of an image file, at most `MAX_BYTES`; `servers` as in `fetch_many`.
 
     Raises `Reject` for a fault of the file, `StorageError` for unavailable storage.
     """
-    (data,) = fetch_many([byte_range])
+    (data,) = fetch_many([byte_range], servers=servers)
     if isinstance(data, Reject):
         raise data
     assert data is not None
     return data
 
 
-def fetch_many(byte_ranges: Sequence[ByteRange], *, ahead_bytes: int = MAX_BYTES) -> list[bytes | Reject | None]:
+def fetch_many(
+    byte_ranges: Sequence[ByteRange], *, ahead_bytes: int = MAX_BYTES, servers: Sequence[str] = ()
+) -> list[bytes | Reject | None]:
     """The bytes, or the `Reject`, of each image in order; remote images are requested concurrently.
 
     An image of more than `ahead_bytes` is not read, which bounds memory: its result is None, and `fetch` reads it
-    later. Raises `StorageError` if storage stays unavailable after a few retries.
+    later. `servers` are URLs on other servers: if the server of a photo of a list of URLs stays unavailable while one
+    of them answers, the photo is rejected. Raises `StorageError` if storage stays unavailable after a few retries,
+    `ResoluteError` if a file or archive has changed since it was listed.
     """
     done: list[bytes | Reject | None] = [None] * len(byte_ranges)
     local: list[int] = []  # positions in `byte_ranges`
@@ -70,9 +87,11 @@ def fetch_many(byte_ranges: Sequence[ByteRange], *, ahead_bytes: int = MAX_BYTES
             done[i] = _too_large(nbytes)
         elif nbytes <= ahead_bytes:
             (remote if is_url(byte_range.path) else local).append(i)
-    for positions, fetch_all in ((local, _fetch_local), (remote, _fetch_remote)):
-        results = fetch_all([byte_ranges[i] for i in positions], ahead_bytes) if positions else []
-        for i, data in zip(positions, results, strict=True):
+    if local:
+        for i, data in zip(local, _fetch_local([byte_ranges[i] for i in local], ahead_bytes), strict=True):
+            done[i] = data
+    if remote:
+        for i, data in zip(remote, _fetch_remote([byte_ranges[i] for i in remote], ahead_bytes, servers), strict=True):
             done[i] = data
     return done
 
@@ -152,11 +171,15 @@ def _read_whole_file(byte_range: ByteRange, ahead_bytes: int) -> bytes | None:
         os.close(descriptor)
     expected = byte_range.nbytes or nbytes  # why: 0 also stands for an unknown size
     if (nbytes, len(data)) != (expected, expected):
-        raise ResoluteError(
-            f"{byte_range.path}: changed since it was listed, got {len(data)} bytes, expected {expected}; wait until "
-            "nothing writes to it, then run the same command again"
-        )
+        raise _other_size(byte_range.path, len(data), expected)
     return data
+
+
+def _other_size(path: str, nbytes: int, expected: int) -> ResoluteError:
+    return ResoluteError(
+        f"{path}: changed since it was listed, got {nbytes} bytes, expected {expected}; wait until nothing writes to "
+        "it, then run the same command again"
+    )
 
 
 def _pread(descriptor: int, offset: int, nbytes: int) -> bytes:
@@ -168,29 +191,57 @@ def _pread(descriptor: int, offset: int, nbytes: int) -> bytes:
 class _Container:
     """An open archive, closed when its last user drops it, so that cache eviction never closes it during a read."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+    def __init__(self, path: str, stamp: str) -> None:
+        """Raises `ResoluteError` unless it is the archive with this `stamp`."""
+        self.descriptor = _open(path)
+        self.version = _version(os.fstat(self.descriptor))
+        if stamp and (path, stamp, self.version) not in _compared:
+            if what := difference(path, self.descriptor, stamp):
+                raise changed(path, what)
+            _compared.add((path, stamp, self.version))
 
     def __del__(self) -> None:
-        os.close(self.descriptor)
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
+
+
+# (path, stamp, version) of the archives that are those that were listed. why: to compare may take many reads
+_compared: set[tuple[str, str, tuple[int, ...]]] = set()
+
+_version = attrgetter("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")  # of an `os.stat_result`
 
 
 @lru_cache(maxsize=_OPEN_CONTAINERS)
-def _container(path: str, version: tuple[int, ...]) -> _Container:
-    return _Container(_open(path))
+def _container(path: str, stamp: str) -> _Container:
+    return _Container(path, stamp)
 
 
 def _read_range(byte_range: ByteRange) -> bytes:
-    path, offset, nbytes, packed, size_bytes = byte_range
-    with _path_errors():
-        info = os.stat(path)  # noqa: PTH116  # why not Path: twice the overhead, per image
-    # why a version: the path may be replaced by another file while this process runs
-    container = _container(path, (info.st_dev, info.st_ino, info.st_mtime_ns))
+    path = byte_range.path
+    for _ in range(_READINGS):
+        container = _container(path, byte_range.stamp)
+        data: bytes | Reject
+        try:
+            data = _read_member(container.descriptor, byte_range)
+        except Reject as reject:
+            data = reject
+        # why after the read: what was read is then what was compared with the listing
+        # why not Path: twice the overhead, per image
+        if _version(os.stat(path)) == container.version:  # noqa: PTH116
+            if isinstance(data, Reject):
+                raise data
+            return data
+        _container.cache_clear()
+    raise changed(path)
+
+
+def _read_member(descriptor: int, byte_range: ByteRange) -> bytes:
+    _, offset, nbytes, packed, size_bytes, _ = byte_range
     if packed == ZIPPED:
-        header = _pread(container.descriptor, offset, HEADER_BYTES)
+        header = _pread(descriptor, offset, HEADER_BYTES)
         rest_bytes = content_start(header) - HEADER_BYTES + nbytes + TAIL_BYTES
-        return unzip(header + _pread(container.descriptor, offset + HEADER_BYTES, rest_bytes), nbytes, size_bytes)
-    return _require_length(_pread(container.descriptor, offset, nbytes), nbytes)
+        return unzip(header + _pread(descriptor, offset + HEADER_BYTES, rest_bytes), nbytes, size_bytes)
+    return _require_length(_pread(descriptor, offset, nbytes), nbytes)
 
 
 def _require_length(data: bytes, nbytes: int) -> bytes:
@@ -199,8 +250,13 @@ def _require_length(data: bytes, nbytes: int) -> bytes:
     return data
 
 
-def _fetch_remote(byte_ranges: Sequence[ByteRange], ahead_bytes: int) -> list[bytes | Reject | None]:
-    spans: list[tuple[ByteRange, int | None, int | None]] = []
+_Span = tuple[ByteRange, int | None, int | None]  # the bytes [start, end) of the file at `path`; None: all of it
+
+
+def _fetch_remote(
+    byte_ranges: Sequence[ByteRange], ahead_bytes: int, servers: Sequence[str]
+) -> list[bytes | Reject | None]:
+    spans: list[_Span] = []
     for byte_range in byte_ranges:
         slack = HEADER_BYTES + _HEADER_SLACK + TAIL_BYTES if byte_range.packed == ZIPPED else 0
         if byte_range.packed == UNSEEN:  # why + 1: the extra byte shows that the file is larger
@@ -209,7 +265,7 @@ def _fetch_remote(byte_ranges: Sequence[ByteRange], ahead_bytes: int) -> list[by
             spans.append((byte_range, None, None))
         else:
             spans.append((byte_range, byte_range.offset, byte_range.offset + byte_range.nbytes + slack))
-    done: list[bytes | Reject | None] = [*_fetch_spans(spans)]
+    done: list[bytes | Reject | None] = [*_fetch_spans(spans, servers)]
     for i, byte_range in enumerate(byte_ranges):
         data = done[i]
         if not isinstance(data, bytes):
@@ -219,15 +275,17 @@ def _fetch_remote(byte_ranges: Sequence[ByteRange], ahead_bytes: int) -> list[by
                 done[i] = _unpack(byte_range, data)
             elif len(data) > MAX_BYTES:
                 raise _too_large(len(data))
-            elif byte_range.packed == UNSEEN and len(data) == ahead_bytes + 1:
-                done[i] = None
+            elif byte_range.packed == UNSEEN:
+                done[i] = None if len(data) == ahead_bytes + 1 else data
+            elif byte_range.nbytes not in (0, len(data)):  # 0: unknown
+                raise _other_size(strip_credentials(byte_range.path), len(data), byte_range.nbytes)
         except Reject as reject:
             done[i] = reject
     return done
 
 
 def _unpack(byte_range: ByteRange, data: bytes) -> bytes:
-    _, offset, nbytes, packed, size_bytes = byte_range
+    _, offset, nbytes, packed, size_bytes, _ = byte_range
     if packed != ZIPPED:
         return _require_length(data, nbytes)
     needed = content_start(data) + nbytes
@@ -239,34 +297,42 @@ def _unpack(byte_range: ByteRange, data: bytes) -> bytes:
     return unzip(data, nbytes, size_bytes)
 
 
-def _fetch_spans(spans: Sequence[tuple[ByteRange, int | None, int | None]]) -> list[bytes | Reject]:
-    """Bytes [start, end) of each file, or all of it if both are None; empty spans are not requested."""
+def _fetch_spans(spans: Sequence[_Span], servers: Sequence[str] = ()) -> list[bytes | Reject]:
+    """The bytes of each span, or the `Reject`; empty spans are not requested."""
     done: list[bytes | Reject] = [b""] * len(spans)
     todo = [i for i, (_, start, end) in enumerate(spans) if start is None or start != end]
-    problems: dict[int, object] = {}
+    problems: dict[int, Any] = {}
+    deadline = time.monotonic() + _PHOTO_S
     for wait_s in (0.0, *_REMOTE_WAITS_S):
+        asked = [i for i in todo if i not in problems or _may_try_again(spans[i], deadline)]
+        if not asked:
+            break
         time.sleep(wait_s)
-        failed = []
-        for i, result in zip(todo, _request([spans[i] for i in todo]), strict=True):
+        for i, result in zip(asked, _request([spans[i] for i in asked], deadline), strict=True):
             outcome = _classify(result, spans[i])
             if outcome is None:
-                failed.append(i)
                 problems[i] = result
-            else:
-                done[i] = outcome
-        todo = failed
-        if not todo:
-            return done
-    answered = {_host(spans[i]) for i in range(len(spans)) if i not in todo}
-    for i in list(todo):
-        # why another host: a lost network fails in the same ways, and loses no photo
-        if spans[i][0].packed == UNSEEN and _is_fault_of_host(problems[i]) and answered - {_host(spans[i])}:
-            done[i] = Reject(f"no such server: {_describe_problem(problems[i])}")
+                continue
+            done[i] = outcome
             todo.remove(i)
+            _failing_hosts.discard(_host(spans[i][0].path))
     if not todo:
         return done
-    problem, remedy = problems[todo[-1]], "check the network, the store and your access"
-    if _is_fault_of_host(problem):
+    failed = {_host(spans[i][0].path) for i in todo}
+    others = [spans[i][0].path for i in range(len(spans)) if i not in todo and _is_listed_url(spans[i])]
+    # why another host: a lost network fails in the same ways, and loses no photo
+    if any(_is_fault_of_host(problems[i], spans[i]) for i in todo) and _any_answers([*others, *servers], failed):
+        for i in [i for i in todo if _is_fault_of_host(problems[i], spans[i])]:
+            host, problem = _host(spans[i][0].path), _describe_problem(problems[i])
+            reason = "no such server: " if _has_no_server(problems[i]) else f"unavailable host: {host}, got "
+            done[i] = Reject(f"{reason}{problem}")
+            todo.remove(i)
+            _failing_hosts.add(host)
+    if not todo:
+        return done
+    problem = problems[todo[-1]]
+    remedy = "check the network, the store and your access"
+    if _is_fault_of_host(problem, spans[todo[-1]]):
         remedy = "no other server answered either: check the network, its DNS and the trusted certificates"
     raise StorageError(
         strip_credentials(
@@ -277,20 +343,49 @@ def _fetch_spans(spans: Sequence[tuple[ByteRange, int | None, int | None]]) -> l
     )
 
 
-def _host(span: tuple[ByteRange, int | None, int | None]) -> str:
-    return urlsplit(span[0].path).netloc
+def _is_listed_url(span: _Span) -> bool:
+    """Whether it is a photo on any web server, from a list of URLs, rather than part of one store."""
+    return span[0].packed == UNSEEN and span[0].path.startswith(("http://", "https://"))
 
 
-def _is_fault_of_host(problem: object) -> bool:
+def _may_try_again(span: _Span, deadline: float) -> bool:
+    return not _is_listed_url(span) or (time.monotonic() < deadline and _host(span[0].path) not in _failing_hosts)
+
+
+def _host(url: str) -> str:
+    return urlsplit(url).netloc.rpartition("@")[2]
+
+
+def _has_no_server(problem: object) -> bool:
     """Whether a web server's name does not exist, or its certificate is invalid."""
     cause = getattr(problem, "os_error", problem)  # of aiohttp's errors
     is_unknown = isinstance(cause, socket.gaierror) and cause.errno in _UNKNOWN_NAME
     return is_unknown or isinstance(cause, ssl.SSLCertVerificationError)
 
 
-def _request(spans: Sequence[tuple[ByteRange, int | None, int | None]]) -> list[object]:
-    """The answer of each store, bytes or an exception, with one concurrent request per store."""
-    answers: list[object] = [None] * len(spans)
+def _is_fault_of_host(problem: object, span: _Span) -> bool:
+    """Whether the failure may be that of the web server alone."""
+    return _is_listed_url(span) and getattr(problem, "status", None) not in _OF_THE_NETWORK
+
+
+def _any_answers(urls: Sequence[str], failed: Set[str]) -> bool:
+    """Whether a web server other than those that have `failed` answers now, with whatever it is."""
+    by_host = {_host(url): url for url in reversed(urls) if _host(url) not in failed}
+    chosen = [ByteRange(url, packed=UNSEEN) for url in [*by_host.values()][-_WITNESSES:]]
+    answers = _request([(each, 0, 1) for each in chosen], time.monotonic() + STALL_S)
+    return any(
+        isinstance(answer, bytes | FileNotFoundError) or (getattr(answer, "status", None) or 500) in range(300, 500)
+        for answer in answers
+    )
+
+
+def _request(spans: Sequence[_Span], deadline: float) -> list[object]:
+    """The answer of each store, bytes or an exception, with one concurrent request per store.
+
+    Photos of a list of URLs are given up at the `deadline`. Bytes of an archive that has changed since it was listed
+    are replaced by the `ResoluteError`.
+    """
+    answers: list[Any] = [None] * len(spans)
     stores: dict[int, tuple[Any, list[int], list[str]]] = {}
     for i, (byte_range, _, _) in enumerate(spans):
         fs, path = file_system(byte_range.path, patience_s=_PATIENCE_S)
@@ -298,14 +393,47 @@ def _request(spans: Sequence[tuple[ByteRange, int | None, int | None]]) -> list[
         numbers.append(i)
         paths.append(path)
     for fs, numbers, paths in stores.values():
-        starts, ends = [spans[i][1] for i in numbers], [spans[i][2] for i in numbers]
         try:
-            results = _cat_ranges(fs, paths, starts, ends)
+            results = _read_spans(fs, paths, [spans[i] for i in numbers], deadline)
         except Exception as error:  # why: drivers raise many types; `_classify` interprets them
             results = [error] * len(numbers)
         for i, result in zip(numbers, results, strict=True):
             answers[i] = result
+    unsure: dict[str, list[int]] = {}  # archives of which the answers do not show that they are those that were listed
+    for i, (byte_range, _, _) in enumerate(spans):
+        if isinstance(answers[i], tuple):
+            answers[i], about = answers[i]
+            if byte_range.stamp and not is_version(about, byte_range.stamp):
+                unsure.setdefault(byte_range.path, []).append(i)
+    if unsure:
+        for (path, numbers), state in zip(unsure.items(), thread_map(_state, unsure, _THREADS), strict=True):
+            for i in numbers:
+                if isinstance(state, Exception):
+                    answers[i] = state
+                elif state != spans[i][0].stamp:
+                    answers[i] = changed(path)
     return answers
+
+
+def _state(url: str) -> str | Exception:
+    """The `version_stamp` of a file in a store now."""
+    try:
+        file_system(url)[0].invalidate_cache()  # why: huggingface_hub keeps listings, whatever the option says
+        return version_stamp(url)
+    except ResoluteError as error:
+        return OSError(str(error))
+
+
+def _read_spans(fs: Any, paths: list[str], spans: Sequence[_Span], deadline: float) -> list[Any]:
+    """(bytes, what the store says about the file) of each span, or an exception."""
+    starts, ends = [span[1] for span in spans], [span[2] for span in spans]
+    if hasattr(fs, "encode_url"):  # web servers
+        limits_s = [max(1.0, deadline - time.monotonic()) if _is_listed_url(span) else _ANSWER_S for span in spans]
+        ends_at = [MAX_BYTES + 1 if end is None else end for end in ends]
+        return read_ranges(fs, paths, [start or 0 for start in starts], ends_at, limits_s)
+    if hasattr(fs, "read_ranges"):  # `ObjectFiles`
+        return list(fs.read_ranges(paths, starts, ends))
+    return [(data, {}) if isinstance(data, bytes) else data for data in _cat_ranges(fs, paths, starts, ends)]
 
 
 def _cat_ranges(fs: Any, paths: list[str], starts: list[int | None], ends: list[int | None]) -> list[object]:
@@ -321,16 +449,20 @@ def _cat_ranges(fs: Any, paths: list[str], starts: list[int | None], ends: list[
     return list(thread_map(cat, zip(paths, starts, ends, strict=True), _THREADS))
 
 
-def _classify(result: object, span: tuple[ByteRange, int | None, int | None]) -> bytes | Reject | None:
-    """The bytes; a `Reject` if the object itself is at fault; None if a retry may help."""
+def _classify(result: object, span: _Span) -> bytes | Reject | None:
+    """The bytes; a `Reject` if the object itself is at fault; None if a retry may help.
+
+    Raises `ResoluteError` for a server that ignores byte ranges, or an archive that has changed.
+    """
     byte_range, start, end = span
     unseen = byte_range.packed == UNSEEN
+    if isinstance(result, ResoluteError) and not isinstance(result, StorageError):
+        raise result
+    if isinstance(result, RangesIgnored):
+        raise _ignores_ranges(byte_range.path, result.nbytes, span)
     if isinstance(result, bytes):
         if start is not None and end is not None and len(result) > end - start and not unseen:
-            raise ResoluteError(
-                f"{strip_credentials(byte_range.path)}: its server ignores byte ranges, got {len(result)} bytes, "
-                f"expected {end - start}; use a server that supports them, or download the file"
-            )
+            raise _ignores_ranges(byte_range.path, len(result), span)
         return result
     if isinstance(result, IsADirectoryError):
         return Reject(f"unreadable: {_describe_problem(result)}")
@@ -344,6 +476,13 @@ def _classify(result: object, span: tuple[ByteRange, int | None, int | None]) ->
     if unseen and isinstance(result, BaseException) and http_status(result) == _EMPTY_RANGE:
         return b""
     return None
+
+
+def _ignores_ranges(path: str, nbytes: int | None, span: _Span) -> ResoluteError:
+    return ResoluteError(
+        f"{strip_credentials(path)}: its server ignores byte ranges, got {'all' if nbytes is None else nbytes} bytes, "
+        f"expected {(span[2] or 0) - (span[1] or 0)}; use a server that supports them, or download the file"
+    )
 
 
 def _describe_problem(problem: object) -> str:

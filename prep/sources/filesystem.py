@@ -10,7 +10,7 @@ import glob
 import io
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -31,6 +31,7 @@ __all__ = [
     "file_name",
     "file_size",
     "is_pattern",
+    "is_version",
     "list_folder",
     "open_file",
     "path_kind",
@@ -289,9 +290,24 @@ def version_stamp(path: str) -> str:
             return f"{info.st_size} {info.st_mtime_ns}"
         fs, inner = file_system(path)
         about = fs.info(inner)
-        keys = ("ETag", "etag", "md5Hash", "blob_id", "Last-Modified", "LastModified", "mtime", "created")
-        marks = [f"{about[key]}" for key in keys if about.get(key)]
+        marks = _marks(about)
         return " ".join([f"{about.get('size')}", *marks]) if marks else ""
+
+
+def is_version(about: Mapping[str, Any], stamp: str) -> bool:
+    """Whether what a store says about a file, as in fsspec's `info`, shows that it is the one with `version_stamp`.
+
+    False also means that it says too little.
+    """
+    marks, size = _marks(about), about.get("size")
+    sizes = [] if size is None else [f"{size}"]
+    return bool(marks) and all(f" {mark} " in f" {stamp} " for mark in [*sizes, *marks])
+
+
+def _marks(about: Mapping[str, Any]) -> list[str]:
+    """What tells versions of a file apart."""
+    keys = ("ETag", "etag", "md5Hash", "blob_id", "Last-Modified", "LastModified", "mtime", "created")
+    return [f"{about[key]}" for key in keys if about.get(key)]
 
 
 def is_pattern(src: str) -> bool:

@@ -114,13 +114,17 @@ class Source(Protocol):
 
 
 class ByteRange(NamedTuple):
-    """The location of an image's bytes, for `fetch`; fields as in `ImageRef`, `path` is the file or container."""
+    """The location of an image's bytes, for `fetch`; fields as in `ImageRef`, `path` is the file or container.
+
+    `stamp` is the state of the container when it was listed, as in `container_stamps`; "": unknown, or an entire file.
+    """
 
     path: str
     offset: int = -1
     nbytes: int = 0
     packed: int = PLAIN
     size_bytes: int = 0
+    stamp: str = ""
 
 
 def is_url(path: str) -> bool:

@@ -160,6 +160,8 @@ def cached_scan(
         stem += "-" + hashlib.sha256(os.fsencode(part)).hexdigest()[:16]
     rows, blob, about = (folder / f"{stem}.{kind}" for kind in ("rows", "blob", "json"))
     identity: dict[str, Any] = {"version": _VERSION, "path": absolute, "how": how, "stamp": stamp}
+    if not copies and not is_url(path):  # why: a file that replaces it may have its size and mtime
+        identity["ctime"] = os.stat(path).st_ctime_ns  # noqa: PTH116
     info = _usable(rows, blob, about, identity)
     if info is None:
         with write_errors(folder):

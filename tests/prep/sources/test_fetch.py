@@ -188,15 +188,17 @@ def test_a_server_that_is_gone_loses_its_photos_and_a_network_that_is_gone_loses
     store = Flaky(99, error)
     monkeypatch.setattr("fsspec.core.url_to_fs", lambda url, **_: (store, url.removeprefix("https://gone/")))
     monkeypatch.setattr(fetching.time, "sleep", lambda wait_s: None)
+    fetching._failing_hosts.clear()
     other = "https://here/good" if others_answer else "https://gone/good"
     asked = [ByteRange("https://gone/bad", packed=UNSEEN), ByteRange(other, packed=UNSEEN)]
     if others_answer:
         reject, data = fetch_many(asked)
         assert str(reject).startswith("no such server: ")
         assert data == b"data"
+        assert store.asked == 4 + 1  # and whether the other server still answers
     else:
         with pytest.raises(StorageError, match=r"got .* 4 times, .*; no other server answered either: check the netw"):
             fetch_many(asked)
-    assert store.asked == 4
+        assert store.asked == 4
     with pytest.raises(StorageError):  # of an archive, which no answer can make a reject
         fetch_many([ByteRange("https://gone/bad", 0, 4), *asked[1:]])

@@ -13,6 +13,7 @@ import pytest
 from resolute.errors import ResoluteError, StorageError
 from resolute.prep import build as building
 from resolute.prep.convert.batch import Batch, EncodeOptions
+from resolute.prep.listing.copies import find_copies
 from resolute.prep.listing.database import Database
 from resolute.prep.listing.photos import list_photos
 from resolute.prep.run.worker import convert
@@ -22,7 +23,7 @@ from resolute.prep.sources.fetch import fetch
 from resolute.prep.sources.image_ref import MISSING, ByteRange
 from resolute.prep.storage import retry
 from tests.conftest import make_photos
-from tests.support.source_formats import pack
+from tests.support.source_formats import list_source, pack
 
 UNAVAILABLE = [
     errno.EIO,
@@ -78,6 +79,41 @@ def test_an_io_error_is_retried_and_then_ends_the_run(
             task = Batch(first_key=0, byte_ranges=(place,), labels=(0,), short_sides=(16,))
             with pytest.raises(StorageError):
                 convert(EncodeOptions(quality=90, label_digits=4), task)
+
+
+@pytest.mark.parametrize("call", ["open", "pread", "fstat", "stat"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ENOENT])
+def test_an_outage_while_copies_are_looked_for_hides_none(
+    tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float], call: str, number: int
+) -> None:
+    for name in ("cat/0", "cat/1", "dog/0", "dog/1"):
+        (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "p" / f"{name}.jpg").write_bytes(f"{name[-1]} of equal sizes".encode() * 400)
+    photos = list_source(work, tmp_path / "p")
+    found = find_copies({"train": photos})
+    assert found is not None
+    assert sorted(found.groups["train"].tolist()) == [0, 0, 1, 1]
+    with monkeypatch.context() as patch:
+        failing(patch, call, number, 2, of=str(tmp_path / "p" / "cat" / "0.jpg"))
+        again = find_copies({"train": photos})
+    assert again is not None
+    assert again.groups["train"].tolist() == found.groups["train"].tolist()
+    with monkeypatch.context() as patch:
+        failing(patch, call, number, 10**6, of=str(tmp_path / "p" / "cat" / "0.jpg"))
+        with pytest.raises(StorageError, match=r"\.jpg: storage is unavailable"):
+            find_copies({"train": photos})
+
+
+def test_a_photo_that_was_replaced_by_a_folder_has_no_copies(tmp_path: Path, work: Path) -> None:
+    for name in ("cat/0", "cat/1", "dog/0"):
+        (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "p" / f"{name}.jpg").write_bytes(b"equal bytes" * 800)
+    photos = list_source(work, tmp_path / "p")
+    (tmp_path / "p" / "dog" / "0.jpg").unlink()
+    (tmp_path / "p" / "dog" / "0.jpg").mkdir()
+    found = find_copies({"train": photos})
+    assert found is not None
+    assert found.groups["train"].tolist() == [0, 0, -1]
 
 
 def test_a_file_whose_size_changed_since_listing_ends_the_run(tmp_path: Path) -> None:
