@@ -216,6 +216,8 @@ def are_counted(stems: Iterable[str], share: float) -> bool:
 
 def _has_gaps(numbers: Sequence[int], share: float) -> bool:
     different = sorted(set(numbers))
+    outliers = -(-len(different) // 20) if len(different) > 4 else 0
+    different = different[outliers : len(different) - outliers]
     step = gcd(*(after - before for before, after in pairwise(different))) or 1
     return (different[-1] - different[0]) // step + 1 > 4 * len(different) / share
 

@@ -45,7 +45,7 @@ class Case:
             (photos / "l.txt").write_text("".join(f"{name} {label or ''}\n" for name, label in rows))
             words = ["--src", photos / "l.txt"]
         else:
-            words = ["--src", photos]
+            words = ["--src", photos, "--kind", "folders"]
         out = self.folder / f"{form}-set"
         ran = self._prep(*words, "--out", out, "--res", "32", "--val-frac", 0, "--rebuild", *more)
         if ran.status:
