@@ -159,7 +159,7 @@ def changing_run(settings: Settings, change: Callable[[], None]) -> str:
     pending = [change]
 
     def on_progress(stats: RunStats) -> None:
-        if pending and list(Path(settings.out).rglob("*.rec")):
+        if pending and any(Path(settings.out).rglob("*.rec")):
             pending.pop()()
 
     with pytest.raises(ResoluteError) as raised:

@@ -186,9 +186,8 @@ def test_a_set_is_made_without_the_photos_of_a_web_server_that_is_gone(
         (tmp_path / f"{i}.jpg").write_bytes(jpeg(i))
     with serving(tmp_path) as port, failing_server(tmp_path, "refuse") as (url, _):
         rows = [(f"{url if i < 2 else f'http://127.0.0.1:{port}'}/{i}.jpg", str(i % 2)) for i in range(30)]
-        words = ("--src", pack_table(tmp_path / "list.csv", rows), "--out", tmp_path / "s", "--res", 8)
-        words += ("--shard-samples", 1, "--val-frac", 0)
-        ran = prep(*words, "--max-bad", 0.1)
+        words = ("--out", tmp_path / "s", "--res", 8, "--shard-samples", 1, "--val-frac", 0, "--max-bad", 0.1)
+        ran = prep("--src", pack_table(tmp_path / "list.csv", rows), *words)
         assert ran.status == 0, ran.err
         rejects = (tmp_path / "s" / "rejects.jsonl").read_text()
         assert rejects.count(f"unavailable host: {url.removeprefix('http://')}, got ") == 2
