@@ -39,7 +39,7 @@ __all__ = ["MAX_BYTES", "fetch", "fetch_many"]
 _REMOTE_WAITS_S = (0.5, 2.0, 8.0)  # before each retry of a remote store
 _PATIENCE_S = 10.0  # of an object store's client: `_fetch_spans` retries, and its tries multiply the wait
 _ANSWER_S = 300.0  # for a range of an archive on a web server
-_PHOTO_S = 120.0  # for all attempts to fetch a photo of a list of URLs
+_PHOTO_S = 300.0  # for all attempts to fetch a photo of a list of URLs
 _HEADER_SLACK = 512  # bytes fetched for a zip header's name and extra fields, whose lengths it holds itself
 _OPEN_CONTAINERS = 64
 _READINGS = 3  # of an image whose archive is touched at the same time
@@ -193,8 +193,9 @@ class _Container:
 
     def __init__(self, path: str, stamp: str) -> None:
         """Raises `ResoluteError` unless it is the archive with this `stamp`."""
+        with _path_errors():
+            self.version = _version(os.stat(path))  # noqa: PTH116  # why before: the path may be replaced now
         self.descriptor = _open(path)
-        self.version = _version(os.fstat(self.descriptor))
         if stamp and (path, stamp, self.version) not in _compared:
             if what := difference(path, self.descriptor, stamp):
                 raise changed(path, what)

@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["STALL_S", "RangesIgnored", "read_ranges"]
 
-STALL_S = 20.0  # a server that sends nothing for this long has failed
+STALL_S = 30.0  # a server that sends nothing for this long has failed
 _AT_ONCE = 64
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
