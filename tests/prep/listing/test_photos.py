@@ -53,7 +53,7 @@ def random_images(count: int, seed: int = 0) -> list[ImageRef]:
             name,
             f"class {rng.randrange(5)}",
             rng.randrange(99),
-            rng.choice(["", "a.zip", "s3://b/c.tar"]),
+            rng.choice(["", "s3://b/a.zip", "s3://b/c.tar"]),
             rng.randrange(1 << 40),
             rng.randrange(2),
             rng.choice([-1, 7]),
@@ -131,7 +131,7 @@ def test_class_fingerprints_depend_on_names_sizes_and_classes_only(tmp_path: Pat
 
     before = fingerprints(base)
     assert fingerprints(base[::-1]) == before
-    archived = ImageRef("b/1", "b", 99, "x.zip", 7, ZIPPED, 1)
+    archived = ImageRef("b/1", "b", 99, "s3://b/x.zip", 7, ZIPPED, 1)
     assert fingerprints([*base[:2], archived]) == before
     for changed in (
         [*base, ImageRef("b/2", "b", 1)],
