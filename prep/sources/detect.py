@@ -139,7 +139,7 @@ def open_source(
         )
     if kind == "archive":
         look = partial(Look, common_root(files), setting=setting, files=files, known=known)
-        return ArchiveSource(files, scan_cache, None if is_certain else look)
+        return ArchiveSource(files, scan_cache, None if is_certain else look, known=known)
     if kind == "webdataset":
         return WebDatasetSource(files, scan_cache, target, note)
     return ParquetSource(files, columns, scan_cache, target)

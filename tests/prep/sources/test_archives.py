@@ -224,3 +224,118 @@ def test_threads_of_duckdb_that_share_a_file_each_read_their_own_part(
     monkeypatch.setattr(parquet_file, "open_file", lambda path: SlowSeek(Path(path).read_bytes()))
     with open_parquet(str(path)) as opened:
         assert list(opened.rows(["image.bytes", "label"], 64)) == [(data, label) for data, _, label in rows]
+
+
+def labels_of(photos: Any) -> dict[str, str]:
+    return {photos.name(i): photos.classes[n] for i, n in enumerate(photos.labels)}
+
+
+def pack_zips(folder: Path, **names: list[str]) -> str:
+    """Zips by name, `-` written as `_`, of photos with these names; returns the pattern of all of them."""
+    folder.mkdir()
+    number = 0
+    for name, members in names.items():
+        files = []
+        for member in members:
+            files.append((member, jpeg(number)))
+            number += 1
+        pack_zip(folder / f"{name.replace('_', '-')}.zip", files)
+    return f"{folder}/*.zip"
+
+
+@pytest.mark.parametrize(
+    ("archives", "expected"),
+    [
+        ({"part_a": ["part-a/cat/1.jpg"], "part_b": ["part-b/dog/2.jpg"]}, {"cat/1.jpg", "dog/2.jpg"}),
+        (
+            {"p1": ["data_1/cat/1.jpg", "data_1/dog/2.jpg"], "p2": ["data_2/cat/3.jpg", "data_2/dog/4.jpg"]},
+            {"cat/1.jpg", "dog/2.jpg", "cat/3.jpg", "dog/4.jpg"},
+        ),
+        (
+            {"a": ["ds/batch-1/images/cat/1.jpg"], "b": ["ds/batch-2/images/dog/2.jpg", "ds/batch-2/images/elk/3.jpg"]},
+            {"cat/1.jpg", "dog/2.jpg", "elk/3.jpg"},
+        ),
+        (
+            {"a": ["part 1 of 2/cat/images/1.jpg"], "b": ["part 2 of 2/dog/images/2.jpg"]},
+            {"cat/images/1.jpg", "dog/images/2.jpg"},
+        ),
+        ({"a": ["cat/1.jpg"], "b": ["dog/2.jpg"]}, {"cat/1.jpg", "dog/2.jpg"}),
+        (
+            {"a": ["cat/x/1.jpg", "cat/2.jpg"], "b": ["dog/x/3.jpg", "dog/y/4.jpg"]},
+            {"cat/x/1.jpg", "cat/2.jpg", "dog/x/3.jpg", "dog/y/4.jpg"},
+        ),
+        ({"a": ["cat/images/1.jpg"], "b": ["dog/images/2.jpg"]}, {"cat/images/1.jpg", "dog/images/2.jpg"}),
+        (
+            {"a": ["cat/x/1.jpg", "elk/2.jpg"], "b": ["dog/x/3.jpg", "dog/y/4.jpg"]},
+            {"cat/x/1.jpg", "elk/2.jpg", "dog/x/3.jpg", "dog/y/4.jpg"},
+        ),
+    ],
+)
+def test_of_several_archives_the_top_folder_of_each_is_dropped_unless_it_is_a_class(
+    tmp_path: Path, work: Path, archives: dict[str, list[str]], expected: set[str]
+) -> None:
+    got = labels_of(list_source(work, pack_zips(tmp_path / "z", **archives)))
+    assert got == {name: name.partition("/")[0] for name in expected}
+
+
+def test_two_levels_of_folders_that_could_be_classes_are_a_question(tmp_path: Path, work: Path) -> None:
+    src = pack_zips(tmp_path / "z", x=["ann/cat/1.jpg", "ann/dog/2.jpg"], y=["bob/cat/3.jpg", "bob/elk/4.jpg"])
+    with pytest.raises(ResoluteError, match=r"got ann, bob, and in them cat, dog, elk.*KIND=archive.*CLASSES="):
+        list_source(work, src)
+    assert list_source(work, src, kind="archive").classes == ("ann", "bob")
+    assert list_source(work, src, named_classes=("cat", "dog", "elk", "fox")).classes == ("cat", "dog", "elk")
+    assert list_source(work, src, known_classes=("ann", "bob")).classes == ("ann", "bob")
+
+
+def test_parts_that_are_dropped_are_said(tmp_path: Path, work: Path) -> None:
+    src = pack_zips(tmp_path / "z", a=["part-a/cat/1.jpg"], b=["part-b/dog/2.jpg"])
+    (line,) = list_source(work, src).about
+    assert line.endswith("the top folders part-a, part-b are read as parts of the data, not as classes")
+
+
+def test_archives_with_and_without_folders_are_a_question(tmp_path: Path, work: Path) -> None:
+    src = pack_zips(tmp_path / "z", cats=["1.jpg", "2.jpg"], others=["dog/1.jpg", "elk/2.jpg"])
+    with pytest.raises(
+        ResoluteError, match=r"got cats\.zip without folders and others\.zip with folders.*KIND=archive"
+    ):
+        list_source(work, src)
+    assert list_source(work, src, kind="archive").ignored == {"outside class folders": 2}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "how"),
+    [("tar", ""), ("tar.gz", "gz"), ("TGZ", "gz"), ("tar.bz2", "bz2"), ("tbz", "bz2"), ("txz", "xz"), ("zip", "")],
+)
+def test_the_class_of_a_flat_archive_is_its_name_without_any_suffix(
+    tmp_path: Path, work: Path, suffix: str, how: str
+) -> None:
+    for n in ("n01", "v1.5"):
+        path = tmp_path / f"{n}.{suffix}"
+        files = [(f"{i}.jpg", jpeg(i)) for i in range(2)]
+        pack_zip(path, files) if suffix == "zip" else pack_tar(path, files, how)
+    assert list_source(work, f"{tmp_path}/*.{suffix}").classes == ("n01", "v1.5")
+
+
+def test_equal_names_in_several_archives_are_told_apart_by_the_archive(tmp_path: Path, work: Path) -> None:
+    src = pack_zips(tmp_path / "z", a=["cat/1.jpg", "dog/2.jpg"], b=["cat/1.jpg", "dog/3.jpg"], c=["dog/1.jpg"])
+    got = list_source(work, src)
+    expected = ["a.zip/cat/1.jpg", "b.zip/cat/1.jpg", "dog/1.jpg", "dog/2.jpg", "dog/3.jpg"]
+    assert got.names(range(5)) == expected
+    assert got.classes == ("cat", "dog")
+    assert contents(got) == [jpeg(0), jpeg(2), jpeg(4), jpeg(1), jpeg(3)]
+    assert got.ignored == {}
+    (tmp_path / "more").mkdir()
+    for folder, number in (("x", 8), ("y", 9)):
+        (tmp_path / "more" / folder).mkdir()
+        pack_zip(
+            tmp_path / "more" / folder / "p.zip", [("cat/1.jpg", jpeg(number)), (f"dog/{number}.jpg", jpeg(number))]
+        )
+    got = list_source(work, f"{tmp_path}/more/*/p.zip")
+    assert got.names(range(4)) == ["dog/8.jpg", "dog/9.jpg", "x/p.zip/cat/1.jpg", "y/p.zip/cat/1.jpg"]
+
+
+def test_of_a_name_twice_in_an_archive_the_last_is_kept_and_the_other_counted(tmp_path: Path, work: Path) -> None:
+    with pytest.warns(UserWarning, match="Duplicate name"):
+        path = pack_zip(tmp_path / "a.zip", [("cat/1.jpg", jpeg(1)), ("cat/1.jpg", jpeg(2)), ("dog/1.jpg", jpeg(3))])
+    got = list_source(work, path)
+    assert (contents(got), got.ignored) == ([jpeg(2), jpeg(3)], {"duplicate names": 1})
