@@ -11,7 +11,7 @@ from resolute.errors import ResoluteError
 
 from .archive import ArchiveSource
 from .archives.tar_members import COMPRESSED, is_compressed
-from .filesystem import common_root, expand_pattern, is_pattern, list_folder, path_kind
+from .filesystem import common_root, expand_pattern, file_name, is_pattern, list_folder, path_kind
 from .image_folder import ImageFolderSource
 from .image_ref import Source, is_url
 from .label_file import FolderFiles, LabelListSource, LabelTableSource
@@ -50,6 +50,7 @@ def open_source(
     named_classes: Sequence[str] = (),
     columns_are_of_val: bool = False,
     max_bad: float = 1.0,
+    image: Sequence[str] = (),
     scan_cache: Path,
     setting: str = "SRC",
 ) -> Source:
@@ -61,9 +62,9 @@ def open_source(
     table alone if `columns_are_of_val`; `target` says what these mean. `elsewhere` is another folder whose images
     `labels` names too; `listed` are folders that have been listed already, by `plain_path`. `known_classes` are those
     of the training part if this is VAL; class folders with these names or `named_classes` need no question (`Look`).
-    `max_bad` (0..1) is the part of a table's images that may be missing. `scan_cache` is a folder for what a source
-    has to unpack or remember between runs. `setting` names `src` in messages. Most of the source is read only when it
-    is iterated. Raises `ResoluteError` for a missing or unrecognised source.
+    `max_bad` (0..1) is the part of a table's images that may be missing; `image` is for `WebDatasetSource`. `scan_cache` is a folder for what a source has to unpack or remember between
+    runs. `setting` names `src` in messages. Most of the source is read only when it is iterated. Raises
+    `ResoluteError` for a missing or unrecognised source.
     """
     src = plain_path(src)
     if kind not in KINDS:
@@ -111,6 +112,8 @@ def open_source(
         and not columns_are_of_val
     ):
         raise ResoluteError(f"COLUMNS: has no effect for KIND={kind}, got {columns}, expected none; drop COLUMNS")
+    if image and kind != "webdataset" and setting == "SRC":
+        raise ResoluteError(f"IMAGE: has no effect for KIND={kind}, got {','.join(image)}, expected none; drop IMAGE")
     if target.kind not in (None, "class") and kind in ("folders", "archive"):
         raise ResoluteError(
             f"TARGET: got {target.kind} for {src}, in which class folders tell the classes, expected class; "
@@ -141,7 +144,7 @@ def open_source(
         look = partial(Look, common_root(files), setting=setting, files=files, known=known)
         return ArchiveSource(files, scan_cache, None if is_certain else look, known=known)
     if kind == "webdataset":
-        return WebDatasetSource(files, scan_cache, target, note)
+        return WebDatasetSource(files, scan_cache, target, note, image)
     return ParquetSource(files, columns, scan_cache, target)
 
 
@@ -205,7 +208,8 @@ def _detect_kind(src: str, files: list[str], setting: str) -> tuple[str, list[st
     """(kind of `src`, files to read)."""
     if files:
         return _file_kind(src, files, setting), files
-    if parquet := _files_of_kind(src, "parquet"):
+    parquet = _files_of_kind(src, "parquet")
+    if parquet and not _are_of_tars(src, parquet):
         return "parquet", parquet
     listed = [entry for entry in list_folder(src) if not ignore_reason(entry.name)]
     folders = [entry.name for entry in listed if entry.kind == "folder"]
@@ -213,6 +217,12 @@ def _detect_kind(src: str, files: list[str], setting: str) -> tuple[str, list[st
     if tars and not folders:
         return _file_kind(src, tars, setting), tars
     return "folders", []
+
+
+def _are_of_tars(src: str, parquet: Sequence[str]) -> bool:
+    """Whether Parquet files have tars of the same names in `src` and no images, as img2dataset writes them."""
+    tars = {entry.name.rpartition(".")[0] for entry in list_folder(src) if entry.name.lower().endswith(".tar")}
+    return tars.issuperset(file_name(path).rpartition(".")[0] for path in parquet) and not holds_images(parquet[0])
 
 
 def _file_kind(src: str, files: list[str], setting: str) -> str:

@@ -120,10 +120,14 @@ class ScanWriter:
 
     def add(self, name: str, cells: Sequence[Cell], data: bytes) -> None:
         """Add an image whose bytes are copied to the blob."""
-        self.note(name, cells, self.blob_bytes, len(data))
+        self.note(name, cells, self.copy(data), len(data))
+
+    def copy(self, data: bytes) -> int:
+        """Copy an image to the blob; returns its offset there."""
         with write_errors(self._where):
             self._blob.write(data)
         self.blob_bytes += len(data)
+        return self.blob_bytes - len(data)
 
 
 def scans_at_once(paths: Sequence[str]) -> int:

@@ -17,8 +17,11 @@ import pytest
 
 from resolute.errors import ResoluteError
 from resolute.prep.listing.photos import list_photos
+from resolute.prep.settings import ShardsOptions
 from resolute.prep.sources import archive, parquet_file
 from resolute.prep.sources.detect import open_source
+from resolute.prep.sources.fetch import fetch_many
+from resolute.prep.sources.image_ref import ByteRange
 from resolute.prep.sources.parquet_file import open_parquet
 from resolute.prep.sources.targets import TargetSetting
 from tests.support.source_formats import (
@@ -112,7 +115,7 @@ def test_samples_are_read_with_their_labels(tmp_path: Path, work: Path) -> None:
             ("./k/000.jpg", jpeg(0), {"cls": b"0003\n"}),
             ("k/001.PNG", jpeg(1), {"json": b'{"caption": "x", "label": 1}'}),
             ("k/002.jpg", jpeg(2), {"json": b"7", "txt": b"a caption"}),
-            ("k/003.jpg", jpeg(3), {"png": jpeg(4), "cls": b"1"}),
+            ("k/003.npy", b"", {"cls": b"1"}),
             ("k/004.jpg", jpeg(5), {"json": b"{}"}),
             ("k/005.json", b"{}", {"cls": b"1"}),
             ("k/006.jpg", jpeg(7), {"json": b"[" * 100_000}),
@@ -133,12 +136,87 @@ def test_samples_are_read_with_their_labels(tmp_path: Path, work: Path) -> None:
         assert {got.name(i): int(got.labels[i]) for i in range(len(got))} == expected
         assert got.classes == tuple(map(str, range(8)))
         assert got.ignored == {
-            "samples with several images": 1,
             "unlabelled": 1,
-            "samples without an image": 1,
+            "samples without an image": 2,
             "damaged labels": 2,
         }
         assert contents(got) == [jpeg(0), jpeg(1), jpeg(2), jpeg(6)]
+
+
+def pack_members(path: Path, *names: str) -> list[bytes]:
+    """A tar of images that differ, and of labels: 1 in .cls, `dog` in .txt; returns the images by position, or b""."""
+    data = [jpeg(i) if name.lower().endswith(("jpg", "png")) else b"" for i, name in enumerate(names)]
+    labels = {".cls": b"1", ".txt": b"dog", ".json": b'{"label": 1}'}
+    contents = [d or labels.get(Path(name).suffix.lower(), b"") for name, d in zip(names, data, strict=True)]
+    pack_tar(path, zip(names, contents, strict=True), "gz" if path.suffix == ".gz" else "")
+    return data
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ("a.jpg a.cls 22.05.jpg 22.05.cls IMG_1.2.jpg IMG_1.2.cls", "a.jpg 22.05.jpg IMG_1.2.jpg"),
+        ("22.05.cls 22.05.jpg 22.06.cls 22.06.jpg 22.cls 22.jpg", "22.05.jpg 22.06.jpg 22.jpg"),
+        ("22.05.JPG 22.05.CLS 22.05.JSON 22.05.emb.npy", "22.05.JPG"),
+        ("k.1/a.b.c.png k.1/a.b.c.cls", "k.1/a.b.c.png"),
+        ("img.left.jpg img.cls img.emb.npy", "img.left.jpg"),
+        ("img.left.jpg img.left.txt img.cls", "img.left.jpg"),
+        ("a.jpg a.json a.meta.json", "a.jpg"),
+    ],
+)
+def test_keys_with_dots_are_read(tmp_path: Path, work: Path, members: str, expected: str, suffix: str) -> None:
+    pack_members(tmp_path / f"x.{suffix}", *members.split(), *["z.png", "z.cls"])
+    source = open_source(str(tmp_path / f"x.{suffix}"), scan_cache=work)
+    images = list(source)
+    assert [image.name.removeprefix(f"x.{suffix}/") for image in images] == [*expected.split(), "z.png"]
+    assert {image.label for image in images} == {"1"}
+    assert not source.ignored
+
+
+@pytest.mark.parametrize(
+    ("members", "seen", "image", "expected"),
+    [
+        (
+            "0.jpg 0.seg.png 0.cls 1.jpg 1.seg.png 1.cls 2.jpg 2.cls",
+            r"jpg \(2\), seg\.png \(2\)",
+            "JPG",
+            "0.jpg 1.jpg 2.jpg",
+        ),
+        ("a.left.jpg a.right.jpg a.cls", r"left\.jpg \(1\), right\.jpg \(1\)", ".left.jpg", "a.left.jpg"),
+        ("1.5.jpg 1.5.png 1.5.txt 1.6.png 1.6.txt", r"jpg \(1\), png \(1\)", "jpg,png", "1.5.jpg 1.6.png"),
+        ("1.2.left.jpg 1.2.right.jpg 1.2.cls", r"left\.jpg \(1\)", "right.jpg", "1.2.right.jpg"),
+    ],
+)
+def test_of_samples_with_several_images_the_setting_chooses(
+    tmp_path: Path, work: Path, members: str, seen: str, image: str, expected: str
+) -> None:
+    data = pack_members(tmp_path / "x.tar.gz", *members.split())
+    with pytest.raises(ResoluteError, match=rf"samples with several images, got {seen}.*IMAGE="):
+        list(open_source(str(tmp_path / "x.tar.gz"), scan_cache=work))
+    kinds = ShardsOptions(src="x", image=image).images
+    images = list(open_source(str(tmp_path / "x.tar.gz"), scan_cache=work, image=kinds))
+    assert [image.name for image in images] == [f"x.tar.gz/{name}" for name in expected.split()]
+    places = [ByteRange(image.container, image.offset, image.nbytes, image.packed, image.nbytes) for image in images]
+    assert fetch_many(places) == [data[members.split().index(name)] for name in expected.split()]
+
+
+def test_samples_without_the_image_that_is_meant_are_counted(tmp_path: Path, work: Path) -> None:
+    pack_members(tmp_path / "x.tar", *["0.jpg", "0.png", "0.cls", "1.png", "1.cls"])
+    source = open_source(str(tmp_path / "x.tar"), scan_cache=work, image=("jpg",))
+    assert [image.name for image in source] == ["x.tar/0.jpg"]
+    assert source.ignored == {"samples without an image": 1}
+
+
+def test_an_extension_that_is_no_image_is_refused() -> None:
+    with pytest.raises(ResoluteError, match=r"IMAGE: got 'seg\.npy', which is no extension of an image"):
+        ShardsOptions(src="x", image="jpg,seg.npy")
+
+
+def test_image_without_samples_is_refused(tmp_path: Path, work: Path) -> None:
+    make_tree(tmp_path / "photos")
+    with pytest.raises(ResoluteError, match="IMAGE: has no effect for KIND=folders"):
+        list_source(work, tmp_path / "photos", image=("jpg",))
 
 
 def test_parquet_from_the_hugging_face_hub_is_read(tmp_path: Path, work: Path) -> None:
