@@ -71,6 +71,9 @@ class JobsPlanOptions:
         "extensions of the photos in WebDataset samples with several images, such as jpg or left.jpg, by priority",
         min_length=1,
     )
+    zip_names: str | None = setting(
+        None, "encoding of the names in zip files that are not marked as UTF-8, such as gbk or shift_jis", min_length=1
+    )
     classes: str | None = setting(None, "class names, one per line; line n (from 0) names class n", min_length=1)
     val: str | None = setting(None, "separate validation source, of the same kind as SRC", min_length=1)
     val_labels: str | None = setting(
@@ -137,6 +140,11 @@ class JobsPlanOptions:
             raise ResoluteError(
                 f"IMAGE: got {unknown[0]!r}, which is no extension of an image, expected such as jpg or left.jpg; "
                 "correct it"
+            )
+        if self.zip_names is not None and not _is_encoding(self.zip_names):
+            raise ResoluteError(
+                f"ZIP_NAMES: got {self.zip_names}, which is no encoding of file names, expected one of Python's, such "
+                "as gbk, shift_jis or cp1252; correct it"
             )
         if self.val_labels is not None and self.val is None and self.labels is None:
             raise ResoluteError(
@@ -269,6 +277,13 @@ class JobsRangeOptions:
 @settings("")
 class JobsFinishOptions:
     out: Annotated[str, described(_OUT, min_length=1)]
+
+
+def _is_encoding(name: str) -> bool:
+    try:
+        return b"a/1.jpg".decode(name) == "a/1.jpg"
+    except (LookupError, ValueError):
+        return False
 
 
 def _absolute(path: str) -> str:

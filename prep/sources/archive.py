@@ -15,7 +15,7 @@ from resolute.errors import ResoluteError
 
 from .archives.class_level import class_level
 from .archives.tar_members import COMPRESSED, is_compressed, open_tar
-from .archives.zip_directory import zip_members
+from .archives.zip_directory import SeveralVolumes, ZipMember, zip_members
 from .filesystem import common_root, file_name, open_file, without_query
 from .image_ref import MAX_BYTES, PLAIN, ZIPPED, ImageRef, SourceTarget
 from .look import Look
@@ -33,7 +33,7 @@ class ArchiveSource:
     the names: see `class_level`, with its `known`. If no image of several archives is in a folder, each archive is a
     class with the name of its file (as in ImageNet's tar of tars). Names that several archives hold begin with the
     archive's name. `look()` judges at the end of an iteration whether the top folders are classes; without it, they
-    are.
+    are. `zip_names` is the encoding of names in zips that are not marked as UTF-8.
     """
 
     numbered = False
@@ -47,6 +47,7 @@ class ArchiveSource:
         look: Callable[[], Look] | None = None,
         *,
         known: Sequence[str] = (),
+        zip_names: str | None = None,
     ) -> None:
         self.root = common_root(paths)
         self.ignored: Counter[str] = Counter()
@@ -54,10 +55,11 @@ class ArchiveSource:
         self.copies = any(map(is_compressed, paths))
         self.target = SourceTarget()
         self.files, self._scan_cache, self._look, self._known = paths, scan_cache, look, known
+        self._zip_names = zip_names
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
-        archives = scan_all(self._scan_cache, partial(_scan, self._scan_cache), self.files)
+        archives = scan_all(self._scan_cache, partial(_scan, self._scan_cache, self._zip_names), self.files)
         self.stamps = [archive.stamp for archive in archives]
         self.listed = sum(archive.listed for archive in archives)
         for archive in archives:
@@ -85,7 +87,8 @@ class ArchiveSource:
             known=self._known,
             is_certain=self._look is None,
         )
-        self.target = SourceTarget(about=() if note is None else (note,))
+        notes = [line for archive in archives for line in archive.notes][:3]
+        self.target = SourceTarget(about=(*notes, *([] if note is None else [note])))
         if tops is None and len(archives) > 1:
             return [
                 _Inside(archive, front=f"{_stem(path)}/") for path, archive in zip(self.files, archives, strict=True)
@@ -133,28 +136,65 @@ def _hash(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(os.fsencode(name), digest_size=8).digest(), "little")
 
 
-def _scan(scan_cache: Path, path: str, stop: Stop) -> ScanResult:
-    if file_name(path).lower().endswith(".zip"):
-        return cached_scan(scan_cache, path, "zip", lambda out: _fill_from_zip(path, out), stop=stop)
+def _scan(scan_cache: Path, zip_names: str | None, path: str, stop: Stop) -> ScanResult:
+    if _is_zip(path):
+        how = "zip" if zip_names is None else f"zip {zip_names}"
+        return cached_scan(scan_cache, path, how, lambda out: _fill_from_zip(path, zip_names, out), stop=stop)
     copies = is_compressed(path)
     return cached_scan(
         scan_cache, path, "tar of folders", lambda out: _fill_from_tar(path, out, copies), copies=copies, stop=stop
     )
 
 
-def _fill_from_zip(path: str, out: ScanWriter) -> None:
+def _is_zip(path: str) -> bool:
+    return file_name(path).lower().endswith(".zip")
+
+
+def _fill_from_zip(path: str, zip_names: str | None, out: ScanWriter) -> None:
     with open_file(path) as file:
-        for member in zip_members(file):
-            out.listed += not member.name.endswith("/")
-            kind = "folder" if member.name.endswith("/") else "other" if member.is_link else "file"
-            if (name := _image_name(member.name, kind, out)) is None:
-                continue
-            if member.encrypted:
-                raise ResoluteError(
-                    f"{path}: got an encrypted member {name}, expected an archive without a password; repack it "
-                    "without one"
-                )
-            out.note(name, (), member.offset, member.packed_bytes, ZIPPED, member.size_bytes)
+        try:
+            for member in zip_members(file, zip_names):
+                _add_from_zip(path, member, out)
+        except SeveralVolumes:
+            raise ResoluteError(
+                f"{path}: got one of several volumes (.z01, .z02, …), expected the archive in one file; join them, as "
+                "by `zip -s 0 volumes.zip --out joined.zip`, or unpack them"
+            ) from None
+
+
+def _add_from_zip(path: str, member: ZipMember, out: ScanWriter) -> None:
+    if member.raw is not None and is_image(member.name) and not any(map(ignore_reason, member.name.split("/"))):
+        raise ResoluteError(
+            f"{path}: got the name {member.name} in an unknown encoding, which is {_decodings(member.raw)}, expected "
+            "UTF-8; set ZIP_NAMES to its encoding, such as ZIP_NAMES=gbk, or ZIP_NAMES=cp437 to keep it as it is"
+        )
+    is_folder = member.name.endswith("/")
+    out.listed += not is_folder
+    name = _image_name(member.name, "folder" if is_folder else "other" if member.is_link else "file", out)
+    if name is None:
+        return
+    if member.encrypted:
+        raise ResoluteError(
+            f"{path}: got an encrypted member {name}, expected an archive without a password; repack it without one"
+        )
+    if member.method:
+        raise ResoluteError(
+            f"{path}: got {name} compressed by {member.method}, expected Deflate or no compression; unpack the "
+            "archive, or repack it with Deflate"
+        )
+    if member.has_backslashes and not out.notes:
+        out.notes.append(f"{path}: backslashes in names are read as folders: {name}")
+    out.note(name, (), member.offset, member.packed_bytes, ZIPPED, member.size_bytes)
+
+
+def _decodings(raw: bytes) -> str:
+    texts = []
+    for codec in ("gbk", "shift_jis", "cp1252"):
+        try:
+            texts.append(f"{raw.decode(codec)} in {codec}")
+        except UnicodeDecodeError:
+            continue
+    return ", ".join(texts) or "in none of gbk, shift_jis, cp1252"
 
 
 def _fill_from_tar(path: str, out: ScanWriter, copies: bool) -> None:
@@ -175,7 +215,7 @@ def _image_name(raw: str, kind: str, out: ScanWriter) -> str | None:
         return None
     name = safe_relative_path(raw)
     if name is None:
-        out.ignored["unsafe names"] += 1
+        out.ignored["names with backslashes" if "\\" in raw else "unsafe names"] += 1
     elif reason := next(filter(None, map(ignore_reason, name.split("/"))), None):
         out.ignored[reason] += 1
     elif kind == "other":

@@ -51,6 +51,7 @@ def open_source(
     columns_are_of_val: bool = False,
     max_bad: float = 1.0,
     image: Sequence[str] = (),
+    zip_names: str | None = None,
     scan_cache: Path,
     setting: str = "SRC",
 ) -> Source:
@@ -62,7 +63,8 @@ def open_source(
     table alone if `columns_are_of_val`; `target` says what these mean. `elsewhere` is another folder whose images
     `labels` names too; `listed` are folders that have been listed already, by `plain_path`. `known_classes` are those
     of the training part if this is VAL; class folders with these names or `named_classes` need no question (`Look`).
-    `max_bad` (0..1) is the part of a table's images that may be missing; `image` is for `WebDatasetSource`. `scan_cache` is a folder for what a source has to unpack or remember between
+    `max_bad` (0..1) is the part of a table's images that may be missing; `image` is for `WebDatasetSource`, and
+    `zip_names` for `ArchiveSource`. `scan_cache` is a folder for what a source has to unpack or remember between
     runs. `setting` names `src` in messages. Most of the source is read only when it is iterated. Raises
     `ResoluteError` for a missing or unrecognised source.
     """
@@ -77,6 +79,8 @@ def open_source(
     if labels is None and kind == "auto" and (labels := _metadata_file(src, setting)) is not None:
         note = f"{labels}: read as the table of the images in {src} (with KIND=folders, class folders are read instead)"
     if labels is not None:
+        if setting == "SRC":
+            _refuse_unused(src, "table", [], image, zip_names)
         _require_folder(src, setting)
         table = labels.removeprefix("file://")
         return LabelTableSource(
@@ -112,8 +116,8 @@ def open_source(
         and not columns_are_of_val
     ):
         raise ResoluteError(f"COLUMNS: has no effect for KIND={kind}, got {columns}, expected none; drop COLUMNS")
-    if image and kind != "webdataset" and setting == "SRC":
-        raise ResoluteError(f"IMAGE: has no effect for KIND={kind}, got {','.join(image)}, expected none; drop IMAGE")
+    if setting == "SRC":
+        _refuse_unused(src, kind, files, image, zip_names)
     if target.kind not in (None, "class") and kind in ("folders", "archive"):
         raise ResoluteError(
             f"TARGET: got {target.kind} for {src}, in which class folders tell the classes, expected class; "
@@ -142,10 +146,17 @@ def open_source(
         )
     if kind == "archive":
         look = partial(Look, common_root(files), setting=setting, files=files, known=known)
-        return ArchiveSource(files, scan_cache, None if is_certain else look, known=known)
+        return ArchiveSource(files, scan_cache, None if is_certain else look, known=known, zip_names=zip_names)
     if kind == "webdataset":
         return WebDatasetSource(files, scan_cache, target, note, image)
     return ParquetSource(files, columns, scan_cache, target)
+
+
+def _refuse_unused(src: str, kind: str, files: Sequence[str], image: Sequence[str], zip_names: str | None) -> None:
+    if image and kind != "webdataset":
+        raise ResoluteError(f"IMAGE: has no effect for KIND={kind}, got {','.join(image)}, expected none; drop IMAGE")
+    if zip_names is not None and not any(file_name(path).lower().endswith(".zip") for path in files):
+        raise ResoluteError(f"ZIP_NAMES: has no effect for {src}, got {zip_names}, expected zip files; drop ZIP_NAMES")
 
 
 def plain_path(src: str) -> str:

@@ -72,7 +72,7 @@ class ScanResult(NamedTuple):
     """The scan of one source file; `data_path` is the file that holds the bytes: the source itself or the blob.
 
     `stamp` is the state of the source file, "" if it is unknown; `columns` are the names of the columns of targets.
-    `listed` is as in `Source`.
+    `listed` is as in `Source`; `notes` are lines about how the file is read.
     """
 
     data_path: str
@@ -82,6 +82,7 @@ class ScanResult(NamedTuple):
     label_names: list[str] | None
     columns: list[str]
     listed: int
+    notes: list[str]
 
     def names(self) -> Iterator[str]:
         return (row.name for row in self.rows())
@@ -105,6 +106,7 @@ class ScanWriter:
         self.label_names: list[str] | None = None
         self.columns: list[str] = []
         self.listed = 0
+        self.notes: list[str] = []
 
     def note(
         self, name: str, cells: Sequence[Cell], offset: int, nbytes: int, packed: int = PLAIN, size_bytes: int = -1
@@ -185,7 +187,14 @@ def cached_scan(
             atomic_write(about, json.dumps(info).encode("ascii"))
     data_path = str(blob) if copies else path
     return ScanResult(
-        data_path, rows, stamp, Counter(info["ignored"]), info["label_names"], info["columns"], info["listed"]
+        data_path=data_path,
+        rows_file=rows,
+        stamp=stamp,
+        ignored=Counter(info["ignored"]),
+        label_names=info["label_names"],
+        columns=info["columns"],
+        listed=info["listed"],
+        notes=info["notes"],
     )
 
 
@@ -220,6 +229,7 @@ def _fill(rows: Path, blob: Path, fill: Callable[[ScanWriter], None], stop: thre
         "label_names": out.label_names,
         "columns": out.columns,
         "listed": out.listed,
+        "notes": out.notes,
     }
 
 

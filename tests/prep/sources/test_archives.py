@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import struct
 import tarfile
 import time
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +60,7 @@ def test_archive_members_cannot_refer_to_files_outside(tmp_path: Path, work: Pat
     for name, links in (("p.zip", 1), ("p.tar", 3)):
         got = list_source(work, tmp_path / name)
         assert_same_images(got, good)
-        assert got.ignored == {"unsafe names": 5, "links and devices": links}
+        assert got.ignored == {"unsafe names": 4, "names with backslashes": 1, "links and devices": links}
     assert sorted(tmp_path.rglob("*.jpg")) == before
 
 
@@ -417,3 +420,105 @@ def test_of_a_name_twice_in_an_archive_the_last_is_kept_and_the_other_counted(tm
         path = pack_zip(tmp_path / "a.zip", [("cat/1.jpg", jpeg(1)), ("cat/1.jpg", jpeg(2)), ("dog/1.jpg", jpeg(3))])
     got = list_source(work, path)
     assert (contents(got), got.ignored) == ([jpeg(2), jpeg(3)], {"duplicate names": 1})
+
+
+def patched(path: Path, **changes: bytes) -> Path:
+    """The zip of two classes in which the placeholders, which have as many bytes, are replaced."""
+    pack_zip(path, [("AAAA/1.jpg", jpeg(1)), ("BBBB/2.jpg", jpeg(2)), ("notes-CCCC.txt", b"")])
+    data = path.read_bytes()
+    for placeholder, new in changes.items():
+        data = data.replace(placeholder.encode(), new)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("codec", "texts"),
+    [
+        ("gbk", ("\u72d7\u732b", "\u72d7\u72d7")),
+        ("shift_jis", ("\u8868\u732b", "\u72ac\u8868")),
+        ("cp1252", ("caf\xe9", "d\xf6gs")),
+    ],
+)
+def test_names_in_zips_in_other_encodings_are_a_question_that_a_setting_answers(
+    tmp_path: Path, work: Path, codec: str, texts: tuple[str, str]
+) -> None:
+    path = patched(
+        tmp_path / "p.zip", **dict(zip(("AAAA", "BBBB"), (text.encode(codec) for text in texts), strict=True))
+    )
+    with pytest.raises(
+        ResoluteError, match=rf"unknown encoding, which is .*{texts[0]}/1\.jpg in {codec}.*ZIP_NAMES=gbk"
+    ):
+        list_source(work, path)
+    assert list_source(work, path, zip_names=codec).classes == tuple(sorted(texts))
+    garbled = tuple(sorted(text.encode(codec).decode("cp437") for text in texts))
+    if "\\" not in "".join(garbled):
+        assert list_source(work, path, zip_names="cp437").classes == garbled
+    with pytest.raises(ResoluteError, match=r"p\.zip: .*not in ZIP_NAMES=ascii"):
+        list_source(work, path, zip_names="ascii")
+
+
+def test_names_of_other_files_are_no_question_and_names_in_utf_8_are_none(tmp_path: Path, work: Path) -> None:
+    path = patched(tmp_path / "p.zip", AAAA="\u732ba".encode(), CCCC="\u732b\u732b".encode("gbk"))
+    assert list_source(work, path).classes == ("BBBB", "\u732ba")
+
+
+def test_the_unicode_name_beside_another_is_read(tmp_path: Path, work: Path) -> None:
+    raw = "d\xf6gs/1.jpg".encode("cp850")
+    field = b"\1" + zlib.crc32(raw).to_bytes(4, "little") + "d\xf6gs/1.jpg".encode()
+    info = zipfile.ZipInfo("AAAA/1.jpg")
+    info.extra = struct.pack("<HH", 0x7075, len(field)) + field
+    with zipfile.ZipFile(tmp_path / "p.zip", "w") as archive:
+        archive.writestr(info, jpeg(1))
+        archive.writestr("cat/1.jpg", jpeg(2))
+    (tmp_path / "p.zip").write_bytes((tmp_path / "p.zip").read_bytes().replace(b"AAAA", raw[:4]))
+    assert list_source(work, tmp_path / "p.zip").classes == ("cat", "d\xf6gs")
+
+
+@pytest.mark.parametrize("name", ["rot13", "base64", "utf-16", "no-such"])
+def test_what_is_no_encoding_of_names_is_refused(name: str) -> None:
+    with pytest.raises(ResoluteError, match=f"ZIP_NAMES: got {name}, which is no encoding of file names"):
+        ShardsOptions(src="x", zip_names=name)
+
+
+def test_zip_names_without_a_zip_is_refused(tmp_path: Path, work: Path) -> None:
+    pack_tar(tmp_path / "p.tar", [("a/1.jpg", jpeg(1)), ("b/1.jpg", jpeg(2))])
+    with pytest.raises(ResoluteError, match="ZIP_NAMES: has no effect for"):
+        list_source(work, tmp_path / "p.tar", zip_names="gbk")
+
+
+def test_backslashes_are_folders_if_no_name_has_a_slash(tmp_path: Path, work: Path) -> None:
+    files = {"cat/1.jpg": jpeg(1), "dog/2.jpg": jpeg(2)}
+    members = [("ds\\", b""), *((f"ds\\{name}".replace("/", "\\"), data) for name, data in files.items())]
+    got = list_source(work, pack_zip(tmp_path / "p.zip", [*members, ("..\\x.jpg", b"")]))
+    assert_same_images(got, files)
+    assert got.ignored == {"unsafe names": 1}
+    assert got.about == (f"{tmp_path}/p.zip: backslashes in names are read as folders: ds/cat/1.jpg",)
+
+
+@pytest.mark.parametrize(("method", "said"), [(zipfile.ZIP_BZIP2, "bzip2"), (zipfile.ZIP_LZMA, "LZMA"), (98, "PPMd")])
+def test_compression_that_is_not_read_is_refused_while_listing(
+    tmp_path: Path, work: Path, method: int, said: str
+) -> None:
+    path = pack_zip(tmp_path / "p.zip", [("a/1.jpg", jpeg(1)), ("b/2.jpg", jpeg(2)), ("notes.txt", b"")])
+    data = bytearray(path.read_bytes())
+    for at in [m.start() for m in re.finditer(b"PK\1\2", data)][1:]:  # the second photo, and a text
+        data[at + 10] = method
+    path.write_bytes(data)
+    with pytest.raises(ResoluteError, match=rf"got b/2\.jpg compressed by {said}, .*unpack.*repack"):
+        list_source(work, path)
+
+
+@pytest.mark.parametrize("how", ["last", "member", "first"])
+def test_volumes_of_a_zip_are_refused(tmp_path: Path, work: Path, how: str) -> None:
+    path = pack_zip(tmp_path / "p.zip", [("a/1.jpg", jpeg(1)), ("b/2.jpg", jpeg(2))])
+    data = bytearray(path.read_bytes())
+    if how == "last":
+        data[data.index(b"PK\5\6") + 4] = 2
+    elif how == "member":
+        data[data.index(b"PK\1\2") + 34] = 1
+    else:
+        data = bytearray(b"PK\7\b") + data[: data.index(b"PK\1\2")]
+    path.write_bytes(data)
+    with pytest.raises(ResoluteError, match=r"p\.zip: got one of several volumes .*join"):
+        list_source(work, path)
