@@ -67,8 +67,8 @@ class ArchiveSource:
         inside = self._inside(archives)
         repeated = _repeated(inside)
         look = None if self._look is None else self._look()
-        for file, archive in zip(_short_names(self.files), inside, strict=True):
-            for name, row in archive.images():
+        for file, images in zip(_short_names(self.files), inside, strict=True):
+            for name, row in images:
                 label, slash, _ = name.partition("/")
                 if not slash:
                     self.ignored["outside class folders"] += 1
@@ -76,7 +76,7 @@ class ArchiveSource:
                 if look is not None:
                     look.photo(name)
                 shown = f"{file}/{name}" if repeated and _hash(name) in repeated else name
-                yield ImageRef(shown, label, row.nbytes, archive.data_path, row.offset, row.packed, row.size_bytes)
+                yield ImageRef(shown, label, row.nbytes, images.data_path, row.offset, row.packed, row.size_bytes)
         if look is not None:
             look.check()
 
@@ -102,7 +102,7 @@ class _Inside:
     def __init__(self, archive: ScanResult, *, cut: str = "", front: str = "") -> None:
         self.data_path, self._archive, self._cut, self._front = archive.data_path, archive, cut, front
 
-    def images(self) -> Iterator[tuple[str, ScanRow]]:
+    def __iter__(self) -> Iterator[tuple[str, ScanRow]]:
         for row in self._archive.rows():
             yield f"{self._front}{row.name.removeprefix(self._cut)}", row
 
@@ -127,7 +127,7 @@ def _repeated(archives: Sequence[_Inside]) -> frozenset[int]:
     """The hashes of the names that are in several archives."""
     if len(archives) == 1:
         return frozenset()
-    hashes = [np.unique(np.fromiter((_hash(name) for name, _ in archive.images()), np.uint64)) for archive in archives]
+    hashes = [np.unique(np.fromiter((_hash(name) for name, _ in archive), np.uint64)) for archive in archives]
     found, counts = np.unique(np.concatenate(hashes), return_counts=True)
     return frozenset(found[counts > 1].tolist())
 

@@ -91,7 +91,7 @@ def _refuse_volumes(file: BinaryIO) -> None:
 
 
 def _method(number: int) -> str:
-    names = {**zipfile.compressor_names, 9: "Deflate64", 12: "bzip2", 14: "LZMA", 93: "Zstandard", 95: "XZ", 98: "PPMd"}
+    names = {1: "Shrink", 6: "Implode", 9: "Deflate64", 12: "bzip2", 14: "LZMA", 93: "Zstandard", 95: "XZ", 98: "PPMd"}
     return names.get(number, f"method {number}")
 
 
