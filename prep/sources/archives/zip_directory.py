@@ -29,19 +29,19 @@ _UNIX, _LINK = 3, 0o120000
 class ZipMember(NamedTuple):
     """`offset` is that of the local header in the file; sizes are in bytes. A folder's name ends with a slash.
 
-    `raw` are the bytes of a name in an unknown encoding, None for others; `method` is the name of a compression method
-    that `unzip` lacks, "" for others; `has_backslashes`: they are slashes in `name`.
+    `has_backslashes`: they are slashes in `name`. `method` is the name of a compression method that `unzip` lacks, ""
+    for others; `raw` are the bytes of a name in an unknown encoding, None for others.
     """
 
     name: str
-    raw: bytes | None
     offset: int
     packed_bytes: int
     size_bytes: int
-    method: str
     encrypted: bool
     is_link: bool
     has_backslashes: bool
+    method: str
+    raw: bytes | None
 
 
 class SeveralVolumes(ValueError):
