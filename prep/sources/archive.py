@@ -89,11 +89,12 @@ class ArchiveSource:
         )
         notes = [line for archive in archives for line in archive.notes][:3]
         self.target = SourceTarget(about=(*notes, *([] if note is None else [note])))
-        if tops is None and len(archives) > 1:
-            return [
-                _Inside(archive, front=f"{_stem(path)}/") for path, archive in zip(self.files, archives, strict=True)
-            ]
-        return [_Inside(archive, cut=top) for archive, top in zip(archives, tops or [""], strict=True)]
+        if tops is not None or len(archives) == 1:
+            return [_Inside(archive, cut=top) for archive, top in zip(archives, tops or [""], strict=True)]
+        # why the other stem: sets that were made before call n01.tar.gz n01.tar
+        stems = [Path(file_name(path)).stem for path in self.files]
+        labels = [old if old in self._known else _stem(path) for old, path in zip(stems, self.files, strict=True)]
+        return [_Inside(archive, front=f"{label}/") for archive, label in zip(archives, labels, strict=True)]
 
 
 class _Inside:

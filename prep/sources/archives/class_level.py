@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from resolute.errors import ResoluteError
+from resolute.prep.sources.folder_names import splits_of
 
 __all__ = ["ClassLevel", "class_level"]
 
@@ -77,12 +78,15 @@ def _chosen(root: str, archives: Sequence[tuple[str, Names]], first: int, last: 
                 found[i].add(folder)
     fitting = [i for i, folders in enumerate(found) if folders.issubset(known)]
     possible = [i for i, folders in enumerate(found) if len(folders) > 1 and not _are_parts(folders)]
-    if len(fitting) == 1 or len(possible) < 2:
-        return first + (fitting if len(fitting) == 1 else possible or [0])[0]
+    if len(fitting) == 1:
+        return first + fitting[0]
+    if len(possible) < 2 or splits_of(found[possible[0]]):  # `Look` asks about splits
+        return first + (possible or [0])[0]
     upper, lower = (_some(sorted(found[i])) for i in possible[:2])
+    use = f"KIND=archive for {upper}, or " if possible[0] == 0 else ""
     raise ResoluteError(
         f"{root}: two levels of folders in the archives could be the classes, got {upper}, and in them {lower}, "
-        f"expected one; use KIND=archive for {upper}, or CLASSES=names.txt, a file with the names of the classes"
+        f"expected one; use {use}CLASSES=names.txt, a file with the names of the classes"
     )
 
 

@@ -368,6 +368,20 @@ def test_two_levels_of_folders_that_could_be_classes_are_a_question(tmp_path: Pa
     assert list_source(work, src, known_classes=("ann", "bob")).classes == ("ann", "bob")
 
 
+def test_archives_of_splits_are_a_question_about_splits(tmp_path: Path, work: Path) -> None:
+    src = pack_zips(
+        tmp_path / "z", train=["train/cat/1.jpg", "train/dog/2.jpg"], val=["val/cat/3.jpg", "val/dog/4.jpg"]
+    )
+    with pytest.raises(ResoluteError, match=r"SRC=\S*z/train\.zip VAL=\S*z/val\.zip"):
+        list_source(work, src)
+
+
+def test_without_a_kind_that_would_answer_the_question_only_classes_are_named(tmp_path: Path, work: Path) -> None:
+    src = pack_zips(tmp_path / "z", a=["part-1/ann/cat/1.jpg"], b=["part-2/bob/dog/2.jpg"])
+    with pytest.raises(ResoluteError, match=r"got ann, bob, and in them cat, dog, expected one; use CLASSES="):
+        list_source(work, src)
+
+
 def test_parts_that_are_dropped_are_said(tmp_path: Path, work: Path) -> None:
     src = pack_zips(tmp_path / "z", a=["part-a/cat/1.jpg"], b=["part-b/dog/2.jpg"])
     (line,) = list_source(work, src).about
@@ -395,6 +409,8 @@ def test_the_class_of_a_flat_archive_is_its_name_without_any_suffix(
         files = [(f"{i}.jpg", jpeg(i)) for i in range(2)]
         pack_zip(path, files) if suffix == "zip" else pack_tar(path, files, how)
     assert list_source(work, f"{tmp_path}/*.{suffix}").classes == ("n01", "v1.5")
+    before = Path(f"n01.{suffix}").stem  # as sets that exist may call it
+    assert list_source(work, f"{tmp_path}/*.{suffix}", named_classes=(before,)).classes == (before, "v1.5")
 
 
 def test_equal_names_in_several_archives_are_told_apart_by_the_archive(tmp_path: Path, work: Path) -> None:
