@@ -19,7 +19,7 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import FORMAT, VERSION, rejects_name
 from resolute.prep.convert.codecs import codec_versions
 from resolute.prep.listing.compare import Comparison, compare
-from resolute.prep.listing.inputs import Inputs, copies_of
+from resolute.prep.listing.inputs import COPIES, Inputs, copies_of
 from resolute.prep.listing.photos import Photos
 from resolute.prep.listing.splits import extend_splits
 from resolute.prep.shard_set.existing_set import CHANGES, ExistingSet, describe_differences
@@ -109,11 +109,13 @@ def extension_inputs(
         copies=copies,
         drop=settings.duplicates == "drop",
     )
+    new = sum(int((~known).sum()) for known in comparison.known.values())
+    left_out = Counter({COPIES: new - sum(map(len, splits.values()))})
     for name, known in comparison.known.items() if settings.duplicates == "drop" else ():
         own = [split.positions for split in splits.values() if split.photos is sources[name]]
         known[:] = True  # why: copies that are left out are no photos to add
         known[np.concatenate(own)] = False
-    return Inputs(splits=splits, sources=sources, ignored=ignored, copies=copies)
+    return Inputs(splits=splits, sources=sources, ignored=ignored + left_out, copies=copies)
 
 
 def _check_target(store: Store, existing: ExistingSet, train: Photos) -> None:

@@ -11,6 +11,7 @@ from pydantic import Field
 from resolute.errors import ResoluteError
 from resolute.machine import available_cpus
 from resolute.pipeline.storage.base import is_url
+from resolute.prep.sources.names import SUFFIXES
 from resolute.settings import described, setting, settings
 
 __all__ = [
@@ -64,6 +65,14 @@ class JobsPlanOptions:
         "what the target columns hold, if it is not recognised: class (one per image), labels (any number; with "
         "labels:space, comma, semicolon or bar, as a cell separates them) or values (numbers)",
         min_length=1,
+    )
+    image: str | None = setting(
+        None,
+        "extensions of the photos in WebDataset samples with several images, such as jpg or left.jpg, by priority",
+        min_length=1,
+    )
+    zip_names: str | None = setting(
+        None, "encoding of the names in zip files that are not marked as UTF-8, such as gbk or shift_jis", min_length=1
     )
     classes: str | None = setting(None, "class names, one per line; line n (from 0) names class n", min_length=1)
     val: str | None = setting(None, "separate validation source, of the same kind as SRC", min_length=1)
@@ -127,6 +136,16 @@ class JobsPlanOptions:
             from resolute.prep.sources.targets import parse_target  # why here: it imports slowly
 
             parse_target(self.target)
+        if unknown := [kind for kind in self.images if f".{kind.rpartition(chr(46))[2]}" not in SUFFIXES]:
+            raise ResoluteError(
+                f"IMAGE: got {unknown[0]!r}, which is no extension of an image, expected such as jpg or left.jpg; "
+                "correct it"
+            )
+        if self.zip_names is not None and not _is_encoding(self.zip_names):
+            raise ResoluteError(
+                f"ZIP_NAMES: got {self.zip_names}, which is no encoding of file names, expected one of Python's, such "
+                "as gbk, shift_jis or cp1252; correct it"
+            )
         if self.val_labels is not None and self.val is None and self.labels is None:
             raise ResoluteError(
                 f"VAL_LABELS: got {self.val_labels} without VAL and LABELS, expected the images that it names; set VAL "
@@ -161,6 +180,11 @@ class JobsPlanOptions:
     def short_side(self, res: int) -> int:
         """Stored short side in px for training at `res` px: round(res * margin), as `ShardSet.short_side`."""
         return round(res * self.margin)
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The extensions that IMAGE names, in lower case and without a dot in front."""
+        return tuple(kind.strip().lstrip(".").lower() for kind in (self.image or "").split(",") if kind.strip())
 
     @property
     def val_source(self) -> str | None:
@@ -253,6 +277,13 @@ class JobsRangeOptions:
 @settings("")
 class JobsFinishOptions:
     out: Annotated[str, described(_OUT, min_length=1)]
+
+
+def _is_encoding(name: str) -> bool:
+    try:
+        return b"a/1.jpg".decode(name) == "a/1.jpg"
+    except (LookupError, ValueError):
+        return False
 
 
 def _absolute(path: str) -> str:

@@ -23,7 +23,9 @@ from .open_sources import open_sources
 from .photos import Photos, list_photos
 from .splits import Split, make_splits
 
-__all__ = ["Inputs", "check_no_overlap", "copies_of", "list_sources", "split_inputs"]
+__all__ = ["COPIES", "Inputs", "check_no_overlap", "copies_of", "list_sources", "split_inputs"]
+
+COPIES = "exact copies"  # the kind under which photos that DUPLICATES=drop leaves out are counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +161,8 @@ def split_inputs(settings: Settings, sources: Mapping[str, Photos], ignored: Cou
         copies=copies,
         drop=settings.duplicates == "drop",
     )
-    return Inputs(splits=splits, sources=sources, ignored=ignored, copies=copies)
+    left_out = sum(map(len, sources.values())) - sum(map(len, splits.values()))
+    return Inputs(splits=splits, sources=sources, ignored=ignored + Counter({COPIES: left_out}), copies=copies)
 
 
 def copies_of(settings: Settings, sources: Mapping[str, Photos]) -> Copies | None:

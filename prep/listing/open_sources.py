@@ -56,6 +56,8 @@ def open_sources(
         listed=listed,
         columns_are_of_val=settings.labels is None and settings.val_labels is not None,
         max_bad=settings.max_bad,
+        image=settings.images,
+        zip_names=settings.zip_names,
         named_classes=named_classes,
         scan_cache=scan_cache,
     )
@@ -74,6 +76,8 @@ def open_sources(
                 listed=listed,
                 known_classes=classes(),
                 max_bad=settings.max_bad,
+                image=settings.images,
+                zip_names=settings.zip_names,
                 named_classes=named_classes,
                 scan_cache=scan_cache,
                 setting="VAL",

@@ -51,7 +51,8 @@ class Photos:
     """The photos of a source, at least one, in the table `table` of `database`.
 
     `root` is what names of plain files are relative to; `classes` are all class names by number, including empty
-    classes (none if targets are values); `ignored` counts things in the source that are not images of a class, by kind.
+    classes (none if targets are values); `ignored` counts things in the source that are not images of a class, by kind,
+    which with the photos are the `listed` entries of the source.
     """
 
     database: Database
@@ -60,6 +61,7 @@ class Photos:
     count: int
     classes: tuple[str, ...]
     ignored: Mapping[str, int]
+    listed: int
     target: Target
     about: tuple[str, ...] = ()  # what the targets were recognised as, with examples, in lines
     warnings: tuple[str, ...] = ()  # what in the source is probably a mistake, in lines
@@ -280,6 +282,7 @@ def list_photos(
         count=count - repeated,
         classes=names,
         ignored=dict(ignored),
+        listed=source.listed,
         target=target,
         about=source.target.about,
         warnings=source.target.warnings,

@@ -11,7 +11,7 @@ from resolute.errors import ResoluteError
 
 from .archive import ArchiveSource
 from .archives.tar_members import COMPRESSED, is_compressed
-from .filesystem import common_root, expand_pattern, is_pattern, list_folder, path_kind
+from .filesystem import common_root, expand_pattern, file_name, is_pattern, list_folder, path_kind
 from .image_folder import ImageFolderSource
 from .image_ref import Source, is_url
 from .label_file import FolderFiles, LabelListSource, LabelTableSource
@@ -50,6 +50,8 @@ def open_source(
     named_classes: Sequence[str] = (),
     columns_are_of_val: bool = False,
     max_bad: float = 1.0,
+    image: Sequence[str] = (),
+    zip_names: str | None = None,
     scan_cache: Path,
     setting: str = "SRC",
 ) -> Source:
@@ -61,9 +63,10 @@ def open_source(
     table alone if `columns_are_of_val`; `target` says what these mean. `elsewhere` is another folder whose images
     `labels` names too; `listed` are folders that have been listed already, by `plain_path`. `known_classes` are those
     of the training part if this is VAL; class folders with these names or `named_classes` need no question (`Look`).
-    `max_bad` (0..1) is the part of a table's images that may be missing. `scan_cache` is a folder for what a source
-    has to unpack or remember between runs. `setting` names `src` in messages. Most of the source is read only when it
-    is iterated. Raises `ResoluteError` for a missing or unrecognised source.
+    `max_bad` (0..1) is the part of a table's images that may be missing; `image` is for `WebDatasetSource`, and
+    `zip_names` for `ArchiveSource`. `scan_cache` is a folder for what a source has to unpack or remember between
+    runs. `setting` names `src` in messages. Most of the source is read only when it is iterated. Raises
+    `ResoluteError` for a missing or unrecognised source.
     """
     src = plain_path(src)
     if kind not in KINDS:
@@ -76,6 +79,8 @@ def open_source(
     if labels is None and kind == "auto" and (labels := _metadata_file(src, setting)) is not None:
         note = f"{labels}: read as the table of the images in {src} (with KIND=folders, class folders are read instead)"
     if labels is not None:
+        if setting == "SRC":
+            _refuse_unused(src, "table", [], image, zip_names)
         _require_folder(src, setting)
         table = labels.removeprefix("file://")
         return LabelTableSource(
@@ -111,6 +116,8 @@ def open_source(
         and not columns_are_of_val
     ):
         raise ResoluteError(f"COLUMNS: has no effect for KIND={kind}, got {columns}, expected none; drop COLUMNS")
+    if setting == "SRC":
+        _refuse_unused(src, kind, files, image, zip_names)
     if target.kind not in (None, "class") and kind in ("folders", "archive"):
         raise ResoluteError(
             f"TARGET: got {target.kind} for {src}, in which class folders tell the classes, expected class; "
@@ -139,10 +146,17 @@ def open_source(
         )
     if kind == "archive":
         look = partial(Look, common_root(files), setting=setting, files=files, known=known)
-        return ArchiveSource(files, scan_cache, None if is_certain else look)
+        return ArchiveSource(files, scan_cache, None if is_certain else look, known=known, zip_names=zip_names)
     if kind == "webdataset":
-        return WebDatasetSource(files, scan_cache, target, note)
+        return WebDatasetSource(files, scan_cache, target, note, image)
     return ParquetSource(files, columns, scan_cache, target)
+
+
+def _refuse_unused(src: str, kind: str, files: Sequence[str], image: Sequence[str], zip_names: str | None) -> None:
+    if image and kind != "webdataset":
+        raise ResoluteError(f"IMAGE: has no effect for KIND={kind}, got {','.join(image)}, expected none; drop IMAGE")
+    if zip_names is not None and not any(file_name(path).lower().endswith(".zip") for path in files):
+        raise ResoluteError(f"ZIP_NAMES: has no effect for {src}, got {zip_names}, expected zip files; drop ZIP_NAMES")
 
 
 def plain_path(src: str) -> str:
@@ -205,7 +219,8 @@ def _detect_kind(src: str, files: list[str], setting: str) -> tuple[str, list[st
     """(kind of `src`, files to read)."""
     if files:
         return _file_kind(src, files, setting), files
-    if parquet := _files_of_kind(src, "parquet"):
+    parquet = _files_of_kind(src, "parquet")
+    if parquet and not _are_of_tars(src, parquet):
         return "parquet", parquet
     listed = [entry for entry in list_folder(src) if not ignore_reason(entry.name)]
     folders = [entry.name for entry in listed if entry.kind == "folder"]
@@ -213,6 +228,12 @@ def _detect_kind(src: str, files: list[str], setting: str) -> tuple[str, list[st
     if tars and not folders:
         return _file_kind(src, tars, setting), tars
     return "folders", []
+
+
+def _are_of_tars(src: str, parquet: Sequence[str]) -> bool:
+    """Whether Parquet files have tars of the same names in `src` and no images, as img2dataset writes them."""
+    tars = {entry.name.rpartition(".")[0] for entry in list_folder(src) if entry.name.lower().endswith(".tar")}
+    return tars.issuperset(file_name(path).rpartition(".")[0] for path in parquet) and not holds_images(parquet[0])
 
 
 def _file_kind(src: str, files: list[str], setting: str) -> str:

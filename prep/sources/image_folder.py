@@ -14,12 +14,20 @@ from .image_ref import ImageRef, SourceTarget, is_url
 from .look import Look
 from .names import ignore_reason, is_image, other_file_kind
 
-__all__ = ["ImageFolderSource", "walk"]
+__all__ = ["Counts", "ImageFolderSource", "walk"]
 
 _AHEAD = 16  # folders of a store listed concurrently
 
 
-class ImageFolderSource:
+class Counts:
+    """The `listed` entries of a walk: all but the folders that it enters; and those that are `ignored`, by kind."""
+
+    def __init__(self) -> None:
+        self.listed = 0
+        self.ignored: Counter[str] = Counter()
+
+
+class ImageFolderSource(Counts):
     """Class folders, in which images may be nested: the first part of a path is the class. A `Source`.
 
     Images are in ascending order of name. Links to folders are followed, each real folder once, as in `walk`. `look()`
@@ -34,15 +42,16 @@ class ImageFolderSource:
     stamps: Sequence[str] = ()
 
     def __init__(self, src: str, look: Callable[[], Look] | None = None) -> None:
+        super().__init__()
         self.root = src
-        self.ignored: Counter[str] = Counter()
         self.target = SourceTarget()
         self._look = look
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
+        self.listed = 0
         look = Look(self.root) if self._look is None else self._look()
-        for name, entry in walk(self.root, self.ignored):
+        for name, entry in walk(self.root, self):
             label, slash, _ = name.partition("/")
             if entry.kind == "folder":
                 if not slash:
@@ -61,27 +70,28 @@ class ImageFolderSource:
         self.target = replace(self.target, warnings=look.warnings())
 
 
-def walk(root: str, ignored: Counter[str]) -> Iterator[tuple[str, Entry]]:
+def walk(root: str, counts: Counts) -> Iterator[tuple[str, Entry]]:
     """Yield (path relative to `root`, entry) of every file and folder below `root`, ascending; a folder before its
     content.
 
     Each real folder is read once: by its own path if that leads there from `root`, otherwise by the first link to it
-    (so that cycles end). Other links to it are counted in `ignored`, as are hidden entries and junk, which are skipped
+    (so that cycles end). Other links to it are counted as ignored, as are hidden entries and junk, which are skipped
     with everything in them, pipes, devices, and names that fsspec would take for chained URLs. Raises `ResoluteError`
     for a folder that cannot be listed.
     """
     root = root.rstrip("/") or "/"
-    yield from _Walk(root, ignored).below(root, "", list_folder(root))
+    yield from _Walk(root, counts).below(root, "", list_folder(root))
 
 
 class _Walk:
     """The state of a walk: the folders that were read, by device and inode, and the real paths of its beginnings."""
 
-    def __init__(self, root: str, ignored: Counter[str]) -> None:
-        self._ignored, self._visited = ignored, {_identity(root)}
+    def __init__(self, root: str, counts: Counts) -> None:
+        self._counts, self._ignored, self._visited = counts, counts.ignored, {_identity(root)}
         self._roots = {os.path.realpath(root)}  # where the walk began, and where links led that it followed
 
     def below(self, folder: str, prefix: str, listed: list[Entry]) -> Iterator[tuple[str, Entry]]:
+        self._counts.listed += len(listed)
         reasons = [_why_ignored(folder, entry.name) for entry in listed]
         self._ignored.update(why for why in reasons if why)
         inside = [entry for entry, why in zip(listed, reasons, strict=True) if not why]
@@ -98,6 +108,7 @@ class _Walk:
                 if content is None:
                     self._ignored["links to a folder read already"] += 1
                     continue
+                self._counts.listed -= 1  # its entries count
                 yield prefix + entry.name, entry
                 yield from self.below(f"{folder}/{entry.name}", f"{prefix}{entry.name}/", content)
 

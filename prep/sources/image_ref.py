@@ -98,11 +98,13 @@ class Source(Protocol):
     """The images of a source of one format.
 
     Iterating yields each image once, in ascending order of `os.fsencode(name)` where that is free. The other attributes
-    are complete after an iteration; a source may be iterated again.
+    are complete after an iteration; a source may be iterated again. `listed` is counted where entries are read, before
+    anything is known about them, and equals the images that were yielded and those in `ignored`.
     """
 
     root: str  # folder or URL that names are relative to; the archive or file itself, for messages
     ignored: Counter[str]  # kind -> count: hidden, junk, other files (by suffix where usual), unsafe names, ...
+    listed: int  # entries that were read: files, members of archives, samples, rows
     numbered: bool  # labels are class numbers
     label_names: Sequence[str] | None  # names of those numbers, if the source has them
     target: SourceTarget  # complete when the first image is yielded

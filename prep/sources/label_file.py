@@ -13,7 +13,7 @@ from resolute.console import counted
 from resolute.errors import ResoluteError, StorageError
 
 from .filesystem import file_size, list_folder, path_kind, version_stamp, without_query
-from .image_folder import walk
+from .image_folder import Counts, walk
 from .image_ref import MISSING, UNSEEN, ImageRef, Label, SourceTarget, is_url
 from .names import is_image, other_file_kind, safe_below, safe_relative_path
 from .photo_names import EXACT, WITHOUT_SUFFIX, AmbiguousName, NameIndex, differences
@@ -26,17 +26,18 @@ __all__ = ["BothFolders", "FolderFiles", "LabelListSource", "LabelTableSource", 
 Row = tuple[str, Label, int]  # the name as it is written, the target and the line
 
 
-class FolderFiles(NameIndex):
-    """The image files below a folder, by any form of their names; `sizes` are in bytes. Others count in `ignored`.
+class FolderFiles(NameIndex, Counts):
+    """The image files below a folder, by any form of their names; `sizes` are in bytes. Others count in `ignored`, and
+    all files in `listed`.
 
     `table` is the path of the table that names them, to whose folder names may be relative.
     """
 
     def __init__(self, root: str, table: str = "") -> None:
+        Counts.__init__(self)
         self.root = root
-        self.ignored: Counter[str] = Counter()
         self.sizes: dict[str, int | None] = {}
-        for name, entry in walk(root, self.ignored):
+        for name, entry in walk(root, self):
             if entry.kind == "file" and is_image(name):
                 self.sizes[name] = entry.nbytes
             else:
@@ -105,6 +106,7 @@ class LabelTableSource:
     ) -> None:
         self.root = src
         self.ignored: Counter[str] = Counter()
+        self.listed = 0
         self.numbered = True
         self.target = SourceTarget()
         self._labels, self._setting, self._columns = labels, target, columns
@@ -114,6 +116,7 @@ class LabelTableSource:
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
+        self.listed = 0
         files = self._files(self.root)
         if not self._only_rows:
             self.ignored.update(files.ignored)
@@ -130,7 +133,7 @@ class LabelTableSource:
         if self._note is not None:
             self.target = replace(self.target, about=(self._note, *self.target.about))
         self.numbered = table.numbered
-        labelled: set[str] = set()
+        named: set[str] = set()  # the files of rows
         unknown: list[Row] = []
         rows = 0
         is_remote = is_url(self.root) or is_url(self._labels)
@@ -146,21 +149,27 @@ class LabelTableSource:
                 continue
             if name is None and self._only_files:
                 continue
+            self.listed += 1
+            if name is not None:
+                named.add(name)
             if self._setting.is_dropped(label, self._labels, name or written, line):
-                self.ignored["unlabelled"] += name is None
+                self.ignored["unlabelled"] += 1
                 continue
             assert label is not None
             if name is None:
                 unknown.append((written, label, line))
                 continue
-            labelled.add(name)
             yield ImageRef.file(name, label, files.sizes[name], line)
-        yield from self._others(table, files, unknown, labelled, rows, is_remote=is_remote)
+        yield from self._others(table, files, unknown, named, rows, is_remote=is_remote)
+        if not self._only_rows:
+            self.listed += files.listed - len(named)  # a file and its row count once
         if self._also is not None:
             rows_of_val = TargetTable(self._also, self._columns, photos=files, name="VAL_LABELS").rows()
-            labelled.update(name for written, _, line in rows_of_val if (name := self._find(files, written, line)))
+            of_val = {name for written, _, line in rows_of_val if (name := self._find(files, written, line))} - named
+            self.listed -= len(of_val)
+            named |= of_val
         if not self._only_rows:
-            self.ignored["unlabelled"] += len(files.sizes.keys() - labelled)
+            self.ignored["unlabelled"] += len(files.sizes.keys() - named)
         self.ignored += Counter()
 
     def _files(self, root: str) -> FolderFiles:
@@ -180,19 +189,19 @@ class LabelTableSource:
         table: TargetTable,
         files: FolderFiles,
         unknown: Sequence[Row],
-        labelled: set[str],
+        named: set[str],
         rows: int,
         *,
         is_remote: bool,
     ) -> Iterator[ImageRef]:
         """The images of the rows whose names no file has as they are written."""
-        same = _one_to_one(files, unknown, labelled)
+        same = _one_to_one(files, unknown, named)
         missing: list[Row] = []
         renamed: list[tuple[str, str]] = []
         for written, label, line in unknown:
             name = same.get(written)
             if name is not None:
-                labelled.add(name)
+                named.add(name)
                 renamed.append((written, name))
                 yield ImageRef.file(name, label, files.sizes[name], line)
                 continue
@@ -318,6 +327,7 @@ class LabelListSource:
     ) -> None:
         self.root = without_query(src).rpartition("/")[0] or ("/" if src.startswith("/") else ".")
         self.ignored: Counter[str] = Counter()
+        self.listed = 0
         self.files: Sequence[str] = (src,)
         self.numbered = True
         self.target = SourceTarget()
@@ -328,6 +338,7 @@ class LabelListSource:
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
+        self.listed = 0
         stamp = version_stamp(self._src)
         self.target = self._table.target()
         self.numbered = self._table.numbered
@@ -339,6 +350,7 @@ class LabelListSource:
         examples: list[Row] = []
         for written, label, line in self._table:
             rows += 1
+            self.listed += 1
             name = written.removeprefix("./")
             if is_remote and (  # it must not name files of this machine
                 "::" in name or not (name.startswith(scheme) if is_url(name) else safe_relative_path(name))

@@ -75,6 +75,7 @@ def _fill(path: str, columns: str | None, out: ScanWriter, *, with_blank: bool =
             has_path = re.search(r'"?path"? VARCHAR', file.types[image])
             data_and_path = (f"{quoted[0]}.bytes", f"{quoted[0]}.path" if has_path else "NULL")
         for number, (data, image_path, *values) in enumerate(file.rows([*data_and_path, *quoted[1:]], _ROWS)):
+            out.listed += 1
             row_name = f"{name}/{number:09d}"
             cells = tuple(as_cell(value, f"{path}: row {number}") for value in values)
             if data is None:

@@ -43,7 +43,7 @@ __all__ = [
     "scans_at_once",
 ]
 
-_VERSION = 4
+_VERSION = 5
 
 
 class Stop(threading.Event):
@@ -72,6 +72,7 @@ class ScanResult(NamedTuple):
     """The scan of one source file; `data_path` is the file that holds the bytes: the source itself or the blob.
 
     `stamp` is the state of the source file, "" if it is unknown; `columns` are the names of the columns of targets.
+    `listed` is as in `Source`; `notes` are lines about how the file is read.
     """
 
     data_path: str
@@ -80,6 +81,11 @@ class ScanResult(NamedTuple):
     ignored: Counter[str]
     label_names: list[str] | None
     columns: list[str]
+    listed: int
+    notes: list[str]
+
+    def names(self) -> Iterator[str]:
+        return (row.name for row in self.rows())
 
     def rows(self) -> Iterator[ScanRow]:
         with self.rows_file.open(encoding="ascii") as lines:
@@ -88,7 +94,10 @@ class ScanResult(NamedTuple):
 
 
 class ScanWriter:
-    """Collects the images of a source file during a scan; passed to `fill` by `cached_scan`."""
+    """Collects the images of a source file during a scan; passed to `fill` by `cached_scan`.
+
+    `listed` and `ignored` are as in `Source`, but without what the targets decide.
+    """
 
     def __init__(self, stop: threading.Event, where: Path, rows: BinaryIO, blob: BinaryIO) -> None:
         self._where, self._rows, self._blob, self._stop = where, rows, blob, stop
@@ -96,6 +105,8 @@ class ScanWriter:
         self.ignored: Counter[str] = Counter()
         self.label_names: list[str] | None = None
         self.columns: list[str] = []
+        self.listed = 0
+        self.notes: list[str] = []
 
     def note(
         self, name: str, cells: Sequence[Cell], offset: int, nbytes: int, packed: int = PLAIN, size_bytes: int = -1
@@ -111,10 +122,14 @@ class ScanWriter:
 
     def add(self, name: str, cells: Sequence[Cell], data: bytes) -> None:
         """Add an image whose bytes are copied to the blob."""
-        self.note(name, cells, self.blob_bytes, len(data))
+        self.note(name, cells, self.copy(data), len(data))
+
+    def copy(self, data: bytes) -> int:
+        """Copy an image to the blob; returns its offset there."""
         with write_errors(self._where):
             self._blob.write(data)
         self.blob_bytes += len(data)
+        return self.blob_bytes - len(data)
 
 
 def scans_at_once(paths: Sequence[str]) -> int:
@@ -171,7 +186,16 @@ def cached_scan(
         with write_errors(about):
             atomic_write(about, json.dumps(info).encode("ascii"))
     data_path = str(blob) if copies else path
-    return ScanResult(data_path, rows, stamp, Counter(info["ignored"]), info["label_names"], info["columns"])
+    return ScanResult(
+        data_path=data_path,
+        rows_file=rows,
+        stamp=stamp,
+        ignored=Counter(info["ignored"]),
+        label_names=info["label_names"],
+        columns=info["columns"],
+        listed=info["listed"],
+        notes=info["notes"],
+    )
 
 
 def delete_old_versions(folder: Path, paths: Collection[str]) -> None:
@@ -204,6 +228,8 @@ def _fill(rows: Path, blob: Path, fill: Callable[[ScanWriter], None], stop: thre
         "ignored": dict(out.ignored),
         "label_names": out.label_names,
         "columns": out.columns,
+        "listed": out.listed,
+        "notes": out.notes,
     }
 
 
@@ -223,6 +249,7 @@ class ScannedSource(ABC):
     ) -> None:
         self.root = common_root(paths)
         self.ignored: Counter[str] = Counter()
+        self.listed = 0
         self.numbered = True
         self.label_names: Sequence[str] | None = None
         self.copies = copies
@@ -235,6 +262,7 @@ class ScannedSource(ABC):
         self.label_names = None
         scans = scan_all(self._scan_cache, self._scan, self.files)
         self.stamps = [scan.stamp for scan in scans]
+        self.listed = sum(scan.listed for scan in scans)
         for path, scan in zip(self.files, scans, strict=True):
             self.ignored.update(scan.ignored)
             if scan.label_names != scans[0].label_names:

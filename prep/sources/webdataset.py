@@ -1,29 +1,31 @@
 """The source for WebDataset tars of images and labels.
 
 Source: the WebDataset format: the files of a sample are adjacent and share their path up to the first dot of the file
-name, https://github.com/webdataset/webdataset.
+name, https://github.com/webdataset/webdataset. Many tars have keys with dots, `22.05.jpg` and `22.05.cls`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from itertools import islice
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from resolute.errors import ResoluteError
 
-from .archives.tar_members import is_compressed, open_tar
+from .archives.tar_members import TarMember, is_compressed, open_tar
 from .filesystem import file_name
 from .image_ref import MAX_BYTES
-from .names import SUFFIXES, safe_relative_path
+from .names import SUFFIXES, ignore_reason, safe_relative_path
 from .scan_cache import ScannedSource, ScanResult, ScanWriter, Stop, cached_scan
 from .targets import AUTO, Cell, TargetSetting
 
 __all__ = ["LABEL_KEYS", "WebDatasetSource", "are_in_folders", "is_webdataset_tar"]
 
 LABEL_KEYS = ("label", "cls", "class", "class_name", "target")  # keys of a sample's JSON; the first one present is used
+_LABELS = ("cls", "json", "txt")  # extensions of labels; the first one present is used
 _MAX_LABEL_BYTES = 1 << 20
 _PEEK_MEMBERS = 64
 
@@ -32,19 +34,33 @@ class WebDatasetSource(ScannedSource):
     """Tars of samples, each an image and a target in .cls, .json or .txt. A `Source`.
 
     Labels in .cls and .json may be numbers, those in .txt are names. A .json may also hold several labels, or numbers
-    to predict: see `_json_label`. An image's name is TAR/KEY.EXT with the tar's own
-    name. Plain tars are read in place, compressed ones are unpacked once into one file in `scan_cache`, which also
-    keeps the scan. `note` is a line for `target.about`.
+    to predict: see `_json_label`. An image's name is TAR/KEY.EXT with the tar's own name. `image` are the extensions
+    of the images of samples that hold several, such as "jpg" or "left.jpg", by priority. Plain tars are read in place,
+    compressed ones are unpacked once into one file in `scan_cache`, which also keeps the scan. `note` is a line for
+    `target.about`.
     """
 
     def __init__(
-        self, paths: Sequence[str], scan_cache: Path, setting: TargetSetting = AUTO, note: str | None = None
+        self,
+        paths: Sequence[str],
+        scan_cache: Path,
+        setting: TargetSetting = AUTO,
+        note: str | None = None,
+        image: Sequence[str] = (),
     ) -> None:
         super().__init__(paths, scan_cache, copies=any(map(is_compressed, paths)), setting=setting, note=note)
+        self._image = image
 
     def _scan(self, path: str, stop: Stop) -> ScanResult:
-        copies = is_compressed(path)
-        return cached_scan(self._scan_cache, path, "samples", lambda out: _fill(path, out), copies=copies, stop=stop)
+        how = f"samples by key {','.join(self._image)}"
+        return cached_scan(
+            self._scan_cache,
+            path,
+            how,
+            lambda out: _Scan(path, out, self._image).fill(),
+            copies=is_compressed(path),
+            stop=stop,
+        )
 
 
 def is_webdataset_tar(path: str) -> bool:
@@ -61,10 +77,18 @@ def _first_samples(path: str) -> dict[str, set[str]]:
     """{key: extensions} of the first samples of a tar with an image and a label."""
     with open_tar(path) as members:
         names = [safe_relative_path(member.name) for member in islice(members, _PEEK_MEMBERS)]
-    kinds: dict[str, set[str]] = {}
-    for key, extension in (_split(name) for name in names if name):
-        kinds.setdefault(key, set()).add(extension)
-    return {key: kind for key, kind in kinds.items() if _images(kind) and not kind.isdisjoint({"cls", "json", "txt"})}
+    found: dict[str, set[str]] = {}
+    for _, block in groupby(filter(None, names), lambda name: _split(name)[0]):
+        for key, extensions in _samples(block).items():
+            found.setdefault(key, set()).update(extensions)
+    return {
+        key: kinds
+        for key, kinds in found.items()
+        if any(map(_is_image, kinds))
+        and not kinds.isdisjoint(_LABELS)
+        # why: in class folders, such a name rather has its usual meaning
+        and ("." not in key.rpartition("/")[2] or "/" not in key or "cls" in kinds)
+    }
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -74,61 +98,140 @@ def _split(name: str) -> tuple[str, str]:
     return f"{folder}{slash}{stem}", extension.lower()
 
 
-def _images(extensions: set[str]) -> list[str]:
-    return [extension for extension in extensions if f".{extension}" in SUFFIXES]
+def _is_image(extension: str) -> bool:
+    """Whether an extension, which may have several parts, is that of an image."""
+    return f".{extension.rpartition('.')[2]}" in SUFFIXES
 
 
-def _fill(path: str, out: ScanWriter) -> None:
-    tar_name = file_name(path)
-    key = ""
-    images: list[tuple[str, int, int, bytes | None]] = []
-    copies = is_compressed(path)
-    labels: dict[str, Cell] = {}
-    damaged_label = False  # a label of the sample is unreadable
+def _samples(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """{key: {lower-case extension: name}} of adjacent members that share their path up to the first dot.
 
-    def end_sample() -> None:
-        label = labels.get("cls", labels.get("json", labels.get("txt")))
+    The key of a label ends at its last dot: `22.05` of `22.05.cls`. Others belong to the longest such key that they
+    begin with, so that `img.cls` has the images `left.jpg` and `right.jpg`; without one, images have keys of their own.
+    """
+    names = list(names)
+    kinds = {name: _split(name)[1].rpartition(".")[2] for name in names}
+    strongest = next((label for label in _LABELS if label in kinds.values()), "")
+    keys = {name.rpartition(".")[0] for name in names if kinds[name] == strongest}
+    samples: dict[str, dict[str, str]] = {}
+    for chosen in (True, False):  # images first: what has no label's key belongs to theirs
+        for name in names:
+            if _is_image(kinds[name]) != chosen:
+                continue
+            key = next((key for key in _prefixes(name) if key in keys or key in samples), "")
+            key = key or (name.rpartition(".")[0] if chosen else _split(name)[0])
+            samples.setdefault(key, {})[name[len(key) + 1 :].lower()] = name
+    for key in [key for key, inside in samples.items() if not any(map(_is_image, inside))]:
+        owner = next((other for other in _prefixes(key) if other in samples), None)
+        if owner is not None:  # `img.meta.json` beside `img.json` is no sample
+            del samples[key]
+    return samples
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """Yield `name` up to each dot of its file name, the longest first."""
+    folder = name.rpartition("/")[0]
+    while (dot := name.rfind(".", len(folder) + 1)) >= 0:
+        name = name[:dot]
+        yield name
+
+
+class _Member(NamedTuple):
+    """`offset` is -1 for an image that is not used; a label is its value, None without one or if it `is_damaged`."""
+
+    offset: int = -1
+    nbytes: int = 0
+    label: Cell = None
+    is_damaged: bool = False
+
+
+class _Scan:
+    """The scan of a tar."""
+
+    def __init__(self, path: str, out: ScanWriter, image: Sequence[str]) -> None:
+        self._path, self._out, self._image = path, out, image
+        self._copies = is_compressed(path)
+        self._kinds: Counter[str] = Counter()  # extensions of the images of samples with several
+
+    def fill(self) -> None:
+        key, members = "", dict[str, _Member]()
+        out = self._out
+        with open_tar(self._path) as tar:
+            for member in tar:
+                if member.kind == "folder":
+                    continue
+                name = safe_relative_path(member.name)
+                reason = "unsafe names" if name is None else ignore_reason(file_name(name))
+                if name is None or reason or member.kind == "other":
+                    out.listed += 1
+                    out.ignored[reason or "links and devices"] += 1
+                    continue
+                member_key = _split(name)[0]
+                if member_key != key:
+                    self._end(members)
+                    key, members = member_key, {}
+                if name in members:
+                    out.listed += 1
+                    out.ignored["duplicate names"] += 1
+                members[name] = self._read(name, member)
+            self._end(members)
+        if self._kinds:
+            raise ResoluteError(
+                f"{self._path}: samples with several images, got {_counts(self._kinds)}, expected one that is meant; "
+                f"set IMAGE to its extension, such as IMAGE={min(self._kinds, key=_by_priority)}"
+            )
+
+    def _read(self, name: str, member: TarMember) -> _Member:
+        extension = _split(name)[1]
+        last = extension.rpartition(".")[2]
+        if _is_image(extension):
+            is_meant = not self._image or f".{extension}".endswith(tuple(f".{kind}" for kind in self._image))
+            if self._copies and is_meant and member.nbytes <= MAX_BYTES:  # why: larger ones are never read
+                return _Member(self._out.copy(member.read()), member.nbytes)
+            return _Member(member.offset, member.nbytes)
+        if last not in _LABELS:
+            return _Member()
+        try:
+            if member.nbytes > _MAX_LABEL_BYTES:
+                raise ValueError("too many bytes")
+            return _Member(label=_label(last, member.read()))
+        except (ValueError, RecursionError):
+            return _Member(is_damaged=True)
+
+    def _end(self, members: Mapping[str, _Member]) -> None:
+        """End adjacent members that share their path up to the first dot."""
+        samples = _samples(members)
+        self._out.listed += len(samples)
+        for names in samples.values():
+            self._end_sample(names, members)
+
+    def _end_sample(self, names: Mapping[str, str], members: Mapping[str, _Member]) -> None:
+        out = self._out
+        labels = [members[names[kind]] for kind in _LABELS if kind in names]
+        label = next((member.label for member in labels if member.label is not None), None)
+        images = [kind for kind in names if _is_image(kind)]
+        if self._image:
+            # why both: `left.jpg` is also that of the sample `img.left`
+            images = [kind for meant in self._image for kind in images if meant in (kind, _split(names[kind])[1])][:1]
         if len(images) > 1:
-            out.ignored["samples with several images"] += 1
-        elif images and label is None and damaged_label:
+            self._kinds.update(images)
+        elif images and label is None and any(member.is_damaged for member in labels):
             out.ignored["damaged labels"] += 1
         elif images:
-            name, offset, nbytes, data = images[0]
+            name = names[images[0]]
             cells = () if label is None else (label,)
-            if data is not None and cells:
-                out.add(f"{tar_name}/{name}", cells, data)
-            else:
-                out.note(f"{tar_name}/{name}", cells, offset, nbytes)
-        elif labels:
+            out.note(f"{file_name(self._path)}/{name}", cells, members[name].offset, members[name].nbytes)
+        else:
             out.ignored["samples without an image"] += 1
 
-    with open_tar(path) as members:
-        for member in members:
-            if member.kind == "folder":
-                continue
-            name = safe_relative_path(member.name)
-            if name is None or member.kind == "other":
-                out.ignored["unsafe names" if name is None else "links and devices"] += 1
-                continue
-            member_key, extension = _split(name)
-            if member_key != key:
-                end_sample()
-                key, images, labels, damaged_label = member_key, [], {}, False
-            if f".{extension}" in SUFFIXES:
-                # why: a second image of a sample, or one that is too large, is never used
-                is_read = copies and not images and member.nbytes <= MAX_BYTES
-                images.append((name, member.offset, member.nbytes, member.read() if is_read else None))
-            elif extension in ("cls", "json", "txt"):
-                try:
-                    if member.nbytes > _MAX_LABEL_BYTES:
-                        raise ValueError("too many bytes")
-                    label = _label(extension, member.read())
-                except (ValueError, RecursionError):
-                    damaged_label = True
-                    continue
-                if label is not None:
-                    labels[extension] = label
-        end_sample()
+
+def _counts(kinds: Mapping[str, int]) -> str:
+    most = sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{kind} ({count})" for kind, count in most[:6]) + (", …" if len(most) > 6 else "")
+
+
+def _by_priority(kind: str) -> tuple[bool, bool, str]:
+    return "." in kind, kind not in ("jpg", "jpeg"), kind
 
 
 def _label(extension: str, content: bytes) -> Cell:

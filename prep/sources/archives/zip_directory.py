@@ -6,6 +6,8 @@ PKWARE's APPNOTE.TXT 6.3.10, 4.3.7 local header.
 
 from __future__ import annotations
 
+import codecs
+import os
 import struct
 import zipfile
 import zlib
@@ -14,17 +16,22 @@ from typing import BinaryIO, NamedTuple
 
 from resolute.prep.sources.reject import Reject
 
-__all__ = ["HEADER_BYTES", "TAIL_BYTES", "ZipMember", "unzip", "zip_members"]
+__all__ = ["HEADER_BYTES", "TAIL_BYTES", "SeveralVolumes", "ZipMember", "unzip", "zip_members"]
 
 HEADER_BYTES, TAIL_BYTES = 30, 12  # fixed part of a local header; longest part of a data descriptor that is used
 _STORED, _DEFLATED = 0, 8
 _ENCRYPTED, _DESCRIPTOR, _UTF8 = 1 << 0, 1 << 3, 1 << 11
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
+_MAX_END_BYTES = 22 + 65_535  # of the record at the end with its comment
 _UNIX, _LINK = 3, 0o120000
 
 
 class ZipMember(NamedTuple):
-    """`offset` is that of the local header in the file; sizes are in bytes. A folder's name ends with a slash."""
+    """`offset` is that of the local header in the file; sizes are in bytes. A folder's name ends with a slash.
+
+    `has_backslashes`: they are slashes in `name`. `method` is the name of a compression method that `unzip` lacks, ""
+    for others; `raw` are the bytes of a name in an unknown encoding, None for others.
+    """
 
     name: str
     offset: int
@@ -32,37 +39,88 @@ class ZipMember(NamedTuple):
     size_bytes: int
     encrypted: bool
     is_link: bool
+    has_backslashes: bool
+    method: str
+    raw: bytes | None
 
 
-def zip_members(file: BinaryIO) -> Iterator[ZipMember]:
+class SeveralVolumes(ValueError):
+    """A zip file is one of several volumes of an archive."""
+
+
+def zip_members(file: BinaryIO, encoding: str | None = None) -> Iterator[ZipMember]:
     """Yield the members of a seekable zip file in directory order, in about 0.6 kB of memory for each.
 
-    Raises `ValueError` if it is not a zip archive or its directory is damaged.
+    `encoding` is that of names that the archive does not mark as UTF-8; cp437 only of those that are not valid UTF-8.
+    Backslashes in names are slashes if no name has a slash. Raises `ValueError` if it is not a zip archive, its
+    directory is damaged, or a name is not in `encoding`, and `SeveralVolumes`.
     """
+    _refuse_volumes(file)
     try:
         members = zipfile.ZipFile(file).infolist()
     # why these: zipfile raises NotImplementedError for a version of the format that it cannot read, struct.error for
     # an extra field that is cut short; a user needs one line that names the archive, as for any damaged one
     except (zipfile.BadZipFile, NotImplementedError, struct.error) as error:
         raise ValueError(f"a zip archive that cannot be used: {error}") from None
+    has_slash = any("/" in member.orig_filename for member in members)
     for member in members:
+        if member.volume:
+            raise SeveralVolumes
+        name, raw = _name(member, encoding)
         yield ZipMember(
-            name=_name(member),
+            name=name if has_slash else name.replace("\\", "/"),
+            raw=raw,
             offset=member.header_offset,
             packed_bytes=member.compress_size,
             size_bytes=member.file_size,
+            method="" if member.compress_type in (_STORED, _DEFLATED) else _method(member.compress_type),
             encrypted=bool(member.flag_bits & _ENCRYPTED),
             is_link=member.create_system == _UNIX and member.external_attr >> 16 & 0o170000 == _LINK,
+            has_backslashes=not has_slash and "\\" in name,
         )
 
 
-def _name(member: zipfile.ZipInfo) -> str:
+def _refuse_volumes(file: BinaryIO) -> None:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _MAX_END_BYTES))
+    _, mark, end = file.read(_MAX_END_BYTES).rpartition(b"PK\5\6")
+    file.seek(0)
+    # why 0xFFFF: then the number is in another record, which zipfile checks
+    if (mark and end[:2] not in (b"\0\0", b"\xff\xff")) or (not mark and file.read(4) == b"PK\7\b"):
+        raise SeveralVolumes
+
+
+def _method(number: int) -> str:
+    names = {1: "Shrink", 6: "Implode", 9: "Deflate64", 12: "bzip2", 14: "LZMA", 93: "Zstandard", 95: "XZ", 98: "PPMd"}
+    return names.get(number, f"method {number}")
+
+
+def _name(member: zipfile.ZipInfo, encoding: str | None) -> tuple[str, bytes | None]:
+    """(name, its bytes if their encoding is unknown)."""
     if member.flag_bits & _UTF8:
-        return member.orig_filename
-    try:  # why: zip on Linux and macOS writes UTF-8 without the flag; code page 437 is hardly ever valid UTF-8
-        return member.orig_filename.encode("cp437").decode()
+        return member.orig_filename, None
+    raw = member.orig_filename.encode("cp437")  # as which zipfile has decoded it
+    if (name := _unicode_path(member.extra, raw)) is not None:
+        return name, None
+    if encoding is not None and codecs.lookup(encoding).name != "cp437":
+        try:
+            return raw.decode(encoding), None
+        except UnicodeDecodeError:
+            raise ValueError(f"the name {raw!r}, which is not in ZIP_NAMES={encoding}") from None
+    try:  # why: zip on Linux and macOS writes UTF-8 without the flag; other encodings are hardly ever valid UTF-8
+        return raw.decode(), None
     except UnicodeDecodeError:
-        return member.orig_filename
+        return member.orig_filename, raw if encoding is None else None
+
+
+def _unicode_path(extra: bytes, raw: bytes) -> str | None:
+    """The name in the extra field "Info-ZIP Unicode Path", if it belongs to the name `raw`; APPNOTE.TXT 4.6.9."""
+    while len(extra) >= 4:
+        kind, nbytes = struct.unpack_from("<HH", extra)
+        field, extra = extra[4 : 4 + nbytes], extra[4 + nbytes :]
+        if kind == 0x7075 and field[:5] == b"\1" + zlib.crc32(raw).to_bytes(4, "little"):
+            return field[5:].decode("utf-8", "surrogateescape")
+    return None
 
 
 def content_start(data: bytes) -> int:

@@ -39,6 +39,7 @@ class ListedSource:
         self.files: Sequence[str] = ()
         self.stamps: Sequence[str] = ()
         self.ignored: Counter[str] = Counter(hidden=2)
+        self.listed = 0
         self._images = images
 
     def __iter__(self) -> Iterator[ImageRef]:

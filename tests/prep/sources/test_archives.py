@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import struct
 import tarfile
 import time
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,11 @@ import pytest
 
 from resolute.errors import ResoluteError
 from resolute.prep.listing.photos import list_photos
+from resolute.prep.settings import ShardsOptions
 from resolute.prep.sources import archive, parquet_file
 from resolute.prep.sources.detect import open_source
+from resolute.prep.sources.fetch import fetch_many
+from resolute.prep.sources.image_ref import ByteRange
 from resolute.prep.sources.parquet_file import open_parquet
 from resolute.prep.sources.targets import TargetSetting
 from tests.support.source_formats import (
@@ -54,7 +60,7 @@ def test_archive_members_cannot_refer_to_files_outside(tmp_path: Path, work: Pat
     for name, links in (("p.zip", 1), ("p.tar", 3)):
         got = list_source(work, tmp_path / name)
         assert_same_images(got, good)
-        assert got.ignored == {"unsafe names": 5, "links and devices": links}
+        assert got.ignored == {"unsafe names": 4, "names with backslashes": 1, "links and devices": links}
     assert sorted(tmp_path.rglob("*.jpg")) == before
 
 
@@ -112,7 +118,7 @@ def test_samples_are_read_with_their_labels(tmp_path: Path, work: Path) -> None:
             ("./k/000.jpg", jpeg(0), {"cls": b"0003\n"}),
             ("k/001.PNG", jpeg(1), {"json": b'{"caption": "x", "label": 1}'}),
             ("k/002.jpg", jpeg(2), {"json": b"7", "txt": b"a caption"}),
-            ("k/003.jpg", jpeg(3), {"png": jpeg(4), "cls": b"1"}),
+            ("k/003.npy", b"", {"cls": b"1"}),
             ("k/004.jpg", jpeg(5), {"json": b"{}"}),
             ("k/005.json", b"{}", {"cls": b"1"}),
             ("k/006.jpg", jpeg(7), {"json": b"[" * 100_000}),
@@ -133,12 +139,87 @@ def test_samples_are_read_with_their_labels(tmp_path: Path, work: Path) -> None:
         assert {got.name(i): int(got.labels[i]) for i in range(len(got))} == expected
         assert got.classes == tuple(map(str, range(8)))
         assert got.ignored == {
-            "samples with several images": 1,
             "unlabelled": 1,
-            "samples without an image": 1,
+            "samples without an image": 2,
             "damaged labels": 2,
         }
         assert contents(got) == [jpeg(0), jpeg(1), jpeg(2), jpeg(6)]
+
+
+def pack_members(path: Path, *names: str) -> list[bytes]:
+    """A tar of images that differ, and of labels: 1 in .cls, `dog` in .txt; returns the images by position, or b""."""
+    data = [jpeg(i) if name.lower().endswith(("jpg", "png")) else b"" for i, name in enumerate(names)]
+    labels = {".cls": b"1", ".txt": b"dog", ".json": b'{"label": 1}'}
+    contents = [d or labels.get(Path(name).suffix.lower(), b"") for name, d in zip(names, data, strict=True)]
+    pack_tar(path, zip(names, contents, strict=True), "gz" if path.suffix == ".gz" else "")
+    return data
+
+
+@pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ("a.jpg a.cls 22.05.jpg 22.05.cls IMG_1.2.jpg IMG_1.2.cls", "a.jpg 22.05.jpg IMG_1.2.jpg"),
+        ("22.05.cls 22.05.jpg 22.06.cls 22.06.jpg 22.cls 22.jpg", "22.05.jpg 22.06.jpg 22.jpg"),
+        ("22.05.JPG 22.05.CLS 22.05.JSON 22.05.emb.npy", "22.05.JPG"),
+        ("k.1/a.b.c.png k.1/a.b.c.cls", "k.1/a.b.c.png"),
+        ("img.left.jpg img.cls img.emb.npy", "img.left.jpg"),
+        ("img.left.jpg img.left.txt img.cls", "img.left.jpg"),
+        ("a.jpg a.json a.meta.json", "a.jpg"),
+    ],
+)
+def test_keys_with_dots_are_read(tmp_path: Path, work: Path, members: str, expected: str, suffix: str) -> None:
+    pack_members(tmp_path / f"x.{suffix}", *members.split(), *["z.png", "z.cls"])
+    source = open_source(str(tmp_path / f"x.{suffix}"), scan_cache=work)
+    images = list(source)
+    assert [image.name.removeprefix(f"x.{suffix}/") for image in images] == [*expected.split(), "z.png"]
+    assert {image.label for image in images} == {"1"}
+    assert not source.ignored
+
+
+@pytest.mark.parametrize(
+    ("members", "seen", "image", "expected"),
+    [
+        (
+            "0.jpg 0.seg.png 0.cls 1.jpg 1.seg.png 1.cls 2.jpg 2.cls",
+            r"jpg \(2\), seg\.png \(2\)",
+            "JPG",
+            "0.jpg 1.jpg 2.jpg",
+        ),
+        ("a.left.jpg a.right.jpg a.cls", r"left\.jpg \(1\), right\.jpg \(1\)", ".left.jpg", "a.left.jpg"),
+        ("1.5.jpg 1.5.png 1.5.txt 1.6.png 1.6.txt", r"jpg \(1\), png \(1\)", "jpg,png", "1.5.jpg 1.6.png"),
+        ("1.2.left.jpg 1.2.right.jpg 1.2.cls", r"left\.jpg \(1\)", "right.jpg", "1.2.right.jpg"),
+    ],
+)
+def test_of_samples_with_several_images_the_setting_chooses(
+    tmp_path: Path, work: Path, members: str, seen: str, image: str, expected: str
+) -> None:
+    data = pack_members(tmp_path / "x.tar.gz", *members.split())
+    with pytest.raises(ResoluteError, match=rf"samples with several images, got {seen}.*IMAGE="):
+        list(open_source(str(tmp_path / "x.tar.gz"), scan_cache=work))
+    kinds = ShardsOptions(src="x", image=image).images
+    images = list(open_source(str(tmp_path / "x.tar.gz"), scan_cache=work, image=kinds))
+    assert [image.name for image in images] == [f"x.tar.gz/{name}" for name in expected.split()]
+    places = [ByteRange(image.container, image.offset, image.nbytes, image.packed, image.nbytes) for image in images]
+    assert fetch_many(places) == [data[members.split().index(name)] for name in expected.split()]
+
+
+def test_samples_without_the_image_that_is_meant_are_counted(tmp_path: Path, work: Path) -> None:
+    pack_members(tmp_path / "x.tar", *["0.jpg", "0.png", "0.cls", "1.png", "1.cls"])
+    source = open_source(str(tmp_path / "x.tar"), scan_cache=work, image=("jpg",))
+    assert [image.name for image in source] == ["x.tar/0.jpg"]
+    assert source.ignored == {"samples without an image": 1}
+
+
+def test_an_extension_that_is_no_image_is_refused() -> None:
+    with pytest.raises(ResoluteError, match=r"IMAGE: got 'seg\.npy', which is no extension of an image"):
+        ShardsOptions(src="x", image="jpg,seg.npy")
+
+
+def test_image_without_samples_is_refused(tmp_path: Path, work: Path) -> None:
+    make_tree(tmp_path / "photos")
+    with pytest.raises(ResoluteError, match="IMAGE: has no effect for KIND=folders"):
+        list_source(work, tmp_path / "photos", image=("jpg",))
 
 
 def test_parquet_from_the_hugging_face_hub_is_read(tmp_path: Path, work: Path) -> None:
@@ -224,3 +305,236 @@ def test_threads_of_duckdb_that_share_a_file_each_read_their_own_part(
     monkeypatch.setattr(parquet_file, "open_file", lambda path: SlowSeek(Path(path).read_bytes()))
     with open_parquet(str(path)) as opened:
         assert list(opened.rows(["image.bytes", "label"], 64)) == [(data, label) for data, _, label in rows]
+
+
+def labels_of(photos: Any) -> dict[str, str]:
+    return {photos.name(i): photos.classes[n] for i, n in enumerate(photos.labels)}
+
+
+def pack_zips(folder: Path, **names: list[str]) -> str:
+    """Zips by name, `-` written as `_`, of photos with these names; returns the pattern of all of them."""
+    folder.mkdir()
+    number = 0
+    for name, members in names.items():
+        files = []
+        for member in members:
+            files.append((member, jpeg(number)))
+            number += 1
+        pack_zip(folder / f"{name.replace('_', '-')}.zip", files)
+    return f"{folder}/*.zip"
+
+
+@pytest.mark.parametrize(
+    ("archives", "expected"),
+    [
+        ({"part_a": ["part-a/cat/1.jpg"], "part_b": ["part-b/dog/2.jpg"]}, {"cat/1.jpg", "dog/2.jpg"}),
+        (
+            {"p1": ["data_1/cat/1.jpg", "data_1/dog/2.jpg"], "p2": ["data_2/cat/3.jpg", "data_2/dog/4.jpg"]},
+            {"cat/1.jpg", "dog/2.jpg", "cat/3.jpg", "dog/4.jpg"},
+        ),
+        (
+            {"a": ["ds/batch-1/images/cat/1.jpg"], "b": ["ds/batch-2/images/dog/2.jpg", "ds/batch-2/images/elk/3.jpg"]},
+            {"cat/1.jpg", "dog/2.jpg", "elk/3.jpg"},
+        ),
+        (
+            {"a": ["part 1 of 2/cat/images/1.jpg"], "b": ["part 2 of 2/dog/images/2.jpg"]},
+            {"cat/images/1.jpg", "dog/images/2.jpg"},
+        ),
+        ({"a": ["cat/1.jpg"], "b": ["dog/2.jpg"]}, {"cat/1.jpg", "dog/2.jpg"}),
+        (
+            {"a": ["cat/x/1.jpg", "cat/2.jpg"], "b": ["dog/x/3.jpg", "dog/y/4.jpg"]},
+            {"cat/x/1.jpg", "cat/2.jpg", "dog/x/3.jpg", "dog/y/4.jpg"},
+        ),
+        ({"a": ["cat/images/1.jpg"], "b": ["dog/images/2.jpg"]}, {"cat/images/1.jpg", "dog/images/2.jpg"}),
+        (
+            {"a": ["cat/x/1.jpg", "elk/2.jpg"], "b": ["dog/x/3.jpg", "dog/y/4.jpg"]},
+            {"cat/x/1.jpg", "elk/2.jpg", "dog/x/3.jpg", "dog/y/4.jpg"},
+        ),
+    ],
+)
+def test_of_several_archives_the_top_folder_of_each_is_dropped_unless_it_is_a_class(
+    tmp_path: Path, work: Path, archives: dict[str, list[str]], expected: set[str]
+) -> None:
+    got = labels_of(list_source(work, pack_zips(tmp_path / "z", **archives)))
+    assert got == {name: name.partition("/")[0] for name in expected}
+
+
+def test_two_levels_of_folders_that_could_be_classes_are_a_question(tmp_path: Path, work: Path) -> None:
+    src = pack_zips(tmp_path / "z", x=["ann/cat/1.jpg", "ann/dog/2.jpg"], y=["bob/cat/3.jpg", "bob/elk/4.jpg"])
+    with pytest.raises(ResoluteError, match=r"got ann, bob, and in them cat, dog, elk.*KIND=archive.*CLASSES="):
+        list_source(work, src)
+    assert list_source(work, src, kind="archive").classes == ("ann", "bob")
+    assert list_source(work, src, named_classes=("cat", "dog", "elk", "fox")).classes == ("cat", "dog", "elk")
+    assert list_source(work, src, known_classes=("ann", "bob")).classes == ("ann", "bob")
+
+
+def test_archives_of_splits_are_a_question_about_splits(tmp_path: Path, work: Path) -> None:
+    src = pack_zips(
+        tmp_path / "z", train=["train/cat/1.jpg", "train/dog/2.jpg"], val=["val/cat/3.jpg", "val/dog/4.jpg"]
+    )
+    with pytest.raises(ResoluteError, match=r"SRC=\S*z/train\.zip VAL=\S*z/val\.zip"):
+        list_source(work, src)
+
+
+def test_without_a_kind_that_would_answer_the_question_only_classes_are_named(tmp_path: Path, work: Path) -> None:
+    src = pack_zips(tmp_path / "z", a=["part-1/ann/cat/1.jpg"], b=["part-2/bob/dog/2.jpg"])
+    with pytest.raises(ResoluteError, match=r"got ann, bob, and in them cat, dog, expected one; use CLASSES="):
+        list_source(work, src)
+
+
+def test_parts_that_are_dropped_are_said(tmp_path: Path, work: Path) -> None:
+    src = pack_zips(tmp_path / "z", a=["part-a/cat/1.jpg"], b=["part-b/dog/2.jpg"])
+    (line,) = list_source(work, src).about
+    assert line.endswith("the top folders part-a, part-b are read as parts of the data, not as classes")
+
+
+def test_archives_with_and_without_folders_are_a_question(tmp_path: Path, work: Path) -> None:
+    src = pack_zips(tmp_path / "z", cats=["1.jpg", "2.jpg"], others=["dog/1.jpg", "elk/2.jpg"])
+    with pytest.raises(
+        ResoluteError, match=r"got cats\.zip without folders and others\.zip with folders.*KIND=archive"
+    ):
+        list_source(work, src)
+    assert list_source(work, src, kind="archive").ignored == {"outside class folders": 2}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "how"),
+    [("tar", ""), ("tar.gz", "gz"), ("TGZ", "gz"), ("tar.bz2", "bz2"), ("tbz", "bz2"), ("txz", "xz"), ("zip", "")],
+)
+def test_the_class_of_a_flat_archive_is_its_name_without_any_suffix(
+    tmp_path: Path, work: Path, suffix: str, how: str
+) -> None:
+    for n in ("n01", "v1.5"):
+        path = tmp_path / f"{n}.{suffix}"
+        files = [(f"{i}.jpg", jpeg(i)) for i in range(2)]
+        pack_zip(path, files) if suffix == "zip" else pack_tar(path, files, how)
+    assert list_source(work, f"{tmp_path}/*.{suffix}").classes == ("n01", "v1.5")
+    before = Path(f"n01.{suffix}").stem  # as sets that exist may call it
+    assert list_source(work, f"{tmp_path}/*.{suffix}", named_classes=(before,)).classes == (before, "v1.5")
+
+
+def test_equal_names_in_several_archives_are_told_apart_by_the_archive(tmp_path: Path, work: Path) -> None:
+    src = pack_zips(tmp_path / "z", a=["cat/1.jpg", "dog/2.jpg"], b=["cat/1.jpg", "dog/3.jpg"], c=["dog/1.jpg"])
+    got = list_source(work, src)
+    expected = ["a.zip/cat/1.jpg", "b.zip/cat/1.jpg", "dog/1.jpg", "dog/2.jpg", "dog/3.jpg"]
+    assert got.names(range(5)) == expected
+    assert got.classes == ("cat", "dog")
+    assert contents(got) == [jpeg(0), jpeg(2), jpeg(4), jpeg(1), jpeg(3)]
+    assert got.ignored == {}
+    (tmp_path / "more").mkdir()
+    for folder, number in (("x", 8), ("y", 9)):
+        (tmp_path / "more" / folder).mkdir()
+        pack_zip(
+            tmp_path / "more" / folder / "p.zip", [("cat/1.jpg", jpeg(number)), (f"dog/{number}.jpg", jpeg(number))]
+        )
+    got = list_source(work, f"{tmp_path}/more/*/p.zip")
+    assert got.names(range(4)) == ["dog/8.jpg", "dog/9.jpg", "x/p.zip/cat/1.jpg", "y/p.zip/cat/1.jpg"]
+
+
+def test_of_a_name_twice_in_an_archive_the_last_is_kept_and_the_other_counted(tmp_path: Path, work: Path) -> None:
+    with pytest.warns(UserWarning, match="Duplicate name"):
+        path = pack_zip(tmp_path / "a.zip", [("cat/1.jpg", jpeg(1)), ("cat/1.jpg", jpeg(2)), ("dog/1.jpg", jpeg(3))])
+    got = list_source(work, path)
+    assert (contents(got), got.ignored) == ([jpeg(2), jpeg(3)], {"duplicate names": 1})
+
+
+def patched(path: Path, **changes: bytes) -> Path:
+    """The zip of two classes in which the placeholders, which have as many bytes, are replaced."""
+    pack_zip(path, [("AAAA/1.jpg", jpeg(1)), ("BBBB/2.jpg", jpeg(2)), ("notes-CCCC.txt", b"")])
+    data = path.read_bytes()
+    for placeholder, new in changes.items():
+        data = data.replace(placeholder.encode(), new)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("codec", "texts"),
+    [
+        ("gbk", ("\u72d7\u732b", "\u72d7\u72d7")),
+        ("shift_jis", ("\u8868\u732b", "\u72ac\u8868")),
+        ("cp1252", ("caf\xe9", "d\xf6gs")),
+    ],
+)
+def test_names_in_zips_in_other_encodings_are_a_question_that_a_setting_answers(
+    tmp_path: Path, work: Path, codec: str, texts: tuple[str, str]
+) -> None:
+    path = patched(
+        tmp_path / "p.zip", **dict(zip(("AAAA", "BBBB"), (text.encode(codec) for text in texts), strict=True))
+    )
+    with pytest.raises(
+        ResoluteError, match=rf"unknown encoding, which is .*{texts[0]}/1\.jpg in {codec}.*ZIP_NAMES=gbk"
+    ):
+        list_source(work, path)
+    assert list_source(work, path, zip_names=codec).classes == tuple(sorted(texts))
+    garbled = tuple(sorted(text.encode(codec).decode("cp437") for text in texts))
+    if "\\" not in "".join(garbled):
+        assert list_source(work, path, zip_names="cp437").classes == garbled
+    with pytest.raises(ResoluteError, match=r"p\.zip: .*not in ZIP_NAMES=ascii"):
+        list_source(work, path, zip_names="ascii")
+
+
+def test_names_of_other_files_are_no_question_and_names_in_utf_8_are_none(tmp_path: Path, work: Path) -> None:
+    path = patched(tmp_path / "p.zip", AAAA="\u732ba".encode(), CCCC="\u732b\u732b".encode("gbk"))
+    assert list_source(work, path).classes == ("BBBB", "\u732ba")
+
+
+def test_the_unicode_name_beside_another_is_read(tmp_path: Path, work: Path) -> None:
+    raw = "d\xf6gs/1.jpg".encode("cp850")
+    field = b"\1" + zlib.crc32(raw).to_bytes(4, "little") + "d\xf6gs/1.jpg".encode()
+    info = zipfile.ZipInfo("AAAA/1.jpg")
+    info.extra = struct.pack("<HH", 0x7075, len(field)) + field
+    with zipfile.ZipFile(tmp_path / "p.zip", "w") as archive:
+        archive.writestr(info, jpeg(1))
+        archive.writestr("cat/1.jpg", jpeg(2))
+    (tmp_path / "p.zip").write_bytes((tmp_path / "p.zip").read_bytes().replace(b"AAAA", raw[:4]))
+    assert list_source(work, tmp_path / "p.zip").classes == ("cat", "d\xf6gs")
+
+
+@pytest.mark.parametrize("name", ["rot13", "base64", "utf-16", "no-such"])
+def test_what_is_no_encoding_of_names_is_refused(name: str) -> None:
+    with pytest.raises(ResoluteError, match=f"ZIP_NAMES: got {name}, which is no encoding of file names"):
+        ShardsOptions(src="x", zip_names=name)
+
+
+def test_zip_names_without_a_zip_is_refused(tmp_path: Path, work: Path) -> None:
+    pack_tar(tmp_path / "p.tar", [("a/1.jpg", jpeg(1)), ("b/1.jpg", jpeg(2))])
+    with pytest.raises(ResoluteError, match="ZIP_NAMES: has no effect for"):
+        list_source(work, tmp_path / "p.tar", zip_names="gbk")
+
+
+def test_backslashes_are_folders_if_no_name_has_a_slash(tmp_path: Path, work: Path) -> None:
+    files = {"cat/1.jpg": jpeg(1), "dog/2.jpg": jpeg(2)}
+    members = [("ds\\", b""), *((f"ds\\{name}".replace("/", "\\"), data) for name, data in files.items())]
+    got = list_source(work, pack_zip(tmp_path / "p.zip", [*members, ("..\\x.jpg", b"")]))
+    assert_same_images(got, files)
+    assert got.ignored == {"unsafe names": 1}
+    assert got.about == (f"{tmp_path}/p.zip: backslashes in names are read as folders: ds/cat/1.jpg",)
+
+
+@pytest.mark.parametrize(("method", "said"), [(zipfile.ZIP_BZIP2, "bzip2"), (zipfile.ZIP_LZMA, "LZMA"), (98, "PPMd")])
+def test_compression_that_is_not_read_is_refused_while_listing(
+    tmp_path: Path, work: Path, method: int, said: str
+) -> None:
+    path = pack_zip(tmp_path / "p.zip", [("a/1.jpg", jpeg(1)), ("b/2.jpg", jpeg(2)), ("notes.txt", b"")])
+    data = bytearray(path.read_bytes())
+    for at in [m.start() for m in re.finditer(b"PK\1\2", data)][1:]:  # the second photo, and a text
+        data[at + 10] = method
+    path.write_bytes(data)
+    with pytest.raises(ResoluteError, match=rf"got b/2\.jpg compressed by {said}, .*unpack.*repack"):
+        list_source(work, path)
+
+
+@pytest.mark.parametrize("how", ["last", "member", "first"])
+def test_volumes_of_a_zip_are_refused(tmp_path: Path, work: Path, how: str) -> None:
+    path = pack_zip(tmp_path / "p.zip", [("a/1.jpg", jpeg(1)), ("b/2.jpg", jpeg(2))])
+    data = bytearray(path.read_bytes())
+    if how == "last":
+        data[data.index(b"PK\5\6") + 4] = 2
+    elif how == "member":
+        data[data.index(b"PK\1\2") + 34] = 1
+    else:
+        data = bytearray(b"PK\7\b") + data[: data.index(b"PK\1\2")]
+    path.write_bytes(data)
+    with pytest.raises(ResoluteError, match=r"p\.zip: got one of several volumes .*join"):
+        list_source(work, path)

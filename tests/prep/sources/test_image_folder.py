@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from resolute.prep.sources.image_folder import ImageFolderSource, walk
+from resolute.prep.sources.image_folder import Counts, ImageFolderSource, walk
 from tests.support.source_formats import jpeg
 
 Prep = Callable[..., Any]
@@ -81,9 +80,9 @@ def test_many_links_elsewhere_are_followed_each_once(tree: Path) -> None:
     for i in range(300):
         (tree.parent / "store" / f"{i:03d}").mkdir(parents=True)
         (tree / f"class {i:03d}").symlink_to(tree.parent / "store" / f"{i:03d}")
-    ignored: Counter[str] = Counter()
-    assert sum(entry.kind == "folder" for _, entry in walk(str(tree), ignored)) == 303
-    assert not ignored
+    counts = Counts()
+    assert sum(entry.kind == "folder" for _, entry in walk(str(tree), counts)) == 303
+    assert not counts.ignored
 
 
 def test_every_entry_is_a_photo_or_counted_as_ignored(tree: Path) -> None:

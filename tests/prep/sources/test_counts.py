@@ -1,0 +1,213 @@
+"""Every entry of a source is yielded or counted as ignored, whatever its format; of a set, stored or rejected too."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from resolute.prep.sources.detect import open_source
+from resolute.prep.sources.image_ref import Source
+from resolute.prep.sources.targets import TargetSetting
+from tests.support.cli import prep
+from tests.support.source_formats import jpeg, pack_parquet, pack_samples, pack_tar, pack_zip
+
+PHOTOS = ["cat/1.jpg", "cat/2.JPEG", "dog/deep/3.png", "dog/4.jpg"]
+OTHERS = ["cat/.hidden.jpg", ".git/a", "cat/._1.jpg", "dog/Thumbs.db", "cat/notes.txt", "dog/x.odd-suffix", "flat.jpg"]
+UNSAFE = ["../x.jpg", "/a/x.jpg", "cat\\x.jpg"]
+MAKERS: dict[str, tuple[Callable[[Path], dict[str, Any]], int]] = {}
+DROP = TargetSetting(drop_unlabelled=True)
+
+
+def source(kind: str, listed: int) -> Callable[[Callable[[Path], dict[str, Any]]], None]:
+    """Adds a function that makes a source with so many entries, and returns the arguments of `open_source`."""
+
+    def add(make: Callable[[Path], dict[str, Any]]) -> None:
+        MAKERS[kind] = make, listed
+
+    return add
+
+
+def members(*more: str) -> list[tuple[str, bytes]]:
+    return [(name, jpeg(i)) for i, name in enumerate([*PHOTOS, *OTHERS, *more])]
+
+
+def make_folder(root: Path) -> Path:
+    """All of `members`, a link to a folder, one to a photo, a broken one, a pipe and an empty class: 16 entries."""
+    for name, data in members():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    (root / "empty").mkdir()
+    (root / "dog/again").symlink_to(root / "cat")
+    (root / "cat/link.jpg").symlink_to(root / "dog/4.jpg")
+    (root / "cat/gone.jpg").symlink_to(root / "nowhere")
+    (root / "cat/gone.txt").symlink_to(root / "nowhere")
+    os.mkfifo(root / "dog/pipe.jpg")
+    return root
+
+
+@source("folders", 16)
+def _(tmp: Path) -> dict[str, Any]:
+    return {"src": make_folder(tmp / "p")}
+
+
+@source("zip", 17)
+def _(tmp: Path) -> dict[str, Any]:
+    path = pack_zip(tmp / "p.zip", members("cat/", *UNSAFE, "dog/4.jpg/.."))
+    with zipfile.ZipFile(path, "a") as archive:
+        link = zipfile.ZipInfo("cat/link.jpg")
+        link.external_attr = 0o120777 << 16
+        archive.writestr(link, "4.jpg")
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("cat/1.jpg", jpeg(1))
+    return {"src": path}
+
+
+@source("tar", 17)
+def _(tmp: Path) -> dict[str, Any]:
+    return {"src": add_links(pack_tar(tmp / "p.tar", members(*UNSAFE, "cat/1.jpg")))}
+
+
+@source("tar.gz", 15)
+def _(tmp: Path) -> dict[str, Any]:
+    return {"src": pack_tar(tmp / "p.tar.gz", members(*UNSAFE, "cat/1.jpg"), "gz")}
+
+
+def add_links(path: Path) -> Path:
+    """Adds a folder and two links."""
+    with tarfile.open(path, "a") as tar:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE):
+            info = tarfile.TarInfo("cat/link.jpg")
+            info.type, info.linkname = kind, "cat/1.jpg"
+            tar.addfile(info)
+    return path
+
+
+@source("archives", 22)
+def _(tmp: Path) -> dict[str, Any]:
+    for name in ("a", "b"):
+        pack_zip(
+            tmp / f"{name}.zip",
+            [(f"part-{name}/{member}".replace(f"part-{name}/flat", "flat"), data) for member, data in members()],
+        )
+    return {"src": tmp / "*.zip"}
+
+
+@source("flat archives", 3)
+def _(tmp: Path) -> dict[str, Any]:
+    pack_tar(tmp / "a.tar", [("1.jpg", jpeg(1)), ("notes.txt", b"")])
+    pack_tar(tmp / "b.tar", [("1.jpg", jpeg(2))])
+    return {"src": tmp / "*.tar"}
+
+
+@source("webdataset", 13)
+def _(tmp: Path) -> dict[str, Any]:
+    samples: list[tuple[str, bytes, dict[str, bytes]]] = [
+        ("0.jpg", jpeg(0), {"cls": b"0", "txt": b"a caption"}),
+        ("1.5.jpg", jpeg(1), {"cls": b"1"}),
+        ("1.6.jpg", jpeg(2), {"cls": b"1"}),
+        ("2.jpg", jpeg(3), {"json": b"{}"}),  # unlabelled
+        ("3.jpg", jpeg(4), {"json": b"["}),  # damaged
+        ("4.npy", b"", {"cls": b"0"}),  # no image
+        ("README", b"", {}),
+        ("5.png", jpeg(5), {"jpg": jpeg(6), "cls": b"0"}),  # two images
+        ("6.png", jpeg(7), {"cls": b"0"}),  # not the image that is meant
+        ("../7.jpg", jpeg(8), {}),
+        ("._8.jpg", jpeg(8), {}),
+    ]
+    return {"src": add_links(pack_samples(tmp / "p.tar", samples)), "target": DROP, "image": ("jpg",)}
+
+
+@source("parquet", 5)
+def _(tmp: Path) -> dict[str, Any]:
+    rows = [(jpeg(i) if i != 2 else None, f"{i}.jpg", label) for i, label in enumerate((0, 1, 1, -1, 0))]
+    return {"src": pack_parquet(tmp / "p.parquet", rows, ["a", "b"]), "target": DROP}
+
+
+def write(path: Path, *lines: str) -> str:
+    path.write_text("\n".join(["image,label", *lines]) + "\n")
+    return str(path)
+
+
+ROWS = ["cat/1.jpg,a", "dog/4.jpg,b", "cat/2.JPEG,-1", "absent.jpg,a", "cat/1.jpg,a", "dog/4.jpg,", "none.jpg,"]
+
+
+@source("table", 20)  # the 16 of the folder, two rows without a file, a row twice and one for a file twice
+def _(tmp: Path) -> dict[str, Any]:
+    return {"src": make_folder(tmp / "p"), "labels": write(tmp / "t.csv", *ROWS), "target": DROP}
+
+
+@source("table of two folders", 16)
+def _(tmp: Path) -> dict[str, Any]:
+    make_folder(tmp / "p")
+    (tmp / "q").mkdir()
+    (tmp / "q" / "9.jpg").write_bytes(jpeg(9))
+    labels = write(tmp / "t.csv", "cat/1.jpg,a", "dog/4.jpg,b", "9.jpg,a")
+    return {"src": tmp / "p", "labels": labels, "elsewhere": str(tmp / "q")}
+
+
+@source("table beside one of val", 15)
+def _(tmp: Path) -> dict[str, Any]:
+    labels, also = write(tmp / "t.csv", "cat/1.jpg,a", "dog/4.jpg,b"), write(tmp / "v.csv", "cat/2.JPEG,a")
+    return {"src": make_folder(tmp / "p"), "labels": labels, "also": also}
+
+
+@source("table of val in the same folder", 3)
+def _(tmp: Path) -> dict[str, Any]:
+    labels = write(tmp / "v.csv", "cat/1.jpg,a", "dog/4.jpg,b", "cat/2.JPEG,")
+    return {"src": make_folder(tmp / "p"), "labels": labels, "is_one_folder": True, "setting": "VAL", "target": DROP}
+
+
+@source("list", 6)
+def _(tmp: Path) -> dict[str, Any]:
+    make_folder(tmp / "p")
+    rows = ["cat/1.jpg,a", "dog/4.jpg,b", "cat/2.JPEG,-1", "gone.jpg,a", "cat/1.jpg,a", "dog/deep/3.png,"]
+    return {"src": write(tmp / "p" / "t.csv", *rows), "target": DROP}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_every_entry_is_yielded_or_counted_as_ignored(tmp_path: Path, work: Path, kind: str) -> None:
+    make, listed = MAKERS[kind]
+    options = make(tmp_path)
+    opened: Source = open_source(str(options.pop("src")), scan_cache=work / "spool", **options)
+    for _ in range(2):  # the second time from the cache of scans
+        yielded = sum(1 for _ in opened)
+        assert (opened.listed, yielded + sum(opened.ignored.values())) == (listed, listed), opened.ignored
+        assert yielded
+
+
+@pytest.mark.parametrize("duplicates", ["keep", "drop"])
+def test_of_a_set_every_entry_is_stored_or_rejected_or_counted_as_ignored(
+    tmp_path: Path, scene: Callable[..., Any], duplicates: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        photos = [(f"{c}/{i}.jpg", encoded(scene(i + (c == "dog"), 40, 40))) for c in ("cat", "dog") for i in range(4)]
+        pack_zip(tmp_path / f"{name}.zip", [*photos, (f"cat/bad-{name}.jpg", name.encode()), ("cat/x.txt", b"")])
+    src, out = tmp_path / "*.zip", tmp_path / "set"
+    options = ["--src", src, "--out", out, "--res", 32, "--max-bad", 0.5, "--duplicates", duplicates, "--workers", 1]
+    assert prep(options) == 0
+    opened = open_source(str(src), scan_cache=tmp_path / "spool")
+    assert sum(1 for _ in opened) == 18
+    manifest = json.loads((out / "manifest.json").read_bytes())
+    stored = sum(split["samples"] for split in manifest["splits"].values())
+    rejected = len((out / "rejects.jsonl").read_text().splitlines())
+    said = "".join(capsys.readouterr()).partition("ignored: ")[2].partition("\n")[0]
+    ignored = {kind: int(n) for n, kind in re.findall(r"(\d+) (exact copies|\.txt)", said)}
+    assert (opened.listed, rejected, ignored[".txt"]) == (20, 2, 2)
+    assert stored + rejected + sum(ignored.values()) == opened.listed
+    assert ("exact copies" in ignored) == (duplicates == "drop")
+
+
+def encoded(pixels: Any) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "JPEG")
+    return out.getvalue()
