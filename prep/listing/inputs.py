@@ -109,7 +109,7 @@ def list_sources(
     class_file = None if settings.classes is None else read_classes(Path(settings.classes))
     sources: dict[str, Photos] = {}
     ignored: Counter[str] = Counter()
-    named = (*known_classes, *((class_file.names or ()) if class_file else ()))
+    named = (*known_classes, *(class_file.names if class_file else ()))
     for name, source in open_sources(settings, scan_cache, lambda: sources["train"].classes, named_classes=named):
         _refuse_unreachable_copies(settings, source)
         if name == "train":

@@ -55,7 +55,7 @@ def open_sources(
         is_one_folder=is_one_folder,
         listed=listed,
         columns_are_of_val=settings.labels is None and settings.val_labels is not None,
-        max_bad=settings.max_bad,
+        max_bad=settings.max_bad_frac,
         named_classes=named_classes,
         scan_cache=scan_cache,
     )
@@ -73,7 +73,7 @@ def open_sources(
                 is_one_folder=is_one_folder,
                 listed=listed,
                 known_classes=classes(),
-                max_bad=settings.max_bad,
+                max_bad=settings.max_bad_frac,
                 named_classes=named_classes,
                 scan_cache=scan_cache,
                 setting="VAL",
