@@ -20,7 +20,7 @@ from typing import Any
 
 from resolute.errors import ResoluteError, StorageError
 from resolute.files import write_errors
-from resolute.pipeline.dataset.format import FORMAT, VERSION, manifest_bytes, rejects_name, shard_name
+from resolute.pipeline.dataset.format import FORMAT, VERSION, manifest_bytes, shard_name
 from resolute.prep.convert.codecs import check_codecs, codec_versions
 from resolute.prep.listing.checks import input_warnings
 from resolute.prep.listing.compare import Comparison
@@ -31,6 +31,7 @@ from resolute.prep.run.stats import RunStats
 from resolute.prep.shard_set.cards import CARD, CROISSANT, write_card
 from resolute.prep.shard_set.cleanup import delete_orphans, delete_partial, start_over
 from resolute.prep.shard_set.existing_set import (
+    MANIFEST,
     ExistingSet,
     describe_differences,
     open_existing,
@@ -50,10 +51,11 @@ from resolute.prep.shard_set.shard_plan import (
     start_planned,
 )
 from resolute.prep.shard_set.source_record import (
-    add_signature,
     check_replaced_source,
     is_other_source,
     read_record,
+    variables_of,
+    with_remembered,
     write_record,
 )
 from resolute.prep.sources.archives.containers import content_hash
@@ -85,6 +87,7 @@ __all__ = [
 ]
 
 _ARCHIVES = f"{RUN_FOLDER}/archives.json"  # while a set is unfinished: its plan, and the hash of its archives' contents
+_REJECTS = f"{RUN_FOLDER}/rejects.jsonl"  # of a run that failed; those of a finished set stay as they are
 _MORE_ROUNDS = 2  # for shards whose files have vanished by the time the manifest is written
 
 
@@ -218,6 +221,7 @@ def plan_set(
     check_lock = stack.enter_context(store.exclusive_lock())
     scratch = scratch_folder(stack, store)
     existing = open_existing(store, rebuild=settings.rebuild)
+    settings = with_remembered(settings, store)
     if settings.extend:
         existing = check_extendable(store, settings, existing)
         if existing.manifest is not None and existing.lost(store):
@@ -321,7 +325,7 @@ def _repair(sources: _Sources, existing: ExistingSet) -> _Plan | _Nothing:
     if existing.is_complete(store, sources.settings.resolutions):
         delete_partial(store)  # such as that of a report whose writer was killed
         delete_run_files(store)
-        write_record(store, sources.settings, sources.signature())
+        write_record(store, variables_of(sources.settings), sources.signature())
         if CROISSANT in manifest["files"] and store.size(CARD) is None:  # why: older sets have neither
             write_card(store, manifest)
         return _Nothing(manifest=manifest)
@@ -415,11 +419,12 @@ def _work(stack: ExitStack, sources: _Sources, wanted: _Plan, check_lock: Callab
         plans=plans,
         src=settings.src,
         layout=layout,
-        max_bad=settings.max_bad,
+        max_bad=settings.max_bad_frac,
         ignored=sources.inputs.ignored,
         short_sides={},
         damaged=wanted.damaged,
         signature=sources.signature(),
+        variables=variables_of(settings),
         warnings=tuple(input_warnings(settings, sources.inputs, is_extension=sources.comparison is not None)),
     )
     records = Records(store, set_plan.hash_of, scratch / "records")
@@ -444,7 +449,8 @@ def _work(stack: ExitStack, sources: _Sources, wanted: _Plan, check_lock: Callab
     if shard_plan.stamps:
         own = [shard for shard in layout if layout.generation(*shard) == newest]
         _check_same_archives(store, shard_plan, has_shards=any(records.resolutions(*shard) for shard in own))
-    write_record(store, settings)
+    if store.size(MANIFEST) is None:  # why: that of a finished set describes it until it is replaced
+        write_record(store, variables_of(settings))
     work = Work(
         plan=set_plan,
         shard_plan=shard_plan,
@@ -518,7 +524,8 @@ def finalize(
     check_lock()
     manifest = finalize_set(store, plan, records, photos, kept, scratch)
     delete_orphans(store, manifest["files"])
-    add_signature(store, plan.signature)
+    if plan.variables is not None:  # of jobs that an older version planned
+        write_record(store, plan.variables, plan.signature)
     delete_run_files(store)
     return manifest
 
@@ -586,28 +593,28 @@ def _check_rejects(
 ) -> None:
     """Raise `ResoluteError` if there are more `rejects` than allowed, or if they are all that a split holds.
 
-    `rejects` maps (split, key) to a reason; on failure they are written to rejects.jsonl. `so_far`: the run is not
+    `rejects` maps (split, key) to a reason; on failure they are written to `_REJECTS`. `so_far`: the run is not
     finished and more may follow.
     """
-    images, newest = plan.layout.images, len(plan.plans) - 1
+    images = plan.layout.images
     counts = Counter(name for name, _ in rejects)
     empty = None  # why: an extension may have no sample in a split
     if not plan.layout.first:
         empty = next((name for name in images if counts[name] == images[name]), None)
     if len(rejects) <= plan.max_rejects and empty is None:
         return
-    write_rejects(store, rejects, photos, generation=newest)
+    write_rejects(store, _REJECTS, rejects, photos)
     description = describe_reasons(rejects.values())
     if len(rejects) > plan.max_rejects:
         raise ResoluteError(
             f"{plan.src}: too many unusable images, got {len(rejects)} of {sum(images.values())}"
-            f"{' so far' if so_far else ''} ({description}), expected at most {int(plan.max_rejects)} "
-            f"(--max-bad {plan.max_bad}); see {store.where}/{rejects_name(newest)}"
+            f"{' so far' if so_far else ''} ({description}), expected at most {plan.max_rejects} "
+            f"(MAX_BAD={plan.max_bad}); see {store.where}/{_REJECTS}, then mend them or raise MAX_BAD (--max-bad)"
         )
     assert empty is not None
     raise ResoluteError(
         f"{plan.src}: no image of {empty} is usable, got {counts[empty]} rejects "
-        f"({description}), expected at least one sample; see {store.where}/{rejects_name(newest)}"
+        f"({description}), expected at least one sample; see {store.where}/{_REJECTS}, then mend them"
     )
 
 

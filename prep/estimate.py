@@ -20,6 +20,7 @@ from resolute.prep.run.stats import RunStats
 from resolute.prep.shard_set.existing_set import open_existing
 from resolute.prep.shard_set.set_plan import SetPlan, layout_of
 from resolute.prep.shard_set.shard_plan import ShardPlan, plan_photos
+from resolute.prep.shard_set.source_record import with_remembered
 from resolute.prep.shard_set.writer import ShardSpec
 from resolute.prep.storage.output import open_store
 from resolute.scratch import ScratchFolder
@@ -38,6 +39,7 @@ def dry_run(settings: Settings) -> str:
     """Report counts, classes and estimated bytes and time, without a final newline. Raises `ResoluteError` as prep
     would."""
     check_no_overlap(settings)
+    settings = with_remembered(settings, open_store(settings.out))
     with ExitStack() as stack:
         folder = stack.enter_context(ScratchFolder())
         database = Database(folder)
@@ -147,7 +149,7 @@ def _sample(settings: Settings, inputs: Inputs, split: str, sides: Mapping[int, 
         src=settings.src,
         layout=layout_of([plan]),
         short_sides=sides,
-        max_bad=settings.max_bad,
+        max_bad=settings.max_bad_frac,
         ignored=inputs.ignored,
         warnings=(),
         damaged=frozenset(),

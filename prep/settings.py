@@ -103,7 +103,13 @@ class JobsPlanOptions:
         "bits that samples of 16 bits use, 8 to 16: with 12, 0 to 4095 become black to white; auto: 16, and prep asks "
         "if many such photos are dark",
     )
-    max_bad: float = setting(0.01, "fraction of the images that may be unusable", ge=0, le=1)
+    max_bad: float | None = setting(
+        None,
+        "fraction of the images that may be unusable, at least one image unless 0 (default: 0.01, or that of the set "
+        "in OUT)",
+        ge=0,
+        le=1,
+    )
     unlabelled: Literal["refuse", "drop", "keep"] = setting(
         "refuse",
         "photos whose label is empty, -1 or a word such as nan, None or unknown: an error, or left out and counted; "
@@ -194,6 +200,11 @@ class JobsPlanOptions:
     @property
     def held_out_frac(self) -> float:
         return 0.1 if self.val_frac is None else self.val_frac
+
+    @property
+    def max_bad_frac(self) -> float:
+        """The fraction (0..1) of the images that may be unusable."""
+        return 0.01 if self.max_bad is None else self.max_bad
 
     @property
     def grey_bits(self) -> int:

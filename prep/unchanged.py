@@ -22,7 +22,7 @@ from resolute.prep.listing.open_sources import open_sources
 from resolute.prep.shard_set.cards import CARD, CROISSANT
 from resolute.prep.shard_set.existing_set import DAMAGED, MANIFEST
 from resolute.prep.shard_set.record import lost_files
-from resolute.prep.shard_set.source_record import record_of
+from resolute.prep.shard_set.source_record import record_of, with_remembered
 from resolute.prep.sources.signature import has_signature
 from resolute.prep.storage.output import RUN_FOLDER, Store, open_store
 
@@ -45,6 +45,7 @@ def unchanged_set(settings: Settings) -> dict[str, Any] | None:
         signature: dict[str, str] = record["signature"]
         if not is_sealed(manifest_data) or manifest["version"] != VERSION or not _is_whole(store, manifest, settings):
             return None
+        settings = with_remembered(settings, store)
         is_same = json.loads(record_of(settings, signature)) == record and _is_current(settings, signature)
         return manifest if is_same else None
     # No set, a damaged one, or a source that cannot be read: `build` says what it is.

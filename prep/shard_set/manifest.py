@@ -95,7 +95,7 @@ def finalize_set(
         own_rejects = {
             (split, key): reason for (split, key), reason in rejects.items() if key < layout.keys_of(split, number).stop
         }
-        files[rejects_name(number)] = write_rejects(store, own_rejects, photos, generation=number)
+        files[rejects_name(number)] = write_rejects(store, rejects_name(number), own_rejects, photos)
         for split in splits:
             for generation in [*range(number)] * (number == first) + [number]:
                 duplicates.add(split, rows.digests(split, generation))
@@ -275,10 +275,8 @@ def read_rejects(store: Store, generation: int) -> dict[tuple[str, int], str]:
     return {(row["split"], row["key"]): row["reason"] for row in rows}
 
 
-def write_rejects(
-    store: Store, rejects: Mapping[tuple[str, int], str], photos: SetPhotos, *, generation: int = 0
-) -> FileInfo:
-    """Write {path, split, key, reason} of every rejected input, from {(split, key): reason}."""
+def write_rejects(store: Store, name: str, rejects: Mapping[tuple[str, int], str], photos: SetPhotos) -> FileInfo:
+    """Write {path, split, key, reason} of every rejected input to the file `name`, from {(split, key): reason}."""
 
     def rows() -> Iterator[bytes]:
         ordered = sorted(rejects.items())
@@ -286,7 +284,7 @@ def write_rejects(
             row = {"path": path, "split": split, "key": key, "reason": reason}
             yield (json.dumps(row) + "\n").encode()
 
-    return _stream(store, rejects_name(generation), rows())
+    return _stream(store, name, rows())
 
 
 def _numbered(records: Iterable[ShardRecord], place: int) -> Iterator[NDArray[Any]]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import floor
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,7 @@ class SetPlan:
     messages; `short_sides` maps resolution to stored short side, both px; `max_bad` (0..1) is the fraction of images
     that may be rejected. `ignored` counts things in the source that are not images of a class, by kind; `warnings` are
     about the inputs; `damaged` are the files that `verify` had listed when the plan was made; `signature` is the state
-    of the source then, None if it is unknown.
+    of the source then, None if it is unknown; `variables` are those of source.json.
     """
 
     plans: tuple[Mapping[str, Any], ...]
@@ -125,11 +126,13 @@ class SetPlan:
     warnings: tuple[str, ...]
     damaged: frozenset[str]
     signature: Mapping[str, str] | None = None
+    variables: Mapping[str, str] | None = None
 
     @property
-    def max_rejects(self) -> float:
-        """The number of images that may be rejected."""
-        return self.max_bad * sum(self.layout.images.values())
+    def max_rejects(self) -> int:
+        """The number of images that may be rejected: at least one, unless `max_bad` is 0."""
+        share = self.max_bad * sum(self.layout.images.values())
+        return max(int(self.max_bad > 0), floor(round(share, 6)))  # why rounded: 0.29 * 100 is 28.999999999999996
 
     @cached_property
     def hashes(self) -> tuple[str, ...]:
@@ -172,6 +175,7 @@ class SetPlan:
                 "warnings": self.warnings,
                 "damaged": sorted(self.damaged),
                 "signature": self.signature,
+                "variables": self.variables,
             }
         )
 
@@ -195,6 +199,7 @@ class SetPlan:
             warnings=tuple(values["warnings"]),
             damaged=frozenset(values["damaged"]),
             signature=values.get("signature"),
+            variables=values.get("variables"),
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from resolute.console import say
@@ -17,29 +17,47 @@ from resolute.prep.settings import JobsPlanOptions, Settings
 from resolute.prep.storage.output import Store
 
 from .existing_set import MANIFEST, ExistingSet
+from .record import record_names
 
 __all__ = [
-    "add_signature",
     "check_replaced_source",
     "is_other_source",
     "missing_source_error",
     "read_record",
     "record_of",
     "rerun_command",
+    "variables_of",
+    "with_remembered",
     "write_record",
 ]
 
 _OF_A_RUN = frozenset({"src", "out", "res", "rebuild", "extend"})  # settings that are not those of the set's contents
 
 
-def write_record(store: Store, settings: Settings, signature: Mapping[str, str] | None = None) -> None:
-    """Record the settings of the set at `store`, and the signature of its source once it is finished.
+def write_record(store: Store, variables: Mapping[str, str], signature: Mapping[str, str] | None = None) -> None:
+    """Record `variables_of` the set at `store`, and the signature of its source once it is finished.
 
     Raises `ResoluteError` if it cannot be written.
     """
-    data = record_of(settings, signature)
+    data = record_bytes(variables, signature)
     if _read(store) != data:
         store.write(SOURCE_RECORD, data)
+
+
+def variables_of(settings: Settings) -> dict[str, str]:
+    """The `make shards` variables of a set with these settings, except OUT and RES, without credentials."""
+    variables = parse_record(record_of(settings))
+    assert variables is not None
+    return variables
+
+
+def with_remembered(settings: Settings, store: Store) -> Settings:
+    """`settings` with the MAX_BAD that the set at `store` was made with, unless they have one or replace the set."""
+    is_there = store.size(MANIFEST) is not None or bool(record_names(store))
+    if settings.max_bad is not None or settings.rebuild or not is_there:
+        return settings
+    max_bad = (read_record(store) or {}).get("MAX_BAD")
+    return settings if max_bad is None else replace(settings, max_bad=float(max_bad))
 
 
 def record_of(settings: Settings, signature: Mapping[str, str] | None = None) -> bytes:
@@ -53,13 +71,6 @@ def record_of(settings: Settings, signature: Mapping[str, str] | None = None) ->
     return record_bytes(variables, signature)
 
 
-def add_signature(store: Store, signature: Mapping[str, str] | None) -> None:
-    """Add the signature of the source to the record of a set that is finished now."""
-    variables = read_record(store)
-    if variables is not None and signature is not None:
-        store.write(SOURCE_RECORD, record_bytes(variables, signature))
-
-
 def read_record(store: Store) -> dict[str, str] | None:
     """The `make shards` variables that the set was made with, except OUT and RES; None if they are not recorded."""
     return parse_record(_read(store))
@@ -69,9 +80,7 @@ def is_other_source(record: Mapping[str, str] | None, settings: Settings) -> boo
     """Whether a set with this record was made from another SRC than `settings`; False if that is unknown."""
     if record is None:
         return False
-    own_record = parse_record(record_bytes({"SRC": settings.src}))
-    assert own_record is not None
-    return os.path.realpath(record["SRC"]) != os.path.realpath(own_record["SRC"])
+    return os.path.realpath(record["SRC"]) != os.path.realpath(variables_of(settings)["SRC"])
 
 
 def check_replaced_source(store: Store, settings: Settings, existing: ExistingSet, source: Mapping[str, Any]) -> None:

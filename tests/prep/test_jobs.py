@@ -186,14 +186,15 @@ def test_finish_lists_missing_shards_and_a_single_prep_makes_them(
 
 
 def test_too_many_rejects_are_refused_at_the_end_and_a_new_plan_may_allow_them(jobs: Jobs) -> None:
-    (jobs.src / "apple" / "03.jpg").write_bytes(b"junk")
+    for name in ("03.jpg", "05.jpg"):
+        (jobs.src / "apple" / name).write_bytes(b"junk")
     assert jobs.plan()[0] == 0
     jobs.convert(":")
-    refused(jobs.finish(), "too many unusable images, got 1 of 60", "(--max-bad 0.01)")
+    refused(jobs.finish(), "too many unusable images, got 2 of 60", "(MAX_BAD=0.01)")
     assert not (jobs.out / "manifest.json").exists()
     assert "7 of them are finished" in jobs.plan("--max-bad", 0.1)[1]
     assert jobs.finish()[0] == 0
-    assert len((jobs.out / "rejects.jsonl").read_text().splitlines()) == 1
+    assert len((jobs.out / "rejects.jsonl").read_text().splitlines()) == 2
 
 
 @SLOW

@@ -39,12 +39,12 @@ def test_too_many_rejects_leave_no_manifest_and_allowed_ones_are_listed_and_leav
     photos: Path, tmp_path: Path, prep: Prep, damaged: dict[str, str]
 ) -> None:
     out, argv = tmp_path / "s", ("--src", photos, "--res", "32,48", "--shard-samples", 20)
-    ran = prep(*argv, "--out", out)
+    ran = prep(*argv, "--out", out, "--max-bad", 0)
     assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
     for words in ("too many unusable images", "got 1 of 62", "expected at most 0", "1 not there"):
         assert words in ran.err
     assert not (out / "manifest.json").exists()
-    (row,) = map(json.loads, (out / "rejects.jsonl").read_text().splitlines())
+    (row,) = map(json.loads, (out / ".prep" / "rejects.jsonl").read_text().splitlines())
     assert (row["path"], row["reason"]) == ("cat/lost.png", NOT_THERE)
 
     ran = prep(*argv, "--out", out, "--max-bad", 0.1)

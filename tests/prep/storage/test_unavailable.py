@@ -130,7 +130,7 @@ def test_a_run_stops_as_soon_as_max_bad_is_exceeded(photos: Path, tmp_path: Path
     with pytest.raises(ResoluteError, match=r"too many unusable images, got 4 of 60 so far \(4 text\)"):
         building.build(settings, progress=lambda tally: done.append(tally.images))
     assert 4 <= done[-1] < 20
-    assert len((tmp_path / "s" / "rejects.jsonl").read_text().splitlines()) == 4
+    assert len((tmp_path / "s" / ".prep" / "rejects.jsonl").read_text().splitlines()) == 4
     # those of kept shards count; a worker may have finished a few more shards than were counted
     with pytest.raises(ResoluteError, match=r"too many unusable images, got \d+ of 60"):
         building.build(settings)
