@@ -100,7 +100,7 @@ def _split(name: str) -> tuple[str, str]:
 
 def _is_image(extension: str) -> bool:
     """Whether an extension, which may have several parts, is that of an image."""
-    return f".{extension.rpartition('.')[2]}" in SUFFIXES
+    return f".{extension.rpartition('.')[2].lower()}" in SUFFIXES
 
 
 def _samples(names: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -120,8 +120,10 @@ def _samples(names: Iterable[str]) -> dict[str, dict[str, str]]:
                 continue
             key = next((key for key in _prefixes(name) if key in keys or key in samples), "")
             key = key or (name.rpartition(".")[0] if chosen else _split(name)[0])
-            samples.setdefault(key, {})[name[len(key) + 1 :].lower()] = name
-    for key in [key for key, inside in samples.items() if not any(map(_is_image, inside))]:
+            sample, extension = samples.setdefault(key, {}), name[len(key) + 1 :]
+            lower = extension.lower()
+            sample[extension if lower in sample else lower] = name  # `a.jpg` and `a.JPG` are two images
+    for key in [key for key, inside in samples.items() if "cls" not in inside and not any(map(_is_image, inside))]:
         owner = next((other for other in _prefixes(key) if other in samples), None)
         if owner is not None:  # `img.meta.json` beside `img.json` is no sample
             del samples[key]

@@ -188,6 +188,7 @@ def test_keys_with_dots_are_read(tmp_path: Path, work: Path, members: str, expec
         ),
         ("a.left.jpg a.right.jpg a.cls", r"left\.jpg \(1\), right\.jpg \(1\)", ".left.jpg", "a.left.jpg"),
         ("1.5.jpg 1.5.png 1.5.txt 1.6.png 1.6.txt", r"jpg \(1\), png \(1\)", "jpg,png", "1.5.jpg 1.6.png"),
+        ("a.jpg a.JPG a.cls", r"JPG \(1\), jpg \(1\)", "jpg", "a.jpg"),
         ("1.2.left.jpg 1.2.right.jpg 1.2.cls", r"left\.jpg \(1\)", "right.jpg", "1.2.right.jpg"),
     ],
 )
