@@ -139,7 +139,9 @@ def _prefixes(name: str) -> Iterator[str]:
 
 
 class _Member(NamedTuple):
-    """`offset` is -1 for an image that is not used; a label is its value, None without one or if it `is_damaged`."""
+    """Where an image's bytes are, in the blob or else in the tar; or a label, None if there is none or it
+    `is_damaged`; or neither.
+    """
 
     offset: int = -1
     nbytes: int = 0
