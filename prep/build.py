@@ -489,7 +489,9 @@ def _write_photos(
     """Write the list of photos and the plan of each generation that lacks them; returns plans and local list files."""
     store, plans, files = sources.store, list(wanted.plans), []
     for generation, plan in enumerate(plans):
-        path = local_photos(store, generation, plan, scratch) if "photos" in plan else None
+        path = None
+        if "photos" in plan and photos_name(generation) not in wanted.damaged:
+            path = local_photos(store, generation, plan, scratch)
         if path is None:
             if len(plans) > 1 and "photos" in plan:
                 raise lost_photos(store, generation)

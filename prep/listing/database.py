@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class Database:
         # Not all errors of DuckDB: a wrong statement is a fault of the program.
         self._failures, self._where = (duckdb.OperationalError, duckdb.FatalException), folder
         self._links: ScratchFolder | None = None
+        self._link_numbers = count()
         if not _PLAIN.fullmatch(str(folder)):  # a link is no way out: DuckDB follows it
             self._links = ScratchFolder()
             folder = self._links.path
@@ -62,7 +64,7 @@ class Database:
         if _PLAIN.fullmatch(str(path)):
             return str(path)
         self._links = self._links or ScratchFolder()
-        link = self._links.path / f"{len(list(self._links.path.iterdir()))}"
+        link = self._links.path / f"link-{next(self._link_numbers)}"
         link.symlink_to(path.parent.absolute())
         return str(link / path.name)
 

@@ -386,23 +386,24 @@ def _sort(source: Source, database: Database, table: str, kind: str, numbers: ND
     # why the path of a file: two URLs may differ in their credentials alone
     database.run_on(
         {"label": np.arange(len(numbers), dtype=np.uint32), "number": numbers},
-        f"CREATE OR REPLACE TABLE {table} AS SELECT (row_number() OVER () - 1)::UINTEGER AS position, * FROM (SELECT "
-        f"{rest}, {target} AS target FROM listed_{table} {join} ORDER BY {_WRITTEN}, place)",
+        f"CREATE OR REPLACE TABLE {table} AS SELECT (row_number() OVER (ORDER BY {_WRITTEN}, place) - 1)::UINTEGER "
+        f"AS position, {rest}, {target} AS target FROM listed_{table} {join}",
         *values,
     )
     database.run(f"DROP TABLE listed_{table}")
     ((repeated, conflicting),) = database.run(
         "SELECT count(*), any_value(written) FILTER (target IS DISTINCT FROM other) FROM ("
-        f"SELECT {_WRITTEN} AS written, target, lead({_WRITTEN}) OVER () AS following, lead(target) OVER () AS other "
-        f"FROM {table}) WHERE written = following"
+        f"SELECT {_WRITTEN} AS written, target, lead({_WRITTEN}) OVER by_position AS following, "
+        f"lead(target) OVER by_position AS other FROM {table} WINDOW by_position AS (ORDER BY position)) "
+        "WHERE written = following"
     )
     if conflicting is not None:
         raise _two_targets(source, os.fsdecode(conflicting))
     if repeated:
         database.run(
             f"CREATE OR REPLACE TABLE {table} AS "
-            f"SELECT (row_number() OVER () - 1)::UINTEGER AS position, {rest}, target FROM "
-            f"(SELECT *, lead({_WRITTEN}) OVER () AS following FROM {table}) "
+            f"SELECT (row_number() OVER (ORDER BY position) - 1)::UINTEGER AS position, {rest}, target FROM "
+            f"(SELECT *, lead({_WRITTEN}) OVER (ORDER BY position) AS following FROM {table}) "
             f"WHERE following IS DISTINCT FROM {_WRITTEN}"
         )
     return int(repeated)

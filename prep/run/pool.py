@@ -3,8 +3,9 @@
 A worker that dies of a signal by which a decoder crashes is the fault of its image. Any other death, such as by the
 kernel's out-of-memory killer, is not, and ends the run.
 
-An image counts as hung when its worker has spent `HANG_S` seconds running or sleeping on it. Time during which the
-worker or this process was stopped (Ctrl-Z, a paused container) or waited for a CPU does not count.
+An image counts as hung when its worker has spent `HANG_S` seconds running or sleeping on it, or in proportion longer if
+the set accepts larger photos. Time during which the worker or this process was stopped (Ctrl-Z, a paused container) or
+waited for a CPU does not count.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ if TYPE_CHECKING:  # why: these imports are slow, and the fork server has to sta
 __all__ = ["HANG_S", "Answer", "Pool", "Task", "open_pool", "start_fork_server"]
 
 _PRELOAD = ["resolute.prep.run.preload"]
-HANG_S = 120.0  # per image; the largest accepted image takes about ten seconds
+HANG_S = 120.0  # per image; one of `_MEGAPIXELS` takes about ten seconds
+_MEGAPIXELS = 67.1  # of the largest photos that a set accepts without MAX_MEGAPIXELS
 _BATCHES_PER_WORKER = 2  # the next batch is already there when one is done
 _BATCHES_BEFORE_SHARD = 16  # the same for a shard, of which up to 8 batches are converted without a report
 _POLL_S = 1.0  # interval between two observations of the workers
@@ -162,7 +164,7 @@ class Pool:
         # why preloaded: the fork server imports it and compiles its kernel once for all workers
         self._context: Any = fork_server(_PRELOAD) if method == "forkserver" else multiprocessing.get_context(method)
         self._serve = serve
-        self._hang_s = hang_s
+        self._hang_s, self._limit_s = hang_s, hang_s
         # results that wait for that of an earlier batch: enough to hide a slow one, few enough for memory
         self._max_waiting = 2 * workers + 16
         self._workers = [_Worker(self._context, self._serve) for _ in range(workers)]
@@ -182,14 +184,16 @@ class Pool:
         Yields (batch, its result) in the order of the batches, and (shard, report) as soon as there is one, the last
         with the records of the finished shard, which is durable.
 
-        An image on which a worker crashes twice, or stays longer than `hang_s`, is rejected; the rest of its batch is
-        converted again. The answer for a shard whose worker crashes is None, and its task then skips such an image: the
-        caller has to convert it again. Its partial files are left to `delete_partial_shards`. An exception raised in a
-        worker is raised here unchanged. Raises `ResoluteError` if workers crash before they start an image, and if one
-        dies without a crash, as when the machine runs out of memory.
+        An image on which a worker crashes twice, or stays longer than `hang_s` (in proportion longer if `options` allow
+        larger photos), is rejected; the rest of its batch is converted again. The answer for a shard whose worker
+        crashes is None, and its task then skips such an image: the caller has to convert it again. Its partial files
+        are left to `delete_partial_shards`. An exception raised in a worker is raised here unchanged. Raises
+        `ResoluteError` if workers crash before they start an image, and if one dies without a crash, as when the
+        machine runs out of memory.
 
         No worker writes any more when the iterator has ended, been closed, or raised.
         """
+        self._limit_s = self._hang_s * max(1.0, (options.max_megapixels or 0) / _MEGAPIXELS)
         for i, worker in enumerate(self._workers):
             if worker.in_flight:  # of a run that was abandoned, and so ended the worker
                 self._workers[i] = _Worker(self._context, self._serve)
@@ -256,7 +260,7 @@ class Pool:
         self._observed_s = monotonic()
         for worker in self._workers:
             worker.watch.observe(worker.current.value, worker.process.pid)
-            if worker.watch.image >= 0 and worker.watch.busy_s > self._hang_s and not worker.hung:
+            if worker.watch.image >= 0 and worker.watch.busy_s > self._limit_s and not worker.hung:
                 worker.hung = True
                 worker.process.kill()
 
@@ -282,7 +286,7 @@ class Pool:
                 continue
             self._crash_counts[task.byte_ranges[position]] += 1
             if worker.hung:
-                reason = f"decoder hung: more than {self._hang_s:.0f} s"
+                reason = f"decoder hung: more than {self._limit_s:.0f} s"
             elif self._crash_counts[task.byte_ranges[position]] > 1:
                 reason = f"decoder died: {died}"
             else:

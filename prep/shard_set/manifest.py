@@ -28,7 +28,7 @@ from resolute.pipeline.dataset.format import (
     source_name,
 )
 from resolute.pipeline.dataset.target import Target
-from resolute.prep.shard_set.set_photos import SetPhotos, photos_name
+from resolute.prep.shard_set.set_photos import SetPhotos, file_info, photos_name
 from resolute.prep.shard_set.set_plan import SetPlan, ShardLayout
 from resolute.prep.storage.hashed_file import FileInfo
 from resolute.prep.storage.output import Store
@@ -76,7 +76,8 @@ def finalize_set(
     for number in range(first, len(plan.plans)):
         own = plan.plans[number]
         files[plan_name(number)] = store.write(plan_name(number), manifest_bytes(own))
-        files[photos_name(number)] = FileInfo(nbytes=own["photos"]["bytes"], sha256=own["photos"]["sha256"])
+        info = file_info(photos.files[number])
+        files[photos_name(number)] = FileInfo(nbytes=info["bytes"], sha256=info["sha256"])
         added: dict[str, Any] = {
             "plan": plan.hashes[number],
             "images": own["images"],

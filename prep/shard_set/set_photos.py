@@ -9,8 +9,11 @@ It has a row for each photo that was listed, sorted by split and key:
     target       as in the table of photos (`photos.py`)
     missing      BOOLEAN    the photo was listed and did not exist
 
-A photo may be gone from the source later, so the file cannot be derived again. The plan of the generation holds its
-size and SHA-256, and the file holds the rest of the plan; the same photos and settings give the same bytes.
+A photo may be gone from the source later, so the file cannot be derived again. The plan of the generation holds the
+number of rows and a SHA-256 over these, and the file holds the plan too. The same photos and settings give the same
+plan, and with the same version of DuckDB, which Parquet files name, the same bytes.
+
+Plans of older sets hold the size and SHA-256 of the file instead, and their files hold the rest of the plan.
 """
 
 from __future__ import annotations
@@ -58,16 +61,20 @@ def write_photos(
 ) -> tuple[Path, dict[str, Any]]:
     """Write the photos of a generation in the table `planned` to a file in `scratch`; returns it and the complete plan.
 
-    `plan` is the plan without the entry `photos`, which is the size and hash of the file.
+    The entry `photos` of `plan` is replaced, in the form that it has, or the new one if there is none.
     """
     path = scratch / Path(photos_name(generation)).name
-    own = json.dumps({name: value for name, value in plan.items() if name != "photos"}).replace("'", "''")
     # why not the columns of places: these differ from machine to machine, and may hold credentials
+    rows = f"SELECT {_COLUMNS} FROM planned WHERE generation = {generation} ORDER BY split, key"
+    stored = {name: value for name, value in plan.items() if name != "photos"}
+    is_older = _is_of_file(plan.get("photos", {}))
+    if not is_older:
+        stored["photos"] = _rows_info(database, rows)
+    own = json.dumps(stored).replace("'", "''")
     database.run(
-        f"COPY (SELECT {_COLUMNS} FROM planned WHERE generation = {generation}) TO '{database.path(path)}' "
-        f"(FORMAT parquet, COMPRESSION zstd, KV_METADATA {{plan: '{own}'}})"
+        f"COPY ({rows}) TO '{database.path(path)}' (FORMAT parquet, COMPRESSION zstd, KV_METADATA {{plan: '{own}'}})"
     )
-    return path, {**plan, "photos": file_info(path)}
+    return path, {**plan, "photos": file_info(path)} if is_older else {**plan, "photos": stored["photos"]}
 
 
 def stored_plan(store: Store, generation: int) -> dict[str, Any]:
@@ -81,7 +88,8 @@ def stored_plan(store: Store, generation: int) -> dict[str, Any]:
         sql = "SELECT value FROM parquet_kv_metadata(?) WHERE key = 'plan'::BLOB"
         with suppress(duckdb.Error, ResoluteError):  # of a file that is damaged
             rows = database.run(sql, database.path(path))
-            return {**json.loads(rows[0][0]), "photos": file_info(path)} if rows else {}
+            plan: dict[str, Any] = json.loads(rows[0][0]) if rows else {}
+            return {**plan, "photos": file_info(path)} if plan and "photos" not in plan else plan
     return {}
 
 
@@ -94,11 +102,12 @@ def put_file(store: Store, name: str, path: Path) -> None:
 
 def local_photos(store: Store, generation: int, plan: Mapping[str, Any], scratch: Path) -> Path | None:
     """The file of the generation with that plan, or a copy in `scratch`; None if it is missing or damaged."""
-    name = photos_name(generation)
-    if store.size(name) != plan["photos"]["bytes"]:
+    name, expected = photos_name(generation), plan["photos"]
+    if store.size(name) in (None, 0):
         return None
     path = store.local(name, scratch)
-    return path if file_info(path) == plan["photos"] else None
+    found = file_info(path) if _is_of_file(expected) else _file_rows_info(path)
+    return path if found == expected else None
 
 
 def lost_photos(store: Store, generation: int) -> ResoluteError:
@@ -110,9 +119,13 @@ def lost_photos(store: Store, generation: int) -> ResoluteError:
 
 @dataclass(frozen=True)
 class SetPhotos:
-    """The photos of all generations of a set: the view `set_photos` with a column `generation` in `database`."""
+    """The photos of all generations of a set: the view `set_photos` with a column `generation` in `database`.
+
+    `files` are local ones, by generation.
+    """
 
     database: Database
+    files: tuple[Path, ...]
 
     @classmethod
     def open(cls, database: Database, files: Sequence[Path]) -> SetPhotos:
@@ -122,7 +135,7 @@ class SetPhotos:
             for n, path in enumerate(files)
         )
         database.run(f"CREATE OR REPLACE VIEW set_photos AS {rows}")
-        return cls(database)
+        return cls(database, tuple(files))
 
     def names(self, keys: Sequence[tuple[str, int]]) -> list[str]:
         """The names of the photos of samples (split, key)."""
@@ -140,9 +153,33 @@ class SetPhotos:
     def of_split(self, split: str, generation: int) -> Iterator[tuple[int, str]]:
         """Yield (key, name) of the photos of a generation, by key."""
         rows = self.database.rows(
-            "SELECT key, name FROM set_photos WHERE generation = ? AND split = ?", generation, split
+            "SELECT key, name FROM set_photos WHERE generation = ? AND split = ? ORDER BY key", generation, split
         )
         return ((key, os.fsdecode(name)) for key, name in rows)
+
+
+def _is_of_file(photos: Mapping[str, Any]) -> bool:
+    """Whether the entry `photos` of a plan is the older form, about the file."""
+    return "bytes" in photos
+
+
+def _rows_info(database: Database, rows: str) -> dict[str, Any]:
+    """Number and SHA-256 of the rows of a query, in its order."""
+    count, digest = 0, hashlib.sha256()
+    for row in database.rows(rows):
+        count += 1
+        digest.update(f"{row!r}\n".encode())
+    return {"rows": count, "sha256": digest.hexdigest()}
+
+
+def _file_rows_info(path: Path) -> dict[str, Any] | None:
+    """`_rows_info` of a file; None if it cannot be read."""
+    import duckdb
+
+    with ScratchFolder() as scratch, closing(Database(scratch)) as database, suppress(duckdb.Error, ResoluteError):
+        rows = f"SELECT {_COLUMNS} FROM read_parquet('{database.path(path)}') ORDER BY split, key"
+        return _rows_info(database, rows)
+    return None
 
 
 def file_info(path: Path) -> dict[str, Any]:

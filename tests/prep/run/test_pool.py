@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,22 @@ def test_an_image_that_never_ends_is_rejected_in_bounded_time(pool: Pool, files:
     reason = "decoder hung: more than 1 s"
     assert [reject for chunk in chunks for reject in chunk.rejects] == [(13, reason), (29, reason)]
     assert keys(chunks) == [key for key in range(40) if key not in (13, 29)]
+
+
+@pytest.mark.parametrize(("max_megapixels", "is_hung"), [(None, True), (60, True), (671, False)])
+def test_a_photo_has_more_time_in_a_set_of_larger_photos(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch, max_megapixels: int | None, is_hung: bool
+) -> None:
+    monkeypatch.setattr(pooling, "_POLL_S", 0.05)
+    files[0].write_bytes(b"slow")
+    pool = Pool(1, "fork", serve, hang_s=0.2)
+    try:
+        found = [result for _, result in pool.run(replace(JOB, max_megapixels=max_megapixels), tasks(files[:4]))]
+    finally:
+        pool.end()
+    (result,) = found
+    assert isinstance(result, BatchResult)
+    assert [key for key, _ in result.rejects] == [0] * is_hung
 
 
 def test_time_while_the_run_was_stopped_does_not_count_against_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
