@@ -242,7 +242,7 @@ def _read_val_list(
         raise ResoluteError(
             f"{val_list}: {len(set(missing))} of {listed + len(set(missing))} paths are not images of {photos.root}, "
             f"got {missing[0]!a}, expected paths such as {near[0]!a}"
-            f"{f' ({chr(32).join(near[1])} differs)' if near[1] else ''}; correct the list"
+            f"{f' (difference: {near[1][0]})' if near[1] else ''}; correct the list"
         )
     held_out = np.zeros(len(photos), np.bool_)
     held_out[found[found >= 0]] = True

@@ -246,7 +246,8 @@ def _said(table: str, renamed: Sequence[tuple[str, str]]) -> str:
     """The line about names that were matched although they differ in form."""
     written, name = renamed[0]
     what = " and ".join(differences(written, name)) or "the form"
-    return f"{table}: {counted(len(renamed), 'name')} matched although {what} differs, such as {written!a} and {name!a}"
+    count = counted(len(renamed), "name")
+    return f"{table}: {count} matched in spite of a difference ({what}), such as {written!a} and {name!a}"
 
 
 def _not_there(
@@ -271,8 +272,8 @@ def _not_there(
         )
     (written, _, line), (name, what) = found
     return ResoluteError(
-        f"{table}: {count}, got {written!a} in line {line}, expected {name!a}: {' and '.join(what)} "
-        f"{'differ' if len(what) > 1 else 'differs'}; {_remedy(what, source)}"
+        f"{table}: {count}, got {written!a} in line {line}, expected {name!a} (difference: {' and '.join(what)}); "
+        f"{_remedy(what, source)}"
     )
 
 

@@ -135,10 +135,10 @@ def test_names_may_be_relative_to_a_folder_above_or_to_the_table(case: Case, mon
 @pytest.mark.parametrize(
     ("photo", "written", "words"),
     [
-        ("a/00{}.jpg", "a/{}.jpg", r"got 'a/\d.jpg' in line 2, expected 'a/00\d.jpg': leading zeros differs"),
-        ("a/IMG_{}.jpg", "a/img_{}.jpg", "upper and lower case differs"),
-        ("a/{}.jpg", "a/{}.png", "the suffix differs"),
-        ("a/{}.jpg", "Train/a/{}.jpg", "a folder in front differs"),
+        ("a/00{}.jpg", "a/{}.jpg", r"got 'a/\d.jpg' in line 2, expected 'a/00\d.jpg' \(difference: leading zeros\)"),
+        ("a/IMG_{}.jpg", "a/img_{}.jpg", r"\(difference: upper and lower case\)"),
+        ("a/{}.jpg", "a/{}.png", r"\(difference: the suffix\)"),
+        ("a/{}.jpg", "Train/a/{}.jpg", r"\(difference: a folder in front\)"),
         ("a/{}.jpg", "a/zzz{}.jpg", "expected names such as 'a/0.jpg'"),
     ],
 )
