@@ -10,7 +10,7 @@ import os
 import posixpath
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -39,7 +39,8 @@ class NameIndex:
     """
 
     def __init__(self, names: Iterable[str], root: str | None = None, table: str = "") -> None:
-        self._names = dict.fromkeys(names)
+        # why not always a copy: there may be millions
+        self._names: Mapping[str, object] = names if isinstance(names, Mapping) else dict.fromkeys(names)
         self._bases = [] if root is None else _bases(root, table)
         self._root = f"{Path(root).absolute()}/" if root is not None and self._bases else ""
         self._above = (*([f"{root.rstrip('/')}/"] if root else []), *_above(self._root, self._bases))
