@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from resolute.console import counted
 from resolute.prep.convert.batch import BatchResult, EncodeOptions
+from resolute.prep.convert.codecs import codec_versions
 from resolute.prep.listing.checks import describe_ignored, describe_target, input_warnings, size_warnings
 from resolute.prep.listing.database import Database
 from resolute.prep.listing.inputs import Inputs, check_no_overlap, list_sources, split_inputs
@@ -51,15 +52,7 @@ def dry_run(settings: Settings) -> str:
         if split is None:
             return "\n".join([*lines, "  nothing was written"])
         sides = {res: settings.short_side(res) for res in settings.resolutions}
-        spec = _sample(settings, inputs, split, sides)
-        samples = inputs.target.sample_dtype
-        options = EncodeOptions(
-            quality=settings.quality,
-            label_digits=4,
-            samples=samples,
-            max_megapixels=settings.max_megapixels,
-            grey_bits=settings.grey_bits,
-        )
+        spec, options = _sample(settings, inputs, split, sides)
         stats, sizes = RunStats(), [0] * len(settings.resolutions)
         sources: list[NDArray[Any]] = []
         with open_pool(settings.worker_count) as pool:
@@ -136,12 +129,15 @@ def _counts(inputs: Inputs) -> str:
     return ", ".join(f"{name} {len(split)}" for name, split in inputs.splits.items())
 
 
-def _sample(settings: Settings, inputs: Inputs, split: str, sides: Mapping[int, int]) -> ShardSpec:
-    """Random images of a split, as one shard."""
+def _sample(
+    settings: Settings, inputs: Inputs, split: str, sides: Mapping[int, int]
+) -> tuple[ShardSpec, EncodeOptions]:
+    """Random images of a split, as one shard, and how it is converted."""
     plan = {
         "settings": settings.plan_settings(),
         "target": inputs.target.to_json(),
         "classes": list(inputs.classes),
+        "codecs": codec_versions(),
         "images": {name: len(own) for name, own in inputs.splits.items()},
     }
     set_plan = SetPlan(
@@ -157,4 +153,5 @@ def _sample(settings: Settings, inputs: Inputs, split: str, sides: Mapping[int, 
     database = inputs.sources["train"].database
     plan_photos(database, inputs.splits, set_plan.layout, generation=0, seed=settings.seed)
     shard_plan = ShardPlan(database=database, plan=set_plan, where=settings.out, stamps=inputs.stamps)
-    return shard_plan.spec(split, 0, tuple(sides), contents=None, limit=_SAMPLE_IMAGES)
+    spec = shard_plan.spec(split, 0, tuple(sides), contents=None, limit=_SAMPLE_IMAGES)
+    return spec, shard_plan.options(0)

@@ -206,11 +206,6 @@ class JobsPlanOptions:
         """The fraction (0..1) of the images that may be unusable."""
         return 0.01 if self.max_bad is None else self.max_bad
 
-    @property
-    def grey_bits(self) -> int:
-        """The bits that samples of 16 bits use."""
-        return 16 if self.grey_range == "auto" else self.grey_range
-
     def plan_settings(self) -> dict[str, Any]:
         """The settings that decide the set's bytes at any resolution: no paths, no number of workers."""
         val: dict[str, Any] = {"how": "frac", "frac": self.held_out_frac}

@@ -1,4 +1,8 @@
-"""Parquet files on this machine or behind URLs, read by DuckDB through `open_file`."""
+"""Parquet files on this machine or behind URLs, read by DuckDB through `open_file`.
+
+DuckDB has `_VECTOR` rows in memory at once, images included, about four times. Files that are read at the same time
+share this process's memory: each waits until its part is free, and has a limit of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,42 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
+from resolute.errors import ResoluteError
 from resolute.prep.storage.query_interrupts import query_interrupts
 
 from .filesystem import open_file, read_errors
 
 __all__ = ["ParquetFile", "open_parquet"]
+
+_VECTOR = 2048  # rows that DuckDB decodes at once
+_COPIES = 4  # of their bytes, at most: measured, with images of 100 kB
+_UNEVEN = 4  # times the mean size of the images: where the larger ones lie together
+_LEAST = 256 << 20  # bytes; DuckDB reads pages of up to 100 MB
+
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+class _SharedMemory:
+    """The memory of this process, of which each reader takes a part; one that needs more than there is reads alone."""
+
+    def __init__(self) -> None:
+        self._changed, self._taken = threading.Condition(), 0
+
+    @contextmanager
+    def take(self, nbytes: int, total: int) -> Iterator[None]:
+        """Wait until `nbytes` of `total` are free, or nobody else has any; they are taken until the block ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._taken or self._taken + nbytes <= total)
+            self._taken += nbytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= nbytes
+                self._changed.notify_all()
+
+
+_MEMORY = _SharedMemory()
 
 
 class ParquetFile:
@@ -22,17 +57,31 @@ class ParquetFile:
     `features` maps columns to what the library `datasets` says about them in the metadata: {} for other files.
     """
 
-    def __init__(self, connection: Any, name: str) -> None:
-        self._connection, self._name = connection, name
+    def __init__(self, connection: Any, name: str, stack: ExitStack) -> None:
+        self._connection, self._name, self._stack = connection, name, stack
         described = connection.execute("DESCRIBE SELECT * FROM read_parquet(?)", [name]).fetchall()
         self.types: dict[str, str] = {row[0]: row[1] for row in described}
         self.features = self._features()
 
     def rows(self, expressions: Sequence[str], at_once: int) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows, in order, as the values of SQL expressions."""
+        """Yield the rows, in order, as the values of SQL expressions. To be called once."""
+        self._take_memory()
         found = self._connection.execute(f"SELECT {', '.join(expressions)} FROM read_parquet(?)", [self._name])
         while block := found.fetchmany(at_once):
             yield from block
+
+    def _take_memory(self) -> None:
+        sql = (
+            "SELECT max(nbytes / greatest(rows, 1) * least(rows, ?)) FROM (SELECT sum(total_uncompressed_size) AS "
+            "nbytes, any_value(row_group_num_rows) AS rows FROM parquet_metadata(?) GROUP BY row_group_id)"
+        )
+        vector = self._connection.execute(sql, [_VECTOR, self._name]).fetchone()[0] or 0
+        need = _LEAST + int(vector) * _COPIES
+        number, unit = self._connection.execute("SELECT current_setting('memory_limit')").fetchone()[0].split()
+        total = int(float(number) * _UNITS[unit])  # DuckDB's default: 80 % of what the machine or container has
+        self._stack.enter_context(_MEMORY.take(need, total))
+        limit = min(need * _UNEVEN, total)
+        self._connection.execute(f"SET memory_limit = '{limit >> 10}KiB'")
 
     def _features(self) -> dict[str, dict[str, Any]]:
         # Source: the metadata that `datasets` writes, key "huggingface".
@@ -109,7 +158,14 @@ def open_parquet(path: str) -> Iterator[ParquetFile]:
         connection.register_filesystem(Files())
         try:
             with query_interrupts():
-                yield ParquetFile(connection, "source://file.parquet")
+                # why: DuckDB would read all images of a row group at once
+                connection.execute("SET disable_parquet_prefetching = true")
+                yield ParquetFile(connection, "source://file.parquet", stack)
+        except duckdb.OutOfMemoryException as error:
+            raise ResoluteError(
+                f"{path}: needs too much memory, got '{str(error).partition(chr(10))[0]}' for {_VECTOR} rows, expected "
+                "images of a few MB; use a machine with more memory, or unpack the images to a folder"
+            ) from None
         except duckdb.Error:
             if failed:
                 raise failed[0] from None

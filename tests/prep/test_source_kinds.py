@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.prep.convert.batch import EncodeOptions
+from resolute.prep.run.pool import Pool
 from tests.support.source_formats import files_in, pack_table, pack_tar, pack_zip
 from tests.support.trees import tree
 
@@ -87,6 +89,25 @@ def test_a_dry_run_counts_and_estimates_and_writes_nothing(
     (kilobytes,) = [float(line.split(", ")[-1].split()[0]) for line in ran.out.splitlines() if " 48 px:" in line]
     tars = sum(path.stat().st_size for path in (set_template / "48").glob("*.tar"))
     assert kilobytes == pytest.approx(tars / 60 / 1e3, rel=0.35)  # the end of a tar is up to 10 kB
+
+
+def test_a_dry_run_converts_as_the_run_does(
+    photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[EncodeOptions] = []
+    real = Pool.run
+
+    def run(self: Pool, options: EncodeOptions, *args: Any, **more: Any) -> Any:
+        used.append(options)
+        return real(self, options, *args, **more)
+
+    monkeypatch.setattr(Pool, "run", run)
+    argv = ("--src", photos, "--out", tmp_path / "s", "--res", "32", "--quality", 71, "--max-megapixels", 9)
+    for more in (("--dry",), ()):
+        assert prep(*argv, "--grey-range", 12, *more).status == 0
+    dry, *own = used
+    assert own == [dry] * max(1, len(own))
+    assert (dry.quality, dry.max_megapixels, dry.grey_bits) == (71, 9, 12)
 
 
 def test_image_names_that_are_not_utf8_are_preserved_in_a_set(photos: Path, tmp_path: Path, prep: Prep) -> None:
