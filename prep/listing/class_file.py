@@ -15,8 +15,8 @@ from resolute.prep.sources.table_forms import is_text, is_utf16, not_utf8
 __all__ = ["ClassFile", "read_classes"]
 
 # A number and a name, between them blanks, one of , ; : =, a dash between blanks, or the sign of "1. " or "1) ".
-_NUMBER_FIRST = re.compile(r"(\d+)(?:\s*[,;:=]\s*|[.)]\s+|\s+-\s+|\s+)(\S.*)")
-_NUMBER_LAST = re.compile(r"(\S.*?)(?:\s*[,;:=]\s*|\s+-\s+|\s+)(\d+)")
+_NUMBER_FIRST = re.compile(r"([0-9]{1,9})(?:\s*[,;:=]\s*|[.)]\s+|\s+-\s+|\s+)(\S.*)")
+_NUMBER_LAST = re.compile(r"(\S.*?)(?:\s*[,;:=]\s*|\s+-\s+|\s+)([0-9]{1,9})")
 # Headers of columns, in lower case.
 _NAME_COLUMN = re.compile(r"((class|label|category)[ _]?)?(names?|labels?|class|classes|category|categories)")
 _COLUMN = re.compile(rf"{_NAME_COLUMN.pattern}|((class|label|category)[ _]?)?(ids?|idx|index|num|number|no|code)")
@@ -87,7 +87,7 @@ def _from_json(path: Path, text: str) -> ClassFile:
     if isinstance(found, _Pairs):
         if all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for _, number in found):
             pairs = [(str(number), name) for name, number in found if _is_name(name)]
-        elif all(number.isascii() and number.isdecimal() for number, _ in found):
+        elif all(re.fullmatch("[0-9]{1,9}", number) for number, _ in found):
             pairs = [(number, name) for number, name in found if _is_name(name)]
     if not pairs or len(pairs) < len(found):
         raise ResoluteError(

@@ -46,6 +46,8 @@ def by_name(
         )
     if unknown:
         shown = unknown[0] if near is None else f"{unknown[0]!a}"
+        if listed is not None:
+            only += ", read as a map of numbers and names (if these are names with numbers, write a JSON list)"
         raise ResoluteError(
             f"{src}: classes that {listed_in} lacks, got {len(unknown)} such as {shown}{locate(unknown[0])}, "
             f"expected only its {len(names)}{only}; add them to the end of the file, or rename or remove them"

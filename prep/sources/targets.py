@@ -534,9 +534,9 @@ class Targets:
             if not self._form.is_text and column.are_whole and not name_and_unit([name])[1][0]:
                 cell, place = column.first("fraction", "bit with a fraction") or ("", "")
                 raise ResoluteError(
-                    f"{self._path}: {_place(place)}: column {name}: got {_shown(cell)} and other whole numbers stored as "
-                    "floats, expected one meaning; set TARGET=class for class numbers, or TARGET=values for numbers to "
-                    "predict"
+                    f"{self._path}: {_place(place)}: column {name}: got {_shown(cell)} and other whole numbers stored "
+                    "as floats, expected one meaning; set TARGET=class for class numbers, or TARGET=values for numbers "
+                    "to predict"
                 )
             return "values", f"column {name} holds numbers with fractions"
         if words := column.first("several words"):
