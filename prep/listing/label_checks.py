@@ -98,12 +98,12 @@ def _refuse_similar(where: str, classes: Sequence[str], counts: NDArray[np.int64
 def _refuse_gaps(where: str, classes: Sequence[str], counts: NDArray[np.int64]) -> None:
     used = int((counts > 0).sum())
     if len(classes) >= 3 * used + _GAPS:
-        first = np.flatnonzero(counts)[: _SHOWN - 1]
+        first = [classes[number] for number in np.flatnonzero(counts)[: _SHOWN - 1].tolist()]
         raise ResoluteError(
             f"{where}: class numbers with large gaps, got {used} different ones such as "
-            f"{', '.join(classes[number] for number in first)} and {classes[-1]}, which would make {len(classes)} "
+            f"{', '.join(first)} and {classes[-1]}, which would make {len(classes)} "
             "classes, expected numbers from 0 without gaps; name those that are used with CLASSES=names.json, such as "
-            f'{{"{classes[first[0]]}": "…", …, "{classes[-1]}": "…"}}'
+            f'{{"{first[0]}": "…", …, "{classes[-1]}": "…"}}'
         )
 
 
@@ -114,7 +114,7 @@ def _refuse_single(
     used, single, photos = int((counts > 0).sum()), int((counts == 1).sum()), int(counts.sum())
     if 2 * single <= used:
         return
-    names = [classes[number] for number in np.flatnonzero(counts == 1)]
+    names = [classes[number] for number in np.flatnonzero(counts == 1).tolist()]
     are_captions = sum(len(name.split()) for name in names) >= _WORDS_OF_A_CAPTION * single
     if used < (_MANY_CAPTIONS if are_captions else _MANY_CLASSES):
         return

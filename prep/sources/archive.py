@@ -34,7 +34,8 @@ class ArchiveSource:
     the names: see `class_level`, with its `known`. If no image of several archives is in a folder, each archive is a
     class with the name of its file (as in ImageNet's tar of tars). Names that several archives hold begin with the
     archive's name. `look()` judges at the end of an iteration whether the top folders are classes; without it, they
-    are. `setting` says what becomes of folders whose names are words for no label. `zip_names` is the encoding of names in zips that are not marked as UTF-8.
+    are. `setting` says what becomes of folders whose names are words for no label. `zip_names` is the encoding of names
+    in zips that are not marked as UTF-8.
     """
 
     numbered = False
