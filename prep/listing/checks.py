@@ -138,6 +138,11 @@ def _empty_classes(inputs: Inputs) -> list[str]:
         return []
     numbered = list(inputs.classes) == list(map(str, range(len(inputs.classes))))
     hint = "numeric labels should count from 0 without gaps" if numbered else "check that they are classes"
+    if numbered and empty == ["0"]:
+        hint = (
+            f"the labels count from 1 to {inputs.classes[-1]}, so that output 0 of a model stays unused; this does no "
+            'harm, and CLASSES=names.json with {"1": "…", "2": "…", …} names the classes and leaves it out'
+        )
     return [f"classes without a training image: {len(empty)} of {len(inputs.classes)} ({_first_names(empty)}); {hint}"]
 
 
@@ -153,7 +158,7 @@ def _names_or_numbers(inputs: Inputs) -> list[str]:
             f"are taken as names, in the order of their text ({_first_names(inputs.classes)}); correct the labels if "
             "these should be class numbers"
         )
-    if val is not None and val.numbered and len(names) == len(inputs.classes):
+    if val is not None and val.numbered and train.class_numbers is None and len(names) == len(inputs.classes):
         first = [f"{n} is {name}" for n, name in enumerate(inputs.classes[: _MAX_NAMED + 1])]
         warnings.append(
             "VAL has class numbers and SRC class names, so the numbers are taken to count these names in their order "

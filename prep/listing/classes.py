@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from resolute.errors import ResoluteError
 
 from .label_checks import alike
 
-__all__ = ["MAX_CLASSES", "by_name", "by_number"]
+__all__ = ["MAX_CLASSES", "are_listed_names", "by_name", "by_number"]
 
 MAX_CLASSES = 1_000_000
 
@@ -20,29 +20,37 @@ def by_name(
     src: str,
     listed_in: str,
     training: str | None,
+    listed: Mapping[str, int] | None = None,
     locate: Callable[[str], str] = lambda label: "",
 ) -> tuple[tuple[str, ...], dict[str, int]]:
     """(all class names, {label: class number}) for labels that are class names.
 
     A name's number is its position in `classes`, or among the labels sorted by code point if `classes` is None.
-    `listed_in` names the file of `classes` and `training` is SRC if the labels are VAL's; `locate(label)` says where a
-    label is written, " in line 7", all for messages. Raises
-    `ResoluteError` for a label that `classes` lacks.
+    `listed_in` names the file of `classes` and `training` is SRC if the labels are VAL's; `listed` are the class
+    numbers that the file gives to numbers, which the labels may be too, as names of folders are. `locate(label)` says
+    where a label is written, " in line 7", for messages. Raises `ResoluteError` for a label that `classes` lacks.
     """
     names = tuple(sorted(labels)) if classes is None else tuple(classes)
     numbers = {name: n for n, name in enumerate(names)}
     unknown = sorted(set(labels) - set(numbers))
+    if unknown and listed is not None:
+        by_digits = {label: str(int(label)) for label in labels if label.isascii() and label.isdigit()}
+        if len(by_digits) == len(labels) and set(by_digits.values()) <= listed.keys():
+            return names, {label: listed[digits] for label, digits in by_digits.items()}
+    near = {alike(name): name for name in names}.get(alike(unknown[0])) if unknown else None
+    only = f" ({near!a} differs only in form)" if near is not None else ""
     if unknown and training is not None:
-        near = {alike(name): name for name in names}.get(alike(unknown[0]))
-        only = f" ({near!a} differs only by blanks, hyphens, case or Unicode form)" if near is not None else ""
         raise ResoluteError(
             f"{src}: classes that training lacks, got {len(unknown)} such as {unknown[0]!a}{locate(unknown[0])}, "
             f"expected only those of {training}{only}; rename or remove them"
         )
     if unknown:
+        shown = unknown[0] if near is None else f"{unknown[0]!a}"
+        if listed is not None:
+            only += ", read as a map of numbers and names (if these are names with numbers, write a JSON list)"
         raise ResoluteError(
-            f"{src}: classes that {listed_in} lacks, got {len(unknown)} such as {unknown[0]}{locate(unknown[0])}, "
-            f"expected only its {len(names)}; add them to the end of the file, or rename or remove them"
+            f"{src}: classes that {listed_in} lacks, got {len(unknown)} such as {shown}{locate(unknown[0])}, "
+            f"expected only its {len(names)}{only}; add them to the end of the file, or rename or remove them"
         )
     return names, {name: numbers[name] for name in labels}
 
@@ -102,3 +110,22 @@ def by_number(
     if classes is not None:
         return tuple(classes), numbers
     return (tuple(names) if names is not None else tuple(map(str, range(high + 1)))), numbers
+
+
+def are_listed_names(labels: Collection[str], classes: Sequence[str], listed_in: str) -> bool:
+    """Whether labels that are numbers are names among `classes`, such as aircraft, rather than places in that list.
+
+    Raises `ResoluteError`, naming the file `listed_in`, if they could be either.
+    """
+    if not set(labels) <= set(classes):
+        return False
+    if any(int(label) >= len(classes) for label in labels):
+        return True
+    moved = next((label for label in labels if classes[int(label)] != label), None)
+    if moved is not None:
+        raise ResoluteError(
+            f"{listed_in}: names that are numbers, got {moved} in place {classes.index(moved)} (from 0), expected one "
+            f"meaning of the label {moved}, its name or its place; write a map of labels and names in JSON, "
+            f'{{"{moved}": "{moved}", …}}'
+        )
+    return False

@@ -14,11 +14,12 @@ from resolute.prep.settings import Settings
 from resolute.prep.sources.archive import ArchiveSource
 from resolute.prep.sources.image_folder import ImageFolderSource
 from resolute.prep.sources.image_ref import Source, is_url
+from resolute.prep.sources.webdataset import WebDatasetSource
 
 from .class_file import read_classes
 from .copies import Copies, find_copies, refuse_same_files
 from .database import Database
-from .label_checks import refuse_doubtful_labels
+from .label_checks import LabelledBy, refuse_doubtful_labels
 from .open_sources import open_sources
 from .photos import Photos, list_photos
 from .splits import Split, make_splits
@@ -133,7 +134,7 @@ def list_sources(
                     photos.class_counts(),
                     kind=photos.target.kind,
                     numbered=photos.numbered,
-                    are_folders=isinstance(source, ImageFolderSource | ArchiveSource),
+                    labelled_by=_labelled_by(source),
                     is_chosen=settings.target is not None,
                     known=known_classes,
                 )
@@ -171,6 +172,13 @@ def copies_of(settings: Settings, sources: Mapping[str, Photos]) -> Copies | Non
     if settings.duplicates == "keep" or (settings.duplicates is None and not has_val):
         return None
     return find_copies(sources, remote=settings.duplicates is not None)
+
+
+def _labelled_by(source: Source) -> LabelledBy:
+    """What gives the photos of a source their labels."""
+    if isinstance(source, ImageFolderSource | ArchiveSource):
+        return "folders"
+    return "samples" if isinstance(source, WebDatasetSource) else "table"
 
 
 def _refuse_unreachable_copies(settings: Settings, source: Source) -> None:

@@ -8,24 +8,37 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Collection, Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from resolute.console import counted
 from resolute.errors import ResoluteError
 
-__all__ = ["alike", "refuse_doubtful_labels"]
+__all__ = ["LabelledBy", "alike", "refuse_doubtful_labels"]
 
-_MANY_CLASSES = 10  # fewer are no reason to doubt that they are classes
+_MANY_CLASSES = 8  # fewer single photos are no reason to doubt that they are classes
+_MANY_CAPTIONS = 4
+_GAPS = 20  # class numbers without a photo, besides two for each that has some, that are no reason to ask
 _SHOWN = 3
 _WORDS_OF_A_CAPTION = 4  # on average
+_NUMBER = re.compile(r"0*(\d+?)(\.0*)?")
+LabelledBy = Literal["folders", "samples", "table"]
+_OTHER_LABELS = {
+    "folders": "set LABELS to a table of their classes",
+    "samples": "write the classes into .cls or .json files of the samples",
+    "table": "name the column of classes with COLUMNS=image,label, or the table with LABELS",
+}
 _INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
 
 
 def alike(name: str) -> str:
     """A form of a class name that is the same for names that differ only by blanks, hyphens, underscores, case or
-    Unicode form."""
+    Unicode form, and for a number that is written as 1, 01 or 1.0."""
     name = _INVISIBLE.sub("", unicodedata.normalize("NFKC", name)).casefold()
+    if number := _NUMBER.fullmatch(name.strip()):
+        return number[1]
     out = "-" if re.match(r"-\d", name) else ""  # of a number
     parts = re.split(r"[\s_-]+", name)
     for part in parts:
@@ -41,22 +54,22 @@ def refuse_doubtful_labels(
     *,
     kind: str,
     numbered: bool,
-    are_folders: bool,
+    labelled_by: LabelledBy,
     is_chosen: bool,
     known: Collection[str] = (),
 ) -> None:
     """Raise `ResoluteError` with a question if labels are probably not the classes that are meant.
 
     `counts` (C,) are the photos of each class; `kind` is "class" or "labels"; `numbered`: the labels are class numbers;
-    `are_folders`: they are names of folders; `is_chosen`: TARGET says the kind. Classes that are `known` from a set
-    that exists are not doubted.
+    `labelled_by` says where they are; `is_chosen`: TARGET says the kind. Classes that are `known` from a set that
+    exists are not doubted.
     """
     if not numbered:
         _refuse_similar(where, classes, counts, known)
     if known:
         return
     if kind == "class" and not is_chosen:
-        _refuse_single(where, classes, counts, numbered=numbered, are_folders=are_folders)
+        _refuse_single(where, classes, counts, numbered=numbered, labelled_by=labelled_by)
     if numbered:
         _refuse_gaps(where, classes, counts)
 
@@ -71,47 +84,52 @@ def _refuse_similar(where: str, classes: Sequence[str], counts: NDArray[np.int64
     if similar:
         pairs = [
             # why ascii: composed and decomposed characters look the same
-            " and ".join(f"{classes[number]!a} ({counts[number]} photos)" for number in group)
+            " and ".join(f"{classes[number]!a} ({counted(int(counts[number]), 'photo')})" for number in group)
             for group in similar[:_SHOWN]
         ]
         rest = f" and {len(similar) - _SHOWN} more" if len(similar) > _SHOWN else ""
         raise ResoluteError(
-            f"{where}: class names that differ only by blanks, hyphens, case or Unicode form, got {'; '.join(pairs)}"
-            f"{rest}, expected one name for a class; merge them, or list all classes in a file, one per line, with "
-            "CLASSES=classes.txt if they are different"
+            f"{where}: class names that differ only in form (blanks, hyphens, case, zeros, Unicode), got "
+            f"{'; '.join(pairs)}{rest}, expected one name for a class; merge them, or list all classes in a file, one "
+            "per line, with CLASSES=classes.txt if they are different"
         )
 
 
 def _refuse_gaps(where: str, classes: Sequence[str], counts: NDArray[np.int64]) -> None:
     used = int((counts > 0).sum())
-    if len(classes) >= 3 * used + 2 * _MANY_CLASSES:
-        first = np.flatnonzero(counts)[: _SHOWN - 1]
+    if len(classes) >= 3 * used + _GAPS:
+        first = [classes[number] for number in np.flatnonzero(counts)[: _SHOWN - 1].tolist()]
         raise ResoluteError(
             f"{where}: class numbers with large gaps, got {used} different ones such as "
-            f"{', '.join(classes[number] for number in first)} and {classes[-1]}, which would make {len(classes)} "
-            "classes, expected numbers from 0 without gaps; write them as names, or name all classes, one per line, "
-            "with CLASSES=classes.txt"
+            f"{', '.join(first)} and {classes[-1]}, which would make {len(classes)} "
+            "classes, expected numbers from 0 without gaps; name those that are used with CLASSES=names.json, such as "
+            f'{{"{first[0]}": "…", …, "{classes[-1]}": "…"}}'
         )
 
 
 def _refuse_single(
-    where: str, classes: Sequence[str], counts: NDArray[np.int64], *, numbered: bool, are_folders: bool
+    where: str, classes: Sequence[str], counts: NDArray[np.int64], *, numbered: bool, labelled_by: LabelledBy
 ) -> None:
     """Refuse nearly a class per photo."""
     used, single, photos = int((counts > 0).sum()), int((counts == 1).sum()), int(counts.sum())
-    if used < _MANY_CLASSES or 2 * single <= used:
+    if 2 * single <= used:
         return
-    names = [classes[number] for number in np.flatnonzero(counts == 1)[:_SHOWN]]
-    words = sum(len(name.split()) for name in names) / len(names)
-    shown = ", ".join(repr(name[:60]) for name in names)
+    names = [classes[number] for number in np.flatnonzero(counts == 1).tolist()]
+    are_captions = sum(len(name.split()) for name in names) >= _WORDS_OF_A_CAPTION * single
+    if used < (_MANY_CAPTIONS if are_captions else _MANY_CLASSES):
+        return
+    shown = ", ".join(repr(name[:60]) for name in names[:_SHOWN])
+    values = ""
     if numbered:
         looks, values = "numbers to predict", "TARGET=values (--target values) to predict the numbers, or with "
-    elif are_folders:
-        looks, values = "a folder for each photo", ""
+    elif labelled_by == "folders":
+        looks = "a folder for each photo or patient"
+    elif are_captions:
+        looks = "captions"
     else:
-        looks, values = "captions" if words >= _WORDS_OF_A_CAPTION else "names of the photos", ""
+        looks = "names or numbers of the photos"
     raise ResoluteError(
         f"{where}: nearly a class per photo, got {used} different labels for {photos} photos, {single} of them once, "
-        f"such as {shown}, expected several photos of most classes; if these are no classes but {looks}, choose other "
-        f"labels (LABELS, COLUMNS); else run the command again with {values}TARGET=class (--target class)"
+        f"such as {shown}, expected several photos of most classes; if these are no classes but {looks}, "
+        f"{_OTHER_LABELS[labelled_by]}; else run the command again with {values}TARGET=class (--target class)"
     )

@@ -25,9 +25,9 @@ def open_sources(
     """Yield "train" and its source, then "val" and its source if there is one.
 
     The first is to be iterated before the next is asked for, whose targets are of the kind that was recognised;
-    `classes()` are then the classes of the training part. Class folders with the names `named_classes` need no
-    question. `scan_cache` takes what has to be unpacked to be read. Raises `ResoluteError` for sources that are
-    missing.
+    `classes()` are then the classes of the training part. Labels and class folders with the names `named_classes` are
+    classes without a question. `scan_cache` takes what has to be unpacked to be read. Raises `ResoluteError` for
+    sources that are missing.
     """
     listed = _folders_of_tables(settings)
     labels = (settings.labels or "").removeprefix("file://")
@@ -40,6 +40,7 @@ def open_sources(
     setting = parse_target(settings.target)._replace(
         drop_unlabelled=settings.unlabelled == "drop",
         keep_words=settings.unlabelled == "keep",
+        named=frozenset(named_classes),
         blank=settings.blank,
         uncertain=settings.uncertain,
     )

@@ -35,7 +35,7 @@ from resolute.prep.sources.signature import ListingHash, signature_of_files
 from resolute.prep.sources.targets import describe_label, is_number
 
 from .checks import describe_ignored
-from .classes import MAX_CLASSES, by_name, by_number
+from .classes import MAX_CLASSES, are_listed_names, by_name, by_number
 from .database import Database
 
 __all__ = ["Photos", "list_photos", "listed_servers", "objects"]
@@ -257,12 +257,27 @@ def list_photos(
         _check_same_target(source, training)
     names: tuple[str, ...] = ()
     numbers = np.zeros(1, np.uint32)
+    numbered = source.numbered and source.label_names is None
     if kind == "values":
         target = Target(kind=kind, names=source.target.names, units=source.target.units)
     else:
         # why not the ignored ones: each is the label of a column too, and these are all there
         own = tuple(label for label in labels if isinstance(label, str))
-        names, number_of = _number_classes(source, own, classes, classes_file, class_numbers, training, known_classes)
+        # why: if a training part has names such as "10", that is what 10 means, and not the class with that number
+        are_names = training is not None and not training.numbered and any(map(is_number, training.classes))
+        if training is None and numbered and classes is not None and class_numbers is None:
+            are_names = are_listed_names(own, classes, classes_file)
+            numbered = not are_names
+        names, number_of = _number_classes(
+            source,
+            own,
+            classes,
+            classes_file,
+            class_numbers,
+            training,
+            known_classes,
+            are_names=are_names,
+        )
         target = Target(kind=kind, names=names, ignored=source.target.ignored)
         numbers = np.array(
             [number_of[n] if isinstance(n, str) else number_of[n.label] + IGNORED for n in labels], np.uint32
@@ -286,7 +301,7 @@ def list_photos(
         target=target,
         about=source.target.about,
         warnings=source.target.warnings,
-        numbered=source.numbered and source.label_names is None,
+        numbered=numbered,
         columns=source.target.classes,
         class_numbers=class_numbers,
         signature=signature_of_files(source.files, source.stamps) if source.stamps else listing.signature(),
@@ -458,6 +473,8 @@ def _number_classes(
     class_numbers: Mapping[str, int] | None,
     training: Photos | None,
     known: Sequence[str],
+    *,
+    are_names: bool,
 ) -> tuple[tuple[str, ...], Mapping[str, int]]:
     src, trained_on = source.root, training.root if training is not None else None
 
@@ -478,8 +495,6 @@ def _number_classes(
             image = first_with(label)
             name = label if image is None else image.name
             raise ResoluteError(f"{src}: {name!r} has no text as its label, got {label!r}, expected text; correct it")
-    # why: if a training part has names such as "10", that is what 10 means, and not the class with that number
-    are_names = training is not None and not training.numbered and any(map(is_number, training.classes))
     if source.numbered:
         names, numbers = by_number(
             labels,
@@ -496,7 +511,15 @@ def _number_classes(
         return (tuple(known) if names == tuple(known[: len(names)]) else names), numbers
     if classes is None and known:
         classes = (*known, *sorted(set(labels) - set(known)))
-    return by_name(labels, classes=classes, src=src, listed_in=listed_in, training=trained_on, locate=locate)
+    return by_name(
+        labels,
+        classes=classes,
+        src=src,
+        listed_in=listed_in,
+        training=trained_on,
+        listed=class_numbers,
+        locate=locate,
+    )
 
 
 def _is_encodable(text: str) -> bool:

@@ -21,6 +21,7 @@ from .image_ref import MAX_BYTES, PLAIN, ZIPPED, ImageRef, SourceTarget
 from .look import Look
 from .names import ignore_reason, is_image, other_file_kind, safe_relative_path
 from .scan_cache import ScanResult, ScanRow, ScanWriter, Stop, cached_scan, scan_all
+from .targets import AUTO, TargetSetting
 
 __all__ = ["ArchiveSource"]
 
@@ -33,7 +34,8 @@ class ArchiveSource:
     the names: see `class_level`, with its `known`. If no image of several archives is in a folder, each archive is a
     class with the name of its file (as in ImageNet's tar of tars). Names that several archives hold begin with the
     archive's name. `look()` judges at the end of an iteration whether the top folders are classes; without it, they
-    are. `zip_names` is the encoding of names in zips that are not marked as UTF-8.
+    are. `setting` says what becomes of folders whose names are words for no label. `zip_names` is the encoding of names
+    in zips that are not marked as UTF-8.
     """
 
     numbered = False
@@ -45,6 +47,7 @@ class ArchiveSource:
         paths: Sequence[str],
         scan_cache: Path,
         look: Callable[[], Look] | None = None,
+        setting: TargetSetting = AUTO,
         *,
         known: Sequence[str] = (),
         zip_names: str | None = None,
@@ -55,9 +58,12 @@ class ArchiveSource:
         self.copies = any(map(is_compressed, paths))
         self.target = SourceTarget()
         self.files, self._scan_cache, self._look, self._known = paths, scan_cache, look, known
-        self._zip_names = zip_names
+        self._setting, self._zip_names = setting, zip_names
 
     def __iter__(self) -> Iterator[ImageRef]:
+        return self._setting.with_class_folders(self._images(), self.root)
+
+    def _images(self) -> Iterator[ImageRef]:
         self.ignored.clear()
         archives = scan_all(self._scan_cache, partial(_scan, self._scan_cache, self._zip_names), self.files)
         self.stamps = [archive.stamp for archive in archives]
@@ -72,6 +78,9 @@ class ArchiveSource:
                 label, slash, _ = name.partition("/")
                 if not slash:
                     self.ignored["outside class folders"] += 1
+                    continue
+                if self._setting.drops_folder(label):
+                    self.ignored["unlabelled"] += 1
                     continue
                 if look is not None:
                     look.photo(name)

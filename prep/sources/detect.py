@@ -132,7 +132,8 @@ def open_source(
     known = (*known_classes, *named_classes)
     if kind == "folders":
         _require_folder(src, setting)
-        return ImageFolderSource(src, None if is_certain else partial(Look, src, setting=setting, known=known))
+        look_at_folders = None if is_certain else partial(Look, src, setting=setting, known=known)
+        return ImageFolderSource(src, look_at_folders, target)
     if not files:
         raise ResoluteError(f"{src}: got no files of kind {kind}, expected at least one; correct {setting} or KIND")
     if kind == "listing":
@@ -146,7 +147,8 @@ def open_source(
         )
     if kind == "archive":
         look = partial(Look, common_root(files), setting=setting, files=files, known=known)
-        return ArchiveSource(files, scan_cache, None if is_certain else look, known=known, zip_names=zip_names)
+        look_at_folders = None if is_certain else look
+        return ArchiveSource(files, scan_cache, look_at_folders, target, known=known, zip_names=zip_names)
     if kind == "webdataset":
         return WebDatasetSource(files, scan_cache, target, note, image)
     return ParquetSource(files, columns, scan_cache, target)

@@ -13,6 +13,7 @@ from .filesystem import Entry, list_folder
 from .image_ref import ImageRef, SourceTarget, is_url
 from .look import Look
 from .names import ignore_reason, is_image, other_file_kind
+from .targets import AUTO, TargetSetting
 
 __all__ = ["Counts", "ImageFolderSource", "walk"]
 
@@ -31,8 +32,8 @@ class ImageFolderSource(Counts):
     """Class folders, in which images may be nested: the first part of a path is the class. A `Source`.
 
     Images are in ascending order of name. Links to folders are followed, each real folder once, as in `walk`. `look()`
-    judges at the end of an iteration whether the top folders are classes. Memory: the entries of one folder per level,
-    and device and inode of each folder.
+    judges at the end of an iteration whether the top folders are classes, and `setting` whether their names are words
+    for no label. Memory: the entries of one folder per level, and device and inode of each folder.
     """
 
     numbered = False
@@ -41,24 +42,29 @@ class ImageFolderSource(Counts):
     files: Sequence[str] = ()
     stamps: Sequence[str] = ()
 
-    def __init__(self, src: str, look: Callable[[], Look] | None = None) -> None:
+    def __init__(self, src: str, look: Callable[[], Look] | None = None, setting: TargetSetting = AUTO) -> None:
         super().__init__()
         self.root = src
         self.target = SourceTarget()
-        self._look = look
+        self._look, self._setting = look, setting
 
     def __iter__(self) -> Iterator[ImageRef]:
+        return self._setting.with_class_folders(self._images(), self.root)
+
+    def _images(self) -> Iterator[ImageRef]:
         self.ignored.clear()
         self.listed = 0
         look = Look(self.root) if self._look is None else self._look()
         for name, entry in walk(self.root, self):
             label, slash, _ = name.partition("/")
             if entry.kind == "folder":
-                if not slash:
+                if not slash and not self._setting.drops_folder(name):
                     look.folder(name)
             elif not is_image(entry.name):
                 look.other_file(name)
                 self.ignored[other_file_kind(name) if entry.nbytes is not None else "broken links"] += 1
+            elif slash and self._setting.drops_folder(label):
+                self.ignored["unlabelled"] += 1
             else:
                 look.photo(name)
                 if slash:

@@ -32,6 +32,7 @@ from .folder_names import (
     without_mask_suffix,
 )
 from .image_ref import ImageRef, is_url
+from .targets import is_word_for_none
 
 __all__ = ["Look"]
 
@@ -227,7 +228,9 @@ class Look:
             if is_never_a_class(name):
                 others = [each for each in tops if each != name]
                 seen = _holds_splits([name], others)
-                return _Doubt(seen, [f"{self._setting}=FOLDER with {_some(others)} alone", self._insist(tops)])
+                left_out = [f"UNLABELLED=drop to leave out {name}"] if is_word_for_none(name) else []
+                alone = f"{self._setting}=FOLDER with {_some(others)} alone"
+                return _Doubt(seen, [alone, *left_out, self._insist(tops)])
             kind, more_words = split_kind(name)
             if not kind or more_words or not inside.holds_only_folders:
                 continue

@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.target import TargetKind
 
-from .image_ref import Ignored, Label, SourceTarget
+from .image_ref import Ignored, ImageRef, Label, SourceTarget
 
 __all__ = [
     "AUTO",
@@ -36,6 +36,7 @@ __all__ = [
     "Targets",
     "describe_label",
     "is_number",
+    "is_word_for_none",
     "name_and_unit",
     "parse_target",
 ]
@@ -102,14 +103,15 @@ class TargetSetting(NamedTuple):
     """`TARGET` as parsed: a kind, None to recognise it, and the sign between the labels or numbers in a cell of text.
 
     `drop_unlabelled`: leave out images without a target, instead of refusing them; `keep_words`: words such as
-    "unknown" are names of classes. `blank` and `uncertain` are `BLANK`
-    and `UNCERTAIN`. `signs`, for a validation source: what `SourceTarget.signs` is for the training source.
+    "unknown" are names of classes, as those among `named` are in any case. `blank` and `uncertain` are `BLANK` and
+    `UNCERTAIN`. `signs`, for a validation source: what `SourceTarget.signs` is for the training source.
     """
 
     kind: TargetKind | None = None
     separator: str | None = None
     drop_unlabelled: bool = False
     keep_words: bool = False
+    named: frozenset[str] = frozenset()
     blank: Literal["0", "drop"] | None = None
     uncertain: Literal["0", "1", "ignore"] | None = None
     signs: bool | None = None
@@ -128,7 +130,7 @@ class TargetSetting(NamedTuple):
         """
         labels = (label,) if isinstance(label, str) else label or ()
         is_unlabelled = label is None or not _NO_LABEL.isdisjoint(labels)
-        word = None if self.keep_words or is_unlabelled else next(filter(_is_no_label, labels), None)
+        word = None if is_unlabelled else next(filter(self.is_no_label, labels), None)
         if not is_unlabelled and word is None:
             return False
         if self.drop_unlabelled or (label is None and self.blank == "drop"):
@@ -139,15 +141,39 @@ class TargetSetting(NamedTuple):
                 f"{where}: {name} has the label {word!r}, expected a class; leave such photos out with "
                 "UNLABELLED=drop, or take such words for names of classes with UNLABELLED=keep"
             )
+        got = "nothing or a word such as nan" if label is None else "-1"
         raise ResoluteError(
-            f"{where}: {name} is unlabelled, got {'nothing' if label is None else -1}, expected its target; label "
-            "it, or leave out all unlabelled photos with UNLABELLED=drop (--unlabelled drop)"
+            f"{where}: {name} is unlabelled, got {got}, expected its target; label it, or leave out all unlabelled "
+            "photos with UNLABELLED=drop (--unlabelled drop)"
         )
 
+    def is_no_label(self, label: object) -> bool:
+        """Whether a label is a word that programs and people write for a missing one, and is not said to be a class."""
+        return isinstance(label, str) and not self.keep_words and is_word_for_none(label) and label not in self.named
 
-def _is_no_label(label: object) -> bool:
-    """Whether a label is a word that programs and people write for a missing one."""
-    return isinstance(label, str) and _is_word_for_none(label)
+    def drops_folder(self, name: str) -> bool:
+        """Whether the images of the class folder `name` are left out."""
+        return self.drop_unlabelled and self.is_no_label(name)
+
+    def with_class_folders(self, images: Iterable[ImageRef], root: str) -> Iterator[ImageRef]:
+        """Yield `images`, labelled by the folders of `root`. Raises as `is_dropped`, but after the last one, since
+        other questions about the folders come first.
+        """
+        label: Label = ""
+        doubtful: ImageRef | None = None
+        for image in images:
+            if image.label != label:
+                label = image.label
+                if doubtful is None and self.is_no_label(label):
+                    doubtful = image
+            yield image
+        if doubtful is not None:
+            self.is_dropped(doubtful.label, root, doubtful.name)
+
+
+def is_word_for_none(text: str) -> bool:
+    """Whether `text` is a word that is written for a missing label, such as nan, None or unknown."""
+    return not text[-1:].isdigit() and _is_word_for_none(text)  # why: most cells are numbers
 
 
 @lru_cache(maxsize=1 << 12)
@@ -205,10 +231,11 @@ def name_and_unit(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...
 class _Column:
     """The kinds of the cells of a column; `examples` maps each kind to its first cell and the place of that."""
 
-    def __init__(self, name: str, *, keep_words: bool = False) -> None:
-        self.name, self._keep_words = name, keep_words
+    def __init__(self, name: str, setting: TargetSetting = AUTO) -> None:
+        self.name, self._setting = name, setting
         self.are_whole_floats = False  # labels are whole numbers, and some are written with a point, as pandas does
         self._may_be_whole_floats = True
+        self.are_whole = True  # the numbers that are no text
         self.examples: dict[str, tuple[Cell, Place]] = {}
         self.in_unit_range = True  # of the numbers
         self.numbered = True  # all labels are class numbers
@@ -221,13 +248,14 @@ class _Column:
                 return
             if len(self._seen) < _MAX_SEEN:
                 self._seen.add(cell)
-        is_word = isinstance(cell, str) and not self._keep_words and _is_word_for_none(cell)
-        kind = "no label" if is_word else form.kind(cell)
+        kind = "no label" if self._setting.is_no_label(cell) else form.kind(cell)
         if "?" not in self.marks:
             self.marks.add(_mark(cell))
         self.examples.setdefault(kind, (cell, place))
         if kind in ("whole", "fraction", "minus one"):
             self.in_unit_range &= 0 <= float(cell) <= 1  # type: ignore[arg-type]
+        if isinstance(cell, float):
+            self.are_whole = self.are_whole and cell.is_integer()
         if kind not in ("blank", "minus one", "no label"):
             is_whole = isinstance(cell, str) and _WHOLE_FLOAT.fullmatch(cell) is not None
             self._may_be_whole_floats = self._may_be_whole_floats and is_whole
@@ -384,7 +412,7 @@ class Targets:
     ) -> None:
         self._path, self._setting, self._are_chosen = path, setting, are_chosen
         self._form = _Form(is_text, setting.separator)
-        self._columns = [_Column(name, keep_words=setting.keep_words) for name in columns or ["target"]]
+        self._columns = [_Column(name, setting) for name in columns or ["target"]]
         self._rows = 0
         self._bits = _Bits(setting)
         self._first: list[tuple[str, tuple[Cell, ...], Place]] = []
@@ -503,6 +531,13 @@ class Targets:
         if column.first("fraction", "bit with a fraction"):
             if column.first("text", "several words", "bit word"):
                 raise self._mixed(column, "fraction" if "fraction" in column.examples else "bit with a fraction")
+            if not self._form.is_text and column.are_whole and not name_and_unit([name])[1][0]:
+                cell, place = column.first("fraction", "bit with a fraction") or ("", "")
+                raise ResoluteError(
+                    f"{self._path}: {_place(place)}: column {name}: got {_shown(cell)} and other whole numbers stored "
+                    "as floats, expected one meaning; set TARGET=class for class numbers, or TARGET=values for numbers "
+                    "to predict"
+                )
             return "values", f"column {name} holds numbers with fractions"
         if words := column.first("several words"):
             hint = f"(if cells such as {_shown(words[0])} are several labels, set TARGET=labels:space or labels:comma)"
@@ -688,7 +723,7 @@ class Meaning:
         if isinstance(cell, str) and self.kind == "class":
             is_number = self.whole_floats and _WHOLE_FLOAT.fullmatch(cell)
             return str(int(float(cell))) if is_number else cell.strip() or None
-        if isinstance(cell, str) and self.kind == "values" and _is_word_for_none(cell):
+        if self.kind == "values" and _is_missing(cell):
             return None
         if cell is None or (cell == "" and not (self.kind == "labels" and self.form.is_text)):
             return None
@@ -718,8 +753,13 @@ class Meaning:
 
     def _label_of_several(self, cells: tuple[Cell, ...], place: Place) -> Label | None:
         if self.kind == "values":
-            if all(cell is None or cell == "" for cell in cells):
+            missing = [name for name, cell in zip(self.columns, cells, strict=True) if _is_missing(cell)]
+            if len(missing) == len(cells) or (missing and self.setting.drop_unlabelled):
                 return None
+            if missing:
+                got = _shown(cells[self.columns.index(missing[0])])
+                do = "correct it, or leave out such photos with UNLABELLED=drop"
+                raise self._error(place, got, missing[0], "a number", do)
             return tuple([self._number(name, cell, place) for name, cell in zip(self.columns, cells, strict=True)])
         marks, setting = _marks(cells), self.setting
         for mark, name, cell in zip(marks, self.columns, cells, strict=True):
@@ -791,6 +831,11 @@ def _first(names: Sequence[str], limit: int = 5) -> str:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s'[: count != 1]}"
+
+
+def _is_missing(cell: Cell) -> bool:
+    """Whether there is no number to predict."""
+    return cell is None or (isinstance(cell, str) and (not cell or is_word_for_none(cell)))
 
 
 def _marks(cells: tuple[Cell, ...]) -> list[str]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
+import zipfile
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,9 @@ from resolute.prep.listing.label_checks import alike
 from tests.support.source_formats import jpeg
 
 Prep = Callable[..., Any]
-FORMS = ("csv", "jsonl", "parquet", "list", "folders")
+WORDS = ("nan", "None", "NULL", "N/A", "no_label", "Unlabeled", "unknown", "?")
+TABLES = ("csv", "jsonl", "parquet", "list")
+FORMS = (*TABLES, "folders", "zip", "samples")
 
 
 class Case:
@@ -44,6 +50,19 @@ class Case:
         elif form == "list":
             (photos / "l.txt").write_text("".join(f"{name} {label or ''}\n" for name, label in rows))
             words = ["--src", photos / "l.txt"]
+        elif form == "zip":
+            with zipfile.ZipFile(self.folder / "a.zip", "w") as zipped:
+                for i, (name, label) in enumerate(rows):
+                    zipped.writestr(f"{label}/{name}", jpeg(i))
+            words = ["--src", self.folder / "a.zip", "--kind", "archive"]
+        elif form == "samples":
+            with tarfile.open(self.folder / "a.tar", "w") as tar:
+                for i, (name, label) in enumerate(rows):
+                    for file, content in ((name, jpeg(i)), (f"{name[:3]}.txt", str(label).encode())):
+                        member = tarfile.TarInfo(file)
+                        member.size = len(content)
+                        tar.addfile(member, io.BytesIO(content))
+            words = ["--src", self.folder / "a.tar"]
         else:
             words = ["--src", photos, "--kind", "folders"]
         out = self.folder / f"{form}-set"
@@ -52,7 +71,7 @@ class Case:
             assert ran.status == 2
             assert not (out / "manifest.json").exists()
             return str(ran.err.splitlines()[-1])
-        self.out = ran.out
+        self.out, self.err = ran.out, ran.err
         classes: list[str] = json.loads((out / "manifest.json").read_text())["classes"]
         return classes
 
@@ -62,14 +81,68 @@ def case(tmp_path: Path, prep: Prep) -> Case:
     return Case(tmp_path, prep)
 
 
-@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet", "list"])
-@pytest.mark.parametrize("word", ["nan", "None", "NULL", "N/A", "no_label", "Unlabeled", "unknown", "?"])
+@pytest.mark.parametrize(("form", "word"), [*product(TABLES, WORDS), *product(FORMS[-3:], ("nan", "unknown", "?"))])
 def test_words_for_a_missing_label_are_asked_about(case: Case, form: str, word: str) -> None:
     labels = ["cat", "dog", word, "cat"]
-    assert f"002.jpg has the label {word!r}" in case.run(labels, form)
+    assert f"002.jpg has the label {word!r}, expected a class; leave such photos out with" in case.run(labels, form)
     assert case.run(labels, form, "--unlabelled", "drop") == ["cat", "dog"]
     assert "1 unlabelled" in case.out
     assert case.run(labels, form, "--unlabelled", "keep") == sorted(["cat", "dog", word])
+
+
+@pytest.mark.parametrize("form", ["csv", "folders", "zip"])
+def test_a_word_that_classes_lists_is_a_class(case: Case, form: str) -> None:
+    (case.folder / "classes.txt").write_text("none\nscratch\n")
+    for unlabelled in ("refuse", "drop"):
+        options = ("--classes", case.folder / "classes.txt", "--unlabelled", unlabelled)
+        assert case.run(["none", "scratch", "none"], form, *options) == ["none", "scratch"]
+
+
+def test_the_words_that_are_classes_of_a_set_stay_classes_when_it_is_extended(case: Case, prep: Prep) -> None:
+    labels = ["cat", "unknown", "cat"]
+    for form in ("csv", "folders"):
+        assert case.run(labels, form, "--unlabelled", "keep") == ["cat", "unknown"]
+    photos, table = case.folder / "csv" / "photos", case.folder / "csv" / "t.csv"
+    (photos / "003.jpg").write_bytes(jpeg(3))
+    table.write_text(table.read_text() + "003.jpg,unknown\n")
+    ran = prep("--src", photos, "--labels", table, "--out", case.folder / "csv-set", "--val-frac", 0, "--extend")
+    assert ran.status == 0, ran.err
+    table.write_text(table.read_text() + "003.jpg,nan\n")
+    ran = prep("--src", photos, "--labels", table, "--out", case.folder / "csv-set", "--val-frac", 0, "--extend")
+    assert "has the label 'nan'" in ran.err
+
+
+@pytest.mark.parametrize("kind", ["folders", "archive"])
+def test_a_folder_of_unlabelled_photos_is_left_out_before_others_are_judged(case: Case, prep: Prep, kind: str) -> None:
+    for i, label in enumerate(("cat", "dog", "unlabeled", "unlabeled")):
+        path = case.folder / "photos" / label / f"{i}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(i))
+    src = case.folder / "photos"
+    if kind == "archive":
+        with zipfile.ZipFile(case.folder / "a.zip", "w") as zipped:
+            for path in sorted(src.rglob("*.jpg")):
+                zipped.write(path, path.relative_to(src))
+        src = case.folder / "a.zip"
+    words = ("--src", src, "--out", case.folder / "s", "--res", "32", "--val-frac", 0)
+    assert f"UNLABELLED=drop to leave out unlabeled, or KIND={kind} if" in prep(*words).err
+    assert "has the label 'unlabeled'" in prep(*words, "--kind", kind).err
+    ran = prep(*words, "--unlabelled", "drop")
+    assert ran.status == 0, ran.err
+    assert "2 unlabelled" in ran.out
+    assert json.loads((case.folder / "s" / "manifest.json").read_text())["classes"] == ["cat", "dog"]
+
+
+def test_a_word_for_no_label_in_the_validation_part_is_asked_about(case: Case, prep: Prep) -> None:
+    for i, name in enumerate(("train/cat/1.jpg", "train/dog/22.jpg", "val/cat/333.jpg", "val/unknown/4444.jpg")):
+        path = case.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(i))
+    words = ("--src", case.folder / "train", "--val", case.folder / "val", "--out", case.folder / "s", "--res", "32")
+    assert "unknown/4444.jpg has the label 'unknown'" in prep(*words).err
+    ran = prep(*words, "--unlabelled", "drop")
+    assert ran.status == 0, ran.err
+    assert "1 unlabelled" in ran.out
 
 
 def test_a_word_for_a_missing_label_among_several_labels_is_asked_about(case: Case) -> None:
@@ -91,6 +164,37 @@ def test_words_for_a_missing_number_are_unlabelled(case: Case) -> None:
     assert "2 unlabelled" in case.out
 
 
+def test_photos_without_some_of_several_numbers_are_asked_about(case: Case, prep: Prep) -> None:
+    case.run(["0.5", "0.25", "0.125"])
+    photos, table = case.folder / "csv" / "photos", case.folder / "csv" / "t.csv"
+    words = ("--src", photos, "--labels", table, "--out", case.folder / "s", "--res", "32", "--val-frac", 0)
+    for cell, got in (("nan", "'nan'"), ("", "nothing"), ("None", "'None'")):
+        table.write_text(f"image,a,b\n000.jpg,1.5,2\n001.jpg,1,{cell}\n002.jpg,2,3\n")
+        assert f"line 3: got {got} in column b, expected a number" in prep(*words, "--rebuild").err
+        assert "1 unlabelled" in prep(*words, "--rebuild", "--unlabelled", "drop").out
+    table.write_text("image,a,b\n000.jpg,1.5,2\n001.jpg,1,inf\n")
+    assert "line 3: got 'inf' in column b" in prep(*words, "--rebuild", "--unlabelled", "drop").err
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_floats_that_are_all_whole_are_asked_about(tmp_path: Path, prep: Prep, form: str) -> None:
+    for i in range(4):
+        (tmp_path / f"{i}.jpg").write_bytes(jpeg(i))
+    rows = [{"image": f"{i}.jpg", "label": float(i % 2)} for i in range(4)]
+    table = tmp_path / f"t.{form}"
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if form == "jsonl":
+        table.write_text((tmp_path / "rows.jsonl").read_text())
+    else:
+        duckdb.sql(f"COPY (SELECT image, label::DOUBLE AS label FROM '{tmp_path}/rows.jsonl') TO '{table}'")
+    words = ("--src", tmp_path, "--labels", table, "--res", "32", "--val-frac", 0, "--out", tmp_path.parent / "set")
+    assert "set TARGET=class for class numbers, or TARGET=values for numbers to predict" in prep(*words).err
+    for target, kind in (("class", "class"), ("values", "values")):
+        assert prep(*words, "--target", target, "--rebuild").status == 0
+        manifest = json.loads((tmp_path.parent / "set" / "manifest.json").read_text())
+        assert manifest["classes"] == (["0", "1"] if kind == "class" else [])
+
+
 @pytest.mark.parametrize(
     ("one", "other", "are_alike"),
     [
@@ -104,6 +208,10 @@ def test_words_for_a_missing_number_are_unlabelled(case: Case) -> None:
         ("a\u200bb", "ab", True),
         ("1-2", "12", False),
         ("-5", "5", False),
+        ("07", "7", True),
+        ("7.0", "7", True),
+        ("1.05", "1.5", False),
+        ("v07", "v7", False),
         ("cat", "cats", False),
     ],
 )
@@ -115,7 +223,7 @@ def test_names_are_alike_that_one_cannot_tell_apart(one: str, other: str, are_al
 def test_class_names_that_differ_in_form_alone_are_asked_about(case: Case, form: str) -> None:
     labels = ["T-shirt", "t shirt", "T-shirt", "dog"]
     message = case.run(labels, form)
-    assert "got 'T-shirt' (2 photos) and 't shirt' (1 photos), expected one name for a class" in message
+    assert "got 'T-shirt' (2 photos) and 't shirt' (1 photo), expected one name for a class" in message
     (case.folder / "classes.txt").write_text("T-shirt\nt shirt\ndog\n")
     assert case.run(labels, form, "--classes", case.folder / "classes.txt") == ["T-shirt", "t shirt", "dog"]
 
@@ -128,15 +236,15 @@ def test_blanks_around_a_label_mean_nothing_in_any_table(case: Case) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("label", "looks"),
-    [("a dog runs {} times there", "captions"), ("x{}", "names of the photos"), ("1{:02d}", "to predict")],
+    [("a dog runs {} times there", "captions"), ("x{}", "names or numbers of"), ("1{:02d}", "to predict")],
 )
 def test_nearly_a_class_per_photo_is_asked_about(case: Case, form: str, label: str, looks: str) -> None:
     labels = [label.format(i) for i in range(12)]
     message = case.run(labels, form)
     assert "nearly a class per photo, got 12 different labels for 12 photos, 12 of them once" in message
-    if form in ("jsonl", "parquet") and looks == "to predict":  # texts in JSON are names
-        looks = "names of the photos"
-    assert ("a folder for each photo" if form == "folders" else looks) in message
+    if form in ("jsonl", "parquet", "samples") and looks == "to predict":  # texts in JSON are names
+        looks = "names or numbers of the photos"
+    assert ("a folder for each photo" if form in ("folders", "zip") else looks) in message
     assert len(case.run(labels, form, "--target", "class")) >= 12
     assert len(case.run([label.format(i % 6) for i in range(12)], form)) >= 6
 
@@ -146,7 +254,22 @@ def test_large_gaps_between_class_numbers_are_asked_about(case: Case) -> None:
     for form in ("csv", "list"):
         message = case.run(labels, form)
         assert "got 3 different ones such as 0, 1 and 900012, which would make 900013 classes" in message
-    assert len(case.run(["1", "2", "3", "1", "2", "3"])) == 4
+        (case.folder / "names.json").write_text('{"0": "cat", "1": "dog", "900012": "elk"}')
+        assert case.run(labels, form, "--classes", case.folder / "names.json") == ["cat", "dog", "elk"]
+    assert len(case.run(["0", "1", "27"] * 2)) == 28, "small gaps are no question"
+
+
+def test_numbers_that_count_from_one_are_said(case: Case) -> None:
+    for form in ("csv", "list"):
+        assert case.run(["1", "2", "3", "1", "2", "3"], form) == ["0", "1", "2", "3"]
+        assert "the labels count from 1 to 3, so that output 0 of a model stays unused" in case.out + case.err
+        (case.folder / "names.json").write_text('{"1": "cat", "2": "dog", "3": "elk"}')
+        assert case.run(["1", "2", "3"], form, "--classes", case.folder / "names.json") == ["cat", "dog", "elk"]
+
+
+def test_few_captions_are_doubted_and_few_names_are_not(case: Case) -> None:
+    assert "but captions, name the column" in case.run([f"a dog runs {i} times" for i in range(4)])
+    assert len(case.run([f"dog {i}" for i in range(7)], "folders")) == 7
 
 
 def test_a_label_of_the_validation_part_that_differs_in_form_is_explained(case: Case, prep: Prep) -> None:
@@ -156,7 +279,7 @@ def test_a_label_of_the_validation_part_that_differs_in_form_is_explained(case: 
         path.write_bytes(jpeg(len(name)))
     ran = prep("--src", case.folder / "train", "--val", case.folder / "val", "--out", case.folder / "s", "--res", "32")
     assert "got 1 such as 'Cat', expected only those of" in ran.err
-    assert "('cat' differs only by blanks, hyphens, case or Unicode form)" in ran.err
+    assert "('cat' differs only in form)" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -170,6 +293,13 @@ def test_a_label_of_the_validation_part_that_differs_in_form_is_explained(case: 
         "2,elk\n0,cat\n1,dog\n",
         "cat 0\ndog 1\nelk 2\n",
         "id,name\n0,cat\n1,dog\n2,elk\n",
+        ",class name\n0,cat\n1,dog\n2,elk\n",
+        "index label\n0 cat\n1 dog\n2 elk\n",
+        "0) cat\n1) dog\n2) elk",
+        "cat: 0\ndog: 1\nelk: 2",
+        "cat=0\ndog=1\nelk=2",
+        "0 - cat\n1 - dog\n2 - elk",
+        '"cat"\n"dog"\n"elk"\n',
         "0: cat\n1: dog\n2: elk",
     ],
 )
@@ -179,6 +309,61 @@ def test_classes_may_be_names_or_a_map(case: Case, text: str) -> None:
     assert read_classes(path).names == ("cat", "dog", "elk")
     assert case.run(["0", "2", "1", "0"], "csv", "--classes", path) == ["cat", "dog", "elk"]
     assert case.run(["cat", "elk", "dog"], "folders", "--classes", path) == ["cat", "dog", "elk"]
+
+
+@pytest.mark.parametrize("form", ["csv", "folders", "zip"])
+def test_labels_that_are_numbers_with_zeros_in_front_are_looked_up_in_a_map(case: Case, form: str) -> None:
+    (case.folder / "names.json").write_text('{"0": "cat", "1": "dog", "2": "elk"}')
+    for labels in (["00000", "00002", "00001"], ["cat", "elk", "dog"]):
+        case.folder = case.folder / labels[0]
+        case.folder.mkdir()
+        assert case.run(labels, form, "--classes", case.folder.parent / "names.json") == ["cat", "dog", "elk"]
+        case.folder = case.folder.parent
+    assert "classes that" in case.run(["0", "1", "7"], "folders", "--classes", case.folder / "names.json")
+
+
+def test_names_that_are_numbers_are_matched_by_name_in_both_parts(case: Case, prep: Prep) -> None:
+    (case.folder / "c.txt").write_text("747\n767\n")
+    for part, labels in (("train", ("767", "747")), ("val", ("767", "767"))):
+        (case.folder / part).mkdir()
+        for i, label in enumerate(labels):
+            (case.folder / part / f"{label}-{i}.jpg").write_bytes(jpeg(i + 10 * len(part)))
+        rows = "".join(f"{label}-{i}.jpg,{label}\n" for i, label in enumerate(labels))
+        (case.folder / f"{part}.csv").write_text("image,label\n" + rows)
+    tables = ("--labels", case.folder / "train.csv", "--val-labels", case.folder / "val.csv")
+    folders = ("--src", case.folder / "train", "--val", case.folder / "val", "--out", case.folder / "s")
+    ran = prep(*folders, *tables, "--classes", case.folder / "c.txt", "--res", "32")
+    assert ran.status == 0, ran.err
+    with tarfile.open(next((case.folder / "s" / "32").glob("val-*.tar"))) as tar:
+        files = [tar.extractfile(member) for member in tar if member.name.endswith(".cls")]
+        assert {int(file.read()) for file in files if file is not None} == {1}
+
+
+def test_names_that_are_numbers_in_another_order_are_asked_about(case: Case) -> None:
+    (case.folder / "c.txt").write_text("1\n0\n")
+    for form in ("csv", "list"):
+        message = case.run(["1", "0", "1"], form, "--classes", case.folder / "c.txt")
+        assert "got 1 in place 0 (from 0), expected one meaning of the label 1, its name or its place" in message
+        (case.folder / "c.json").write_text('{"1": "1", "0": "0"}')
+        assert case.run(["1", "0", "1"], form, "--classes", case.folder / "c.json") == ["0", "1"]
+    assert case.run(["1", "0", "1"], "folders", "--classes", case.folder / "c.txt") == ["1", "0"], "always names"
+
+
+def test_names_of_classes_with_numbers_are_told_to_be_written_as_a_list(case: Case) -> None:
+    (case.folder / "c").write_text("Alpha 1\nBeta 2\n")
+    for form in ("csv", "folders"):
+        message = case.run(["Alpha 1", "Beta 2"], form, "--classes", case.folder / "c")
+        assert "read as a map of numbers and names (if these are names with numbers, write a JSON list)" in message
+        (case.folder / "c.json").write_text('["Alpha 1", "Beta 2"]')
+        assert case.run(["Alpha 1", "Beta 2"], form, "--classes", case.folder / "c.json") == ["Alpha 1", "Beta 2"]
+
+
+def test_a_label_that_differs_in_form_from_a_listed_class_is_explained(case: Case) -> None:
+    (case.folder / "c").write_text("golden retriever\nbeagle\n")
+    for form in ("csv", "folders"):
+        message = case.run(["golden_retriever", "beagle"], form, "--classes", case.folder / "c")
+        assert "'golden_retriever'" in message
+        assert "('golden retriever' differs only in form)" in message
 
 
 def test_a_map_may_count_from_one_also_for_the_validation_part(case: Case, prep: Prep) -> None:
@@ -207,6 +392,11 @@ def test_a_map_may_count_from_one_also_for_the_validation_part(case: Case, prep:
         ("AM General Hummer SUV 2000\nAcura RL Sedan 2012\nAcura TL 2012\n", 3),
         ("golden retriever\nbeagle\n", 2),
         ("747\n707\n", 2),
+        ("Boeing 747\nBoeing 707\n", 2),
+        ("Grade 0\nGrade 1\nGrade 2\nungradable\n", 4),
+        ("yes\nno\n", 2),
+        ("tench, Tinca tinca\ngoldfish, Carassius auratus\n", 2),
+        ('"747"\n"707"\n', 2),
         ('["Boeing 747", "Boeing 707"]', 2),
     ],
 )
@@ -219,8 +409,21 @@ def test_names_with_numbers_stay_names(tmp_path: Path, text: str, names: int) ->
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("Boeing 747\nBoeing 707\n", "expected numbers from 0 or 1 without gaps, or names alone"),
-        ("0 cat\n7 dog\n", "expected numbers from 0 or 1 without gaps"),
+        ("Boeing 747\nAirbus 320\n", "expected different numbers from 0 or 1 without gaps, or names alone"),
+        ("0 cat\n7 dog\n", "expected different numbers from 0 or 1 without gaps"),
+        ("0 cat\n0 dog\n1 elk\n", "expected different numbers from 0 or 1 without gaps"),
+        ("0 cat\n1 dog\nelk\n", "line 3: got 'elk', expected a number and a name, as in '0 cat'"),
+        ("0,cat,pet\n1,dog,pet\n", "line 1: got '0,cat,pet', which has 3 fields"),
+        ("names:\n  0: cat\n  1: dog\n", "line 1: got 'names:'"),
+        ("nc: 2\nnames: ['cat', 'dog']\n", "line 1: got 'nc: 2', which looks like YAML"),
+        ("- cat\n- dog\n", "which looks like YAML"),
+        ("item {\n id: 1\n}\n", "which looks like YAML or another form"),
+        ("n01\tcat\nn02\tdog\n", "looks like a tab"),
+        ("# two classes\ncat\ndog\n", "looks like a remark"),
+        ("class name\ncat\ndog\n", "looks like the name of a column"),
+        ("cat, dog, elk\n", "looks like several names"),
+        ('{"cat": 0, "cat": 1}', "duplicate class, got cat"),
+        ('{"0": " "}', "expected a map of numbers and names"),
         ('{"n01": "cat"}', "expected a map of numbers and names"),
         ('{"0": ["n01", "cat"]}', "expected a map of numbers and names"),
         ('{"0": "cat", "00": "dog"}', "a number for two classes"),

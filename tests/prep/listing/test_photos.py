@@ -239,7 +239,7 @@ def test_numbers_in_a_validation_list_are_names_where_the_class_folders_are_numb
         split_classes(tmp_path, src=str(tmp_path / "train"), val=val)
 
 
-@pytest.mark.parametrize(("odd", "where", "sign"), [("odd", "shared table", "|"), ("01", "lists", "")])
+@pytest.mark.parametrize(("odd", "where", "sign"), [("odd", "shared table", "|"), ("012", "lists", "")])
 def test_an_odd_label_of_the_training_part_leaves_the_classes_of_the_validation_part_as_written(
     tmp_path: Path, odd: str, where: str, sign: str
 ) -> None:

@@ -205,7 +205,7 @@ def test_an_empty_label_and_minus_one_are_refused_with_the_row_or_left_out_in_ev
     for unlabelled, got in (("-1", "-1"), (None, "nothing")):
         labels = [*(str(i) for i in range(12)), unlabelled, "10"]
         options = labelled_source(tmp_path / got, form, labels)
-        with pytest.raises(ResoluteError, match=rf"{row}.* unlabelled, got {got}, expected .*UNLABELLED=drop"):
+        with pytest.raises(ResoluteError, match=rf"{row}.* unlabelled, got {got}.*, expected .*UNLABELLED=drop"):
             list_source(work, **options)
         kept = list_source(work, **options, target=TargetSetting(drop_unlabelled=True))
         assert kept.ignored["unlabelled"] == 1
