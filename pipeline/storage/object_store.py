@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from resolute.errors import ResoluteError, strip_credentials
 
-from .drivers import failure
+from .drivers import check_user_info, failure
 
 __all__ = ["check_open", "end_requests", "in_loop", "open_store"]
 
@@ -29,8 +29,9 @@ _opened = _ended = False
 
 
 def open_store(url: str, *, tries: int, stall_s: float, patience_s: float) -> Any:
-    """obstore's store for a URL. Raises `ResoluteError` if it is not understood.
+    """obstore's store for a web address, or for a bucket without a key. Raises `ResoluteError` if not understood.
 
+    url          `https://host/folder`, or `s3://bucket`
     tries        attempts for each request, with growing waits
     stall_s      a request that receives nothing for this long has failed, also while its body is being sent
     patience_s   no further attempt begins later than this
@@ -41,6 +42,7 @@ def open_store(url: str, *, tries: int, stall_s: float, patience_s: float) -> An
         raise ResoluteError(
             f"{strip_credentials(url)}: the package obstore is not installed, expected it; run `pip install obstore`"
         ) from None
+    check_user_info(url)
     global _opened
     _opened = True
     stall = timedelta(seconds=stall_s)
