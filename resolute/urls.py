@@ -11,11 +11,21 @@ A host with a port, or without one, is taken for a host: `https://host:8080/a@2x
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import unquote
 
-__all__ = ["bucket_and_key", "is_misread", "is_url", "local_path", "strip_credentials", "without_credentials"]
+__all__ = [
+    "bucket_and_key",
+    "is_misread",
+    "is_url",
+    "local_path",
+    "strip_credentials",
+    "without_credentials",
+    "without_user_info",
+]
 
 _LOCAL = ("file://", "local://")
 _SCHEMES = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://")
@@ -56,6 +66,17 @@ def bucket_and_key(url: str) -> tuple[str, str]:
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     return f"{scheme}://{bucket}", key.rstrip("/")
+
+
+def without_user_info(url: str) -> tuple[str, str]:
+    """A web address without its user info, and this as a header's value: `Basic ...`, or "" if there is none."""
+    scheme, _, rest = url.partition("://")
+    user_info, mark, host = _up_to(_END_OF_AUTHORITY, rest).rpartition("@")
+    if not mark:
+        return url, ""
+    user, _, password = user_info.partition(":")
+    secret = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
+    return f"{scheme}://{host}{rest[len(user_info) + len(mark) + len(host) :]}", f"Basic {secret}"
 
 
 def strip_credentials(text: str) -> str:

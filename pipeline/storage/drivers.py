@@ -53,9 +53,13 @@ def driver(url: str, **options: Any) -> tuple[Any, str]:
 def check_user_info(url: str) -> None:
     """Raise `ResoluteError` if a driver would take a part of the password for the host, and print it."""
     if is_misread(url):
+        scheme = url.partition("://")[0]
+        remedy = "percent-encode them (%2F, %3F, %23)"
+        if scheme not in ("http", "https"):  # why: most drivers decode nothing
+            remedy = f"leave both out, and set them for {scheme} in fsspec's configuration"
         raise ResoluteError(
-            f"{strip_credentials(url)}: not understood, got a user name or password with / or ? or #, expected it "
-            "percent-encoded: %2F for /, %3F for ?, %23 for #; correct the URL"
+            f"{strip_credentials(url)}: not understood, got a user name or password with / or ? or #, which end the "
+            f"name of a server; {remedy}"
         )
 
 

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from resolute.errors import ResoluteError, strip_credentials
+from resolute.urls import without_user_info
 
 from .drivers import check_user_info, failure
 
@@ -59,7 +60,10 @@ def open_store(url: str, *, tries: int, stall_s: float, patience_s: float) -> An
     protocol, _, rest = url.partition("://")
     try:
         if protocol in ("http", "https"):  # why: `from_url` takes some of them for S3 and Azure, with credentials
-            return HTTPStore.from_url(url, **options)
+            address, login = without_user_info(url)  # why: obstore would leave it out of its requests
+            if login:
+                options["client_options"]["default_headers"] = {"authorization": login}
+            return HTTPStore.from_url(address, **options)
         if protocol in ("s3", "s3a") and not os.environ.get("AWS_ACCESS_KEY_ID"):
             with suppress(ImportError, ValueError):  # no boto3; it knows no credentials
                 from obstore.auth.boto3 import Boto3CredentialProvider
