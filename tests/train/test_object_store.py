@@ -36,11 +36,11 @@ def test_a_run_from_an_object_store_is_bit_identical_to_a_local_one(
     monkeypatch.setenv("RESOLUTE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "tiny.toml").write_text(RECIPE)
     with running_s3() as url:
-        there = f"{url}/a set#1%25?"  # a key is taken as it is
-        fs, folder = file_system(there)
+        remote = f"{url}/a set#1%25?"  # a key is taken as it is
+        fs, folder = file_system(remote)
         for path in (path for path in root.rglob("*") if path.is_file()):
             fs.pipe_file(f"{folder}/{path.relative_to(root)}", path.read_bytes())
-        for name, shards in (("here", str(root)), ("there", there)):
+        for name, shards in (("here", str(root)), ("there", remote)):
             assert main(train_words(shards, tmp_path / "tiny.toml", tmp_path / name)) == 0
     here, there = (read_log(tmp_path / name / "tiny" / "run.jsonl") for name in ("here", "there"))
     for kind in ("step", "epoch"):
