@@ -20,7 +20,7 @@ from resolute.errors import FileEndsEarly, Interrupted, Missing, ResoluteError, 
 from resolute.urls import bucket_and_key
 
 from .base import Write
-from .drivers import GONE, OBJECT_STORES, driver, failure, http_status
+from .drivers import GONE, OBJECT_STORES, check_user_info, driver, failure, http_status
 from .object_store import in_loop, open_store
 
 __all__ = ["Client"]
@@ -53,6 +53,7 @@ class Client:
         self._pending: set[Future[Any]] = set()
         self._store: Any = None  # obstore's, or
         self._fs: Any = None  # fsspec's driver, with the path of the URL in it
+        check_user_info(url)
         protocol = url.partition("://")[0]
         if protocol in _OBSTORE:
             root, key = bucket_and_key(url) if protocol in OBJECT_STORES else (url, "")

@@ -32,6 +32,7 @@ def file_system(url: str, *, patience_s: float = 60.0) -> tuple[Any, str]:
 
     patience_s   no attempt of a failed request begins later than this; of object stores only
     """
+    check_user_info(url)
     protocol, _, path = url.partition("://")
     if protocol in OBJECT_STORES:
         # why the process: obstore's stores must not cross a fork
@@ -43,7 +44,6 @@ def driver(url: str, **options: Any) -> tuple[Any, str]:
     """fsspec's driver for a URL, with `options`, and the path in it. Raises `ResoluteError`."""
     from fsspec.core import url_to_fs  # why here: slow to import, needed only for URLs
 
-    check_user_info(url)
     # why no cache: listings would grow with the number of files, and other processes write there
     with _driver_errors(url):
         fs, path = url_to_fs(url, use_listings_cache=False, **options)
@@ -54,9 +54,11 @@ def check_user_info(url: str) -> None:
     """Raise `ResoluteError` if a driver would take a part of the password for the host, and print it."""
     if is_misread(url):
         scheme = url.partition("://")[0]
-        remedy = "percent-encode them (%2F, %3F, %23)"
-        if scheme not in ("http", "https"):  # why: most drivers decode nothing
-            remedy = f"leave both out, and set them for {scheme} in fsspec's configuration"
+        remedy = f"leave both out, and set them for {scheme} in fsspec's configuration"  # why: few drivers decode
+        if scheme in OBJECT_STORES:
+            remedy = "leave both out, and set the store's own variables, such as AWS_ACCESS_KEY_ID"
+        elif scheme in ("http", "https"):
+            remedy = "percent-encode them (%2F, %3F, %23)"
         raise ResoluteError(
             f"{strip_credentials(url)}: not understood, got a user name or password with / or ? or #, which end the "
             f"name of a server; {remedy}"

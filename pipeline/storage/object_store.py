@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from resolute.errors import ResoluteError, strip_credentials
 from resolute.urls import without_user_info
 
-from .drivers import check_user_info, failure
+from .drivers import failure
 
 __all__ = ["check_open", "end_requests", "in_loop", "open_store"]
 
@@ -43,7 +43,6 @@ def open_store(url: str, *, tries: int, stall_s: float, patience_s: float) -> An
         raise ResoluteError(
             f"{strip_credentials(url)}: the package obstore is not installed, expected it; run `pip install obstore`"
         ) from None
-    check_user_info(url)
     global _opened
     _opened = True
     stall = timedelta(seconds=stall_s)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.prep.sources.image_ref import is_url
 from resolute.prep.storage.output import ObjectStore
 from tests.support.http_server import RangeHandler, serving
@@ -112,7 +114,7 @@ def test_the_output_url_is_shown_without_credentials() -> None:
     assert ObjectStore(f"s3://{USER}:{PASSWORD}@bucket/set").where == "s3://bucket/set"
 
 
-@pytest.mark.parametrize("scheme", ["sftp", "https", "smb"])
+@pytest.mark.parametrize("scheme", ["sftp", "https", "smb", "s3", "gs"])
 def test_a_password_that_a_driver_would_take_for_a_host_is_refused_and_not_shown(
     scheme: str, photos: Path, tmp_path: Path, prep: Prep
 ) -> None:
@@ -123,6 +125,9 @@ def test_a_password_that_a_driver_would_take_for_a_host_is_refused_and_not_shown
         assert f"{scheme}://host.invalid/set" in ran.err
         assert "got a user name or password with / or ? or #" in ran.err
         check_clean(ran, tmp_path / "set")
+    with pytest.raises(ResoluteError) as refused:
+        ShardSet.open(url)
+    assert str(refused.value).startswith(f"{scheme}://host.invalid/set: not understood, got a user name or password")
 
 
 def test_a_renewed_signature_does_not_change_a_source(work: Path, tmp_path: Path) -> None:
