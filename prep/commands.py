@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from resolute.console import counted, say
 from resolute.errors import strip_credentials
 from resolute.machine import available_cpus
-from resolute.pipeline.storage.base import is_url
+from resolute.urls import is_url
 
 from .settings import JobsFinishOptions, JobsPlanOptions, JobsRangeOptions, Settings, ShardsOptions, VerifyOptions
 

@@ -10,9 +10,9 @@ from pydantic import Field
 
 from resolute.errors import ResoluteError
 from resolute.machine import available_cpus
-from resolute.pipeline.storage.base import is_url
 from resolute.prep.sources.names import SUFFIXES
 from resolute.settings import described, setting, settings
+from resolute.urls import local_path
 
 __all__ = [
     "MARGIN",
@@ -293,8 +293,8 @@ def _is_encoding(name: str) -> bool:
 
 
 def _absolute(path: str) -> str:
-    path = path.removeprefix("file://").removeprefix("local://")
-    return path if is_url(path) else str(Path(path).absolute())
+    folder = local_path(path)
+    return path if folder is None else str(Path(folder).absolute())
 
 
 def _text(resolutions: list[int]) -> str:

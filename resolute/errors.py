@@ -11,10 +11,11 @@ from __future__ import annotations
 import errno
 import importlib.util
 import os
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from .urls import strip_credentials
 
 __all__ = [
     "DamagedSample",
@@ -33,11 +34,6 @@ __all__ = [
 ]
 
 _DAMAGED_ERRNO = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
-_USER_INFO = re.compile(r"(?<=://)[^/@\s'\"]*@")
-_SECRET_QUERY = re.compile(
-    r"(?i)([?&;](?:[\w.-]*(?:token|signature|secret|credential|password|passwd|access[_-]?key|api[_-]?key)[\w.-]*"
-    r"|sig|se|sp|sv|sr|policy|expires|key-pair-id|awsaccesskeyid|googleaccessid))=(?:[^&\s'\"]*[^&\s'\":,;.])?"
-)
 
 
 class ResoluteError(Exception):
@@ -98,14 +94,6 @@ def as_typed(name: str, values: Mapping[str, str]) -> str:
     words = [f"{option.upper()}=" if by_make else f"--{option.lower().replace('_', '-')}=" for option in values]
     quoted = [word + shlex.quote(value) for word, value in zip(words, values.values(), strict=True)]
     return f"`{' '.join(['make' if by_make else 'resolute', name, *quoted])}`"
-
-
-def strip_credentials(text: str) -> str:
-    """Remove user names, passwords, tokens and signatures of URLs from `text`.
-
-    Applied to everything that is printed, logged, reported or recorded.
-    """
-    return _SECRET_QUERY.sub(r"\1=***", _USER_INFO.sub("", text))
 
 
 def check_installed(package: str, *, setting: str, extra: str) -> None:

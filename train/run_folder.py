@@ -12,7 +12,7 @@ from pathlib import Path
 
 from resolute.errors import ResoluteError
 from resolute.files import check_output, write_errors
-from resolute.pipeline.storage.base import is_url
+from resolute.urls import without_credentials
 
 __all__ = ["RUNS", "default_run", "existing_run", "new_run", "page_file"]
 
@@ -38,7 +38,7 @@ def default_run(recipe: Path, shards: str | Path) -> str:
     A set's name is that of its folder, or of the one above if its folder is called `shards`. If recipe and set have the
     same name, it stands once.
     """
-    path = str(shards).partition("://")[2] if is_url(shards) else str(shards)
+    path = without_credentials(str(shards)).rpartition("://")[2]
     folders = [part for part in path.split("/") if part not in _NO_NAME]
     if folders[-1:] == ["shards"] and len(folders) > 1:
         folders.pop()

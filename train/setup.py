@@ -13,7 +13,6 @@ import torch
 from resolute.errors import ResoluteError, strip_credentials
 from resolute.pipeline.dataset.shard_set import ShardSet, stored_resolutions
 from resolute.pipeline.plan.plan import Plan
-from resolute.pipeline.storage.base import is_url
 from resolute.train.devices.device import pick_device
 from resolute.train.devices.distributed import Ranks
 from resolute.train.devices.hardware import bf16_is_emulated
@@ -25,6 +24,7 @@ from resolute.train.model.regularization import strongest
 from resolute.train.options import PlanOptions, TrainOptions
 from resolute.train.planner.batch_size import Probe, cap_memory, real_steps, with_batch_sizes
 from resolute.train.recipe.schema import Recipe
+from resolute.urls import is_url
 
 from . import checkpoint
 from .loop import Learner

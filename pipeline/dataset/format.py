@@ -29,8 +29,9 @@ from typing import Any
 import numpy as np
 
 from resolute.errors import ResoluteError
-from resolute.pipeline.storage.base import Files, is_url
+from resolute.pipeline.storage.base import Files
 from resolute.pipeline.storage.local import retry_local
+from resolute.urls import is_url
 
 from .source_record import missing_set_hint, read_record, repair_hint, shards_command
 

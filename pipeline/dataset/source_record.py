@@ -15,6 +15,7 @@ from pathlib import Path
 
 from resolute.errors import ResoluteError, as_typed, strip_credentials
 from resolute.pipeline.storage.base import Files
+from resolute.urls import local_path
 
 __all__ = [
     "SOURCE_RECORD",
@@ -100,8 +101,8 @@ def _digest(variables: Mapping[str, str]) -> str:
 
 
 def _absolute(path: str) -> str:
-    path = path.removeprefix("file://")
-    return path if "://" in path else os.path.abspath(path)  # noqa: PTH100  # why: keeps symbolic links
+    folder = local_path(path)
+    return path if folder is None else os.path.abspath(folder)  # noqa: PTH100  # why: keeps symbolic links
 
 
 def _shown(name: str, value: str) -> str:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from resolute.errors import ResoluteError
+from resolute.urls import local_path
 
 if TYPE_CHECKING:
     from .cache import CacheSettings
 
-__all__ = ["MAX_OPEN_FILES", "Files", "OpenFile", "Write", "is_url", "open_files"]
+__all__ = ["MAX_OPEN_FILES", "Files", "OpenFile", "Write", "open_files"]
 
 MAX_OPEN_FILES = 256  # that `Files` keeps open: well below the usual limit of 1024 per process
 
@@ -93,10 +94,6 @@ class OpenFile:
             close(self.fd)
 
 
-def is_url(root: str | Path) -> bool:
-    return "://" in str(root)
-
-
 def open_files(root: str | Path, *, cache: CacheSettings | None = None) -> Files:
     """Open a folder, a `file://` URL or another URL (`s3://`, `gs://`, `http(s)://`, `hf://`, ...).
 
@@ -104,7 +101,8 @@ def open_files(root: str | Path, *, cache: CacheSettings | None = None) -> Files
     Raises `ResoluteError` if the URL's driver is not installed, the cache cannot be written, or `cache` is set for a
     folder.
     """
-    if is_url(root) and not str(root).startswith(("file://", "local://")):
+    folder = local_path(root)
+    if folder is None:
         from .remote import Remote  # why here: it imports this file
 
         return Remote(str(root), cache)
@@ -112,4 +110,4 @@ def open_files(root: str | Path, *, cache: CacheSettings | None = None) -> Files
         raise ResoluteError(f"{root}: got a cache for a folder, expected it for a URL only; leave it out")
     from .local import Folder
 
-    return Folder(str(root))
+    return Folder(folder)

@@ -17,9 +17,10 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from resolute.errors import FileEndsEarly, Interrupted, Missing, ResoluteError, StorageError, strip_credentials
+from resolute.urls import bucket_and_key
 
 from .base import Write
-from .drivers import GONE, OBJECT_STORES, driver_errors, failure, http_status
+from .drivers import GONE, OBJECT_STORES, check_user_info, driver, failure, http_status
 from .object_store import in_loop, open_store
 
 __all__ = ["Client"]
@@ -52,14 +53,15 @@ class Client:
         self._pending: set[Future[Any]] = set()
         self._store: Any = None  # obstore's, or
         self._fs: Any = None  # fsspec's driver, with the path of the URL in it
-        if url.partition("://")[0] in _OBSTORE:
-            self._store = open_store(url, tries=tries, stall_s=stall_s, patience_s=self._patience_s)
+        check_user_info(url)
+        protocol = url.partition("://")[0]
+        if protocol in _OBSTORE:
+            root, key = bucket_and_key(url) if protocol in OBJECT_STORES else (url, "")
+            self._store = open_store(root, tries=tries, stall_s=stall_s, patience_s=self._patience_s)
+            self._folder = f"{key}/" if key else ""
         else:
-            import fsspec  # why here: slow to import
-
-            with driver_errors(url):
-                self._fs, base = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
-            self._base = str(base).rstrip("/")
+            self._fs, path = driver(url, skip_instance_cache=True)
+            self._folder = f"{path.rstrip('/')}/"
 
     def where(self, name: str) -> str:
         return f"{self.root}/{name}"
@@ -71,7 +73,7 @@ class Client:
             if self._store is not None:
                 import obstore
 
-                meta = self._call(name, stopped, lambda: obstore.head_async(self._store, name))
+                meta = self._call(name, stopped, lambda: obstore.head_async(self._store, self._folder + name))
                 return meta["size"], str(meta["e_tag"] or meta["last_modified"])
             info = self._info(name, stopped)
             return int(info["size"]), "; ".join(f"{word}={info[word]}" for word in _IDENTITY if word in info)
@@ -143,17 +145,17 @@ class Client:
         if self._store is not None:
             import obstore
 
-            got = self._call(name, stopped, lambda: obstore.get_async(self._store, name))
+            got = self._call(name, stopped, lambda: obstore.get_async(self._store, self._folder + name))
             stream = got.stream(min_chunk_size=self._piece_bytes)
             return got.meta["size"], self._pieces(name, stopped, lambda: anext(stream, b""))
         size = int(self._info(name, stopped)["size"])
-        file = self._call(name, stopped, lambda: self._fs.open(f"{self._base}/{name}", "rb", cache_type="none"))
+        file = self._call(name, stopped, lambda: self._fs.open(self._folder + name, "rb", cache_type="none"))
         return size, self._pieces(name, stopped, lambda: file.read(self._piece_bytes) if file.tell() < size else b"")
 
     def _info(self, name: str, stopped: threading.Event) -> dict[str, Any]:
         """Metadata of a file, from its fsspec driver."""
         self._fs.invalidate_cache()  # why: huggingface_hub keeps listings, whatever the option says
-        return dict(self._call(name, stopped, lambda: self._fs.info(f"{self._base}/{name}")))
+        return dict(self._call(name, stopped, lambda: self._fs.info(self._folder + name)))
 
     def _pieces(self, name: str, stopped: threading.Event, next_piece: Callable[[], Any]) -> Iterator[memoryview]:
         while len(piece := memoryview(self._call(name, stopped, next_piece, body=True))):

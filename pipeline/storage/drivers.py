@@ -10,8 +10,18 @@ from functools import lru_cache
 from typing import Any
 
 from resolute.errors import ResoluteError, strip_credentials
+from resolute.urls import bucket_and_key, is_misread
 
-__all__ = ["GONE", "OBJECT_STORES", "driver_errors", "failure", "file_system", "http_status", "object_files"]
+__all__ = [
+    "GONE",
+    "OBJECT_STORES",
+    "check_user_info",
+    "driver",
+    "failure",
+    "file_system",
+    "http_status",
+    "object_files",
+]
 
 GONE = frozenset({404, 410})  # HTTP statuses of a file that is missing
 OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss")  # protocols that obstore reads and writes
@@ -22,16 +32,37 @@ def file_system(url: str, *, patience_s: float = 60.0) -> tuple[Any, str]:
 
     patience_s   no attempt of a failed request begins later than this; of object stores only
     """
+    check_user_info(url)
     protocol, _, path = url.partition("://")
     if protocol in OBJECT_STORES:
         # why the process: obstore's stores must not cross a fork
-        return object_files(f"{protocol}://{path.partition('/')[0]}", patience_s, os.getpid()), path.rstrip("/")
+        return object_files(bucket_and_key(url)[0], patience_s, os.getpid()), path.rstrip("/")
+    return driver(url)
+
+
+def driver(url: str, **options: Any) -> tuple[Any, str]:
+    """fsspec's driver for a URL, with `options`, and the path in it. Raises `ResoluteError`."""
     from fsspec.core import url_to_fs  # why here: slow to import, needed only for URLs
 
     # why no cache: listings would grow with the number of files, and other processes write there
-    with driver_errors(url):
-        fs, path = url_to_fs(url, use_listings_cache=False)
-    return fs, path
+    with _driver_errors(url):
+        fs, path = url_to_fs(url, use_listings_cache=False, **options)
+    return fs, str(path)
+
+
+def check_user_info(url: str) -> None:
+    """Raise `ResoluteError` if a driver would take a part of the password for the host, and print it."""
+    if is_misread(url):
+        scheme = url.partition("://")[0]
+        remedy = f"leave both out, and set them for {scheme} in fsspec's configuration"  # why: few drivers decode
+        if scheme in OBJECT_STORES:
+            remedy = "leave both out, and set the store's own variables, such as AWS_ACCESS_KEY_ID"
+        elif scheme in ("http", "https"):
+            remedy = "percent-encode them (%2F, %3F, %23)"
+        raise ResoluteError(
+            f"{strip_credentials(url)}: not understood, got a user name or password with / or ? or #, which end the "
+            f"name of a server; {remedy}"
+        )
 
 
 @lru_cache(maxsize=64)
@@ -74,7 +105,7 @@ def failure(error: Exception) -> str:
 
 
 @contextmanager
-def driver_errors(url: str) -> Iterator[None]:
+def _driver_errors(url: str) -> Iterator[None]:
     """Turn the errors of a URL that fsspec does not know, or whose package is missing, into a `ResoluteError`."""
     protocol, root = url.partition("://")[0], strip_credentials(url)
     try:

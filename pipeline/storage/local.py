@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from resolute.errors import FileEndsEarly, Interrupted, Missing, StorageError
 
-from .base import MAX_OPEN_FILES, Files, OpenFile, is_url
+from .base import MAX_OPEN_FILES, Files, OpenFile
 from .read_at import read_at
 
 __all__ = ["Folder", "retry_local"]
@@ -42,9 +42,8 @@ class Folder(Files):
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._base = root.partition("://")[2] if is_url(root) else root
         self._stop = threading.Event()  # replaced by `interrupt`: set for the reads that began before
-        base = self._base  # why: a reference to `self` in the cache would keep the folder's files open for ever
+        base = root  # why: a reference to `self` in the cache would keep the folder's files open for ever
         self._open: Callable[[str], OpenFile] = functools.lru_cache(MAX_OPEN_FILES)(lambda n: OpenFile(f"{base}/{n}"))
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -55,7 +54,7 @@ class Folder(Files):
         return self._root
 
     def where(self, name: str) -> str:
-        return os.path.join(self._base, name)  # noqa: PTH118  # why: per sample, and a third of Path's cost
+        return os.path.join(self._root, name)  # noqa: PTH118  # why: per sample, and a third of Path's cost
 
     def file_version(self, name: str) -> tuple[int, str] | None:
         def stat_file() -> tuple[int, str]:

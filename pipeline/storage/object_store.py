@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from resolute.errors import ResoluteError, strip_credentials
+from resolute.urls import without_user_info
 
 from .drivers import failure
 
@@ -29,8 +30,9 @@ _opened = _ended = False
 
 
 def open_store(url: str, *, tries: int, stall_s: float, patience_s: float) -> Any:
-    """obstore's store for a URL. Raises `ResoluteError` if it is not understood.
+    """obstore's store for a web address, or for a bucket without a key. Raises `ResoluteError` if not understood.
 
+    url          `https://host/folder`, or `s3://bucket`
     tries        attempts for each request, with growing waits
     stall_s      a request that receives nothing for this long has failed, also while its body is being sent
     patience_s   no further attempt begins later than this
@@ -57,7 +59,10 @@ def open_store(url: str, *, tries: int, stall_s: float, patience_s: float) -> An
     protocol, _, rest = url.partition("://")
     try:
         if protocol in ("http", "https"):  # why: `from_url` takes some of them for S3 and Azure, with credentials
-            return HTTPStore.from_url(url, **options)
+            address, login = without_user_info(url)  # why: obstore would leave it out of its requests
+            if login:
+                options["client_options"]["default_headers"] = {"authorization": login}
+            return HTTPStore.from_url(address, **options)
         if protocol in ("s3", "s3a") and not os.environ.get("AWS_ACCESS_KEY_ID"):
             with suppress(ImportError, ValueError):  # no boto3; it knows no credentials
                 from obstore.auth.boto3 import Boto3CredentialProvider

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from resolute.errors import ResoluteError, strip_credentials
+from resolute.errors import ResoluteError
 from resolute.prep.sources.fetch import fetch
 from resolute.prep.sources.image_ref import MISSING, UNSEEN, ZIPPED, ByteRange, is_url
 from resolute.prep.sources.reject import Reject
 from resolute.prep.storage.thread_map import thread_map
+from resolute.urls import without_credentials
 
 from .database import Database
 from .photos import Photos
@@ -69,7 +70,7 @@ def _locations(photos: Photos) -> Iterator[tuple[int, tuple[str, int]]]:
 
 
 def _real(path: str) -> str:
-    return strip_credentials(path) if is_url(path) else os.path.realpath(path)
+    return without_credentials(path) if is_url(path) else os.path.realpath(path)
 
 
 def find_copies(sources: Mapping[str, Photos], *, remote: bool = False) -> Copies | None:

@@ -27,12 +27,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from resolute.errors import ResoluteError, strip_credentials
+from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.target import IGNORED, Target
 from resolute.prep.sources.archives.containers import container_stamps
 from resolute.prep.sources.image_ref import UNSEEN, ByteRange, Ignored, ImageRef, Source, is_url
 from resolute.prep.sources.signature import ListingHash, signature_of_files
 from resolute.prep.sources.targets import describe_label, is_number
+from resolute.urls import without_credentials
 
 from .checks import describe_ignored
 from .classes import MAX_CLASSES, are_listed_names, by_name, by_number
@@ -150,7 +151,7 @@ class Photos:
         """A path or name in the table that is a URL with credentials; None if there is none."""
         rows = self.database.run(f"SELECT path FROM {self.table} WHERE absolute AND path IS NOT NULL LIMIT 1")
         paths = [self.root, *self.containers, *(os.fsdecode(path) for (path,) in rows)]
-        return next((path for path in paths if "://" in path and strip_credentials(path) != path), None)
+        return next((path for path in paths if "://" in path and without_credentials(path) != path), None)
 
     def class_counts(self, chosen: NDArray[np.uint32] | None = None) -> NDArray[np.int64]:
         """(C,) number of photos of each class, of all photos or of those at the positions `chosen`."""
@@ -354,7 +355,7 @@ def _columns(
     for i in np.flatnonzero(absolute).tolist():
         name = texts[i]
         if "@" in name or "=" in name:  # it may hold credentials
-            shown = os.fsencode(strip_credentials(name))
+            shown = os.fsencode(without_credentials(name))
             if shown != names[i]:
                 names[i], paths[i] = shown, names[i]
     targets: NDArray[Any]

@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from resolute.errors import ResoluteError
+from resolute.urls import local_path
 
 from .archive import ArchiveSource
 from .archives.tar_members import COMPRESSED, is_compressed
-from .filesystem import common_root, expand_pattern, file_name, is_pattern, list_folder, path_kind
+from .filesystem import common_root, expand_pattern, file_name, is_pattern, list_folder, path_kind, without_query
 from .image_folder import ImageFolderSource
-from .image_ref import Source, is_url
+from .image_ref import Source
 from .label_file import FolderFiles, LabelListSource, LabelTableSource
 from .look import Look
 from .names import ignore_reason, is_image
@@ -163,7 +164,8 @@ def _refuse_unused(src: str, kind: str, files: Sequence[str], image: Sequence[st
 
 def plain_path(src: str) -> str:
     """A path without `file://` and without a slash at its end."""
-    return src.removeprefix("file://").rstrip("/") or "/"
+    folder = local_path(src)
+    return (src if folder is None else folder).rstrip("/") or "/"
 
 
 def _listed_files(src: str, setting: str) -> list[str]:
@@ -239,7 +241,7 @@ def _are_of_tars(src: str, parquet: Sequence[str]) -> bool:
 
 
 def _file_kind(src: str, files: list[str], setting: str) -> str:
-    path = files[0].partition("?")[0] if is_url(files[0]) else files[0]
+    path = without_query(files[0])
     lower = path.lower()
     if lower.endswith(".parquet"):
         return "parquet" if len(files) > 1 or holds_images(files[0]) else "listing"

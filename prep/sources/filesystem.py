@@ -314,7 +314,11 @@ def is_pattern(src: str) -> bool:
     """Whether `src` stands for several files: it holds braces or wildcards and does not itself exist."""
     # why: a question mark in a web address begins its query
     wildcards = "*{" if src.startswith(_HTTP) else "*?[{"
-    return any(sign in src for sign in wildcards) and (is_url(src) or not os.path.lexists(src))
+    if not any(sign in src for sign in wildcards):
+        return False
+    if is_url(src):  # why not over HTTP: there, a server says only of a file whether it exists
+        return src.startswith(_HTTP) or not path_kind(src)
+    return not os.path.lexists(src)
 
 
 def expand_pattern(src: str) -> list[str]:

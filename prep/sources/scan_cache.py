@@ -21,10 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from resolute.errors import Interrupted, ResoluteError, strip_credentials
+from resolute.errors import Interrupted, ResoluteError
 from resolute.files import atomic_file, atomic_write, delete_partial, write_errors
 from resolute.pipeline.storage.object_store import end_requests
 from resolute.pipeline.storage.threads import DaemonPool
+from resolute.urls import without_credentials
 
 from .filesystem import common_root, file_name, version_stamp
 from .image_ref import PLAIN, ImageRef, SourceTarget, is_url
@@ -167,7 +168,7 @@ def cached_scan(
     `copies`: the images' bytes are in the blob. `stop`, once set, ends the scan. Several threads may scan different
     files. Raises the errors of `fill`, and `ResoluteError` if the disk refuses; partial results are never used.
     """
-    absolute = strip_credentials(path) if is_url(path) else os.path.abspath(path)  # noqa: PTH100
+    absolute = without_credentials(path) if is_url(path) else os.path.abspath(path)  # noqa: PTH100
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", file_name(absolute.rstrip("/")))[:60]
     stamp = version_stamp(path)
     # why the stamp: a plan for jobs may still refer to the blob of an older version

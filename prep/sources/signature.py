@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from resolute.errors import strip_credentials
 from resolute.prep.storage.thread_map import thread_map
+from resolute.urls import without_credentials
 
 from .filesystem import version_stamp
 from .image_ref import Source
@@ -52,7 +52,7 @@ def signature_of_files(paths: Sequence[str], stamps: Sequence[str]) -> str | Non
     """The signature of a source that the files alone decide; None if the state of one is unknown."""
     if not all(stamps):
         return None
-    lines = (f"{strip_credentials(path)}\0{stamp}\0" for path, stamp in zip(paths, stamps, strict=True))
+    lines = (f"{without_credentials(path)}\0{stamp}\0" for path, stamp in zip(paths, stamps, strict=True))
     return f"files {hashlib.sha256(''.join(lines).encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 

@@ -23,6 +23,7 @@ from resolute.errors import ResoluteError, StorageError, strip_credentials
 from resolute.files import atomic_file, delete_partial, sync_folder, write_errors
 from resolute.lock import exclusive_lock
 from resolute.pipeline.storage.drivers import GONE, file_system, http_status
+from resolute.urls import local_path
 
 from .hashed_file import AtomicFile, FileInfo
 from .lease import Lease
@@ -75,9 +76,8 @@ class Store(Protocol):
 
 def open_store(out: str) -> Store:
     """The store for a local folder or for an fsspec URL such as `s3://bucket/shards`."""
-    if "://" in out and not out.startswith(("file://", "local://")):
-        return ObjectStore(out.rstrip("/"))
-    return LocalStore(Path(out.partition("://")[2] if "://" in out else out))
+    folder = local_path(out)
+    return ObjectStore(out.rstrip("/")) if folder is None else LocalStore(Path(folder))
 
 
 @dataclass(frozen=True)

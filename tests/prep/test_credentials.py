@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
+from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.prep.sources.image_ref import is_url
 from resolute.prep.storage.output import ObjectStore
 from tests.support.http_server import RangeHandler, serving
 from tests.support.source_formats import list_source, pack_parquet, pack_samples, pack_table, pack_tar, pack_zip
 
 Prep = Callable[..., Any]
-USER, PASSWORD, SIGNATURE = "someone", "hunter2secret", "5ignature/with/slashes"
-QUERY = f"?X-Amz-Credential=AKIA{PASSWORD}&X-Amz-Signature={SIGNATURE}"
+USER, PASSWORD, SIGNATURE = "someone", "hunter2@s3cret@end0fit", "5ignature/with/slashes"
+SECRETS = (*PASSWORD.split("@"), SIGNATURE, SIGNATURE.rpartition("/")[2])
+QUERY = f"?X-Amz-Credential=AKIA{SECRETS[0]}&X-Amz-Signature={SIGNATURE}"
 
 
 class Guarded(RangeHandler):
@@ -47,7 +50,7 @@ def guarded(tmp_path: Path) -> Iterator[str]:
 def check_clean(ran: Any, out: Path) -> None:
     texts = {"stdout": ran.out.encode(), "stderr": ran.err.encode()}
     texts |= {str(path): path.read_bytes() + str(path).encode() for path in out.rglob("*") if path.is_file()}
-    for secret in (PASSWORD, SIGNATURE, SIGNATURE.rpartition("/")[2]):
+    for secret in SECRETS:
         for place, text in texts.items():
             assert secret.encode() not in text, (secret, place)
 
@@ -96,7 +99,7 @@ def test_no_credential_is_printed_or_written_when_the_store_refuses_or_fails(
 ) -> None:
     rows = [(f"{guarded}/photos/{name}{QUERY}", name.partition("/")[0]) for name in photo_names(photos)]
     table = pack_table(tmp_path / "list.csv", rows)
-    signed_by_another = f"{guarded}/p.zip?X-Amz-Signature=another{PASSWORD}"
+    signed_by_another = f"{guarded}/p.zip?X-Amz-Signature=another{SECRETS[0]}"
     for src in (signed_by_another, f"{guarded}/gone.zip{QUERY}"):
         ran = prep("--src", src, "--out", tmp_path / "set", "--res", "32")
         assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
@@ -109,6 +112,22 @@ def test_no_credential_is_printed_or_written_when_the_store_refuses_or_fails(
 
 def test_the_output_url_is_shown_without_credentials() -> None:
     assert ObjectStore(f"s3://{USER}:{PASSWORD}@bucket/set").where == "s3://bucket/set"
+
+
+@pytest.mark.parametrize("scheme", ["sftp", "https", "smb", "s3", "gs"])
+def test_a_password_that_a_driver_would_take_for_a_host_is_refused_and_not_shown(
+    scheme: str, photos: Path, tmp_path: Path, prep: Prep
+) -> None:
+    url = f"{scheme}://{USER}:hunter2/s3cret@host.invalid/set"
+    for words in (("--src", f"{url}.zip", "--out", tmp_path / "set"), ("--src", photos, "--out", url)):
+        ran = prep(*words, "--res", "32")
+        assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
+        assert f"{scheme}://host.invalid/set" in ran.err
+        assert "got a user name or password with / or ? or #" in ran.err
+        check_clean(ran, tmp_path / "set")
+    with pytest.raises(ResoluteError) as refused:
+        ShardSet.open(url)
+    assert str(refused.value).startswith(f"{scheme}://host.invalid/set: not understood, got a user name or password")
 
 
 def test_a_renewed_signature_does_not_change_a_source(work: Path, tmp_path: Path) -> None:

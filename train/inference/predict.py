@@ -29,7 +29,6 @@ from resolute.errors import ResoluteError
 from resolute.files import check_output, output_file
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.crops import centre_crops
-from resolute.pipeline.storage.base import is_url
 from resolute.prep.convert.decode import Reject, decode
 from resolute.prep.sources.fetch import fetch
 from resolute.prep.sources.image_folder import Counts, walk
@@ -42,6 +41,7 @@ from resolute.train.options import PredictOptions
 from resolute.train.run_folder import existing_run
 from resolute.train.score import METRICS
 from resolute.train.validation import metrics_of
+from resolute.urls import is_url
 
 from .saved_run import SavedRun, Weights, open_eval_set, open_saved_run, training_overlap, validation_loader
 from .table import (

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -24,17 +25,38 @@ import fsspec
 import pytest
 
 from resolute.errors import ResoluteError, StorageError
-from resolute.pipeline.storage.drivers import object_files
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.storage.base import open_files
+from resolute.pipeline.storage.drivers import file_system, object_files
 from resolute.pipeline.storage.object_files import ObjectFiles
+from resolute.prep.sources.filesystem import is_pattern, list_folder, path_kind
 from resolute.prep.sources.scan_cache import cached_scan, scan_all
 from resolute.prep.storage import lease
 from resolute.prep.storage.bulk import read_many
 from resolute.prep.storage.output import LOCK, LocalStore, ObjectStore, open_store
 from resolute.scratch import ScratchFolder
+from tests.support.cli import verify
 from tests.support.s3 import FaultyProxy, proxy, running_s3, s3_server  # noqa: F401  # fixtures
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
+NAMES = [
+    "a#b",
+    "a%25b",
+    "a%20b",
+    "a b",
+    "a%2Fb",
+    "a?b",
+    "a+b",
+    "é",
+    "a&b=c",
+    "a[b]",
+    "a*b",
+    "a{1,2}b",
+    "a@b:c",
+    "a'b",
+    "%",
+]
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +83,54 @@ def contents(url: str) -> dict[str, str]:
         for name, path in files.items()
         if name not in ("report.html", "source.json")
     }
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "s3"])
+def test_what_is_written_under_any_name_is_read_under_that_name(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESOLUTE_CACHE", str(tmp_path / "cache"))
+    bases = {"folder": str(tmp_path), "file": f"file://{tmp_path}"}
+    base = bases[kind] if kind in bases else request.getfixturevalue("bucket")
+    for number, name in enumerate(NAMES):
+        out, data = f"{base}/{name}", b"%d" % number
+        open_store(out).write("x.rec", data)
+        assert open_store(out).read("x.rec") == data
+        assert open_store(out).names() == ["x.rec"]
+        with open_files(out) as files:
+            assert files.size("x.rec") == len(data), name
+            assert files.local("x.rec").read_bytes() == data
+        assert path_kind(out) == "folder"
+        assert not is_pattern(out)
+        assert [(entry.name, entry.nbytes) for entry in list_folder(out)] == [("x.rec", len(data))]
+    assert {*NAMES} <= {*open_store(base).folders()}
+
+
+@pytest.mark.slow
+def test_a_set_and_its_photos_have_names_with_signs_of_urls_on_s3_and_on_a_disk(
+    photos: Path, tmp_path: Path, bucket: str, prep: Prep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESOLUTE_CACHE", str(tmp_path / "cache"))
+    name = "a#b%25c%20d?e+f g{1,2}*[h]"
+    for path in sorted(photos.rglob("[01]?.jpg")):
+        path.rename(path.with_name(f"{path.stem}#%25 ?+.jpg"))
+    shutil.copytree(photos, tmp_path / name)
+    fs, root = file_system(f"{bucket}/{name}")
+    for path in photos.glob("*/**/*.[jJ]*"):
+        fs.pipe_file(f"{root}/{path.relative_to(photos)}", path.read_bytes())
+    hashes = set()
+    for src, out in (
+        (str(photos), str(tmp_path / "plain")),
+        (str(tmp_path / name), f"{tmp_path}/out/{name}"),
+        (f"{bucket}/{name}", f"{bucket}/out/{name}"),
+    ):
+        ran = prep("--src", src, "--out", out, "--res", "32", "--workers", 1)
+        assert ran.status == 0, ran.err
+        assert verify(["--shards", out]) == 0
+        with ShardSet.open(out) as shards:
+            hashes.add(shards.hash)
+            assert len(shards.splits["train"]) > 20
+    assert len(hashes) == 1
 
 
 @pytest.mark.slow
