@@ -10,7 +10,6 @@ from pydantic import Field
 
 from resolute.errors import ResoluteError
 from resolute.machine import available_cpus
-from resolute.prep.sources.names import SUFFIXES
 from resolute.settings import described, setting, settings
 from resolute.urls import local_path
 
@@ -142,6 +141,8 @@ class JobsPlanOptions:
             from resolute.prep.sources.targets import parse_target  # why here: it imports slowly
 
             parse_target(self.target)
+        from resolute.prep.sources.names import SUFFIXES  # why here: it imports slowly
+
         if unknown := [kind for kind in self.images if f".{kind.rpartition(chr(46))[2]}" not in SUFFIXES]:
             raise ResoluteError(
                 f"IMAGE: got {unknown[0]!r}, which is no extension of an image, expected such as jpg or left.jpg; "
