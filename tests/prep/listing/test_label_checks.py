@@ -187,11 +187,11 @@ def test_floats_that_are_all_whole_are_asked_about(tmp_path: Path, prep: Prep, f
         table.write_text((tmp_path / "rows.jsonl").read_text())
     else:
         duckdb.sql(f"COPY (SELECT image, label::DOUBLE AS label FROM '{tmp_path}/rows.jsonl') TO '{table}'")
-    words = ("--src", tmp_path, "--labels", table, "--res", "32", "--val-frac", 0, "--out", tmp_path.parent / "set")
+    words = ("--src", tmp_path, "--labels", table, "--res", "32", "--val-frac", 0, "--out", f"{tmp_path}-set")
     assert "set TARGET=class for class numbers, or TARGET=values for numbers to predict" in prep(*words).err
     for target, kind in (("class", "class"), ("values", "values")):
         assert prep(*words, "--target", target, "--rebuild").status == 0
-        manifest = json.loads((tmp_path.parent / "set" / "manifest.json").read_text())
+        manifest = json.loads(Path(f"{tmp_path}-set", "manifest.json").read_text())
         assert manifest["classes"] == (["0", "1"] if kind == "class" else [])
 
 
