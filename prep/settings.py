@@ -73,7 +73,9 @@ class JobsPlanOptions:
     zip_names: str | None = setting(
         None, "encoding of the names in zip files that are not marked as UTF-8, such as gbk or shift_jis", min_length=1
     )
-    classes: str | None = setting(None, "class names, one per line; line n (from 0) names class n", min_length=1)
+    classes: str | None = setting(
+        None, "class names, one per line: line n (from 0) names class n; or a map of numbers and names", min_length=1
+    )
     val: str | None = setting(None, "separate validation source, of the same kind as SRC", min_length=1)
     val_labels: str | None = setting(
         None,

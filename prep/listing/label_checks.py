@@ -31,12 +31,15 @@ _OTHER_LABELS = {
     "table": "name the column of classes with COLUMNS=image,label, or the table with LABELS",
 }
 _INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
+_ASCII = {0x2018: "'", 0x2019: "'", 0x02BC: "'", 0x201C: '"', 0x201D: '"', 0x2212: "-"} | dict.fromkeys(
+    range(0x2010, 0x2016), "-"
+)
 
 
 def alike(name: str) -> str:
     """A form of a class name that is the same for names that differ only by blanks, hyphens, underscores, case or
     Unicode form, and for a number that is written as 1, 01 or 1.0."""
-    name = _INVISIBLE.sub("", unicodedata.normalize("NFKC", name)).casefold()
+    name = _INVISIBLE.sub("", unicodedata.normalize("NFKC", name)).translate(_ASCII).casefold()
     if number := _NUMBER.fullmatch(name.strip()):
         return number[1]
     out = "-" if re.match(r"-\d", name) else ""  # of a number
@@ -64,13 +67,11 @@ def refuse_doubtful_labels(
     `labelled_by` says where they are; `is_chosen`: TARGET says the kind. Classes that are `known` from a set that
     exists are not doubted.
     """
+    if kind == "class" and not is_chosen and not known:
+        _refuse_single(where, classes, counts, numbered=numbered, labelled_by=labelled_by)
     if not numbered:
         _refuse_similar(where, classes, counts, known)
-    if known:
-        return
-    if kind == "class" and not is_chosen:
-        _refuse_single(where, classes, counts, numbered=numbered, labelled_by=labelled_by)
-    if numbered:
+    elif not known:
         _refuse_gaps(where, classes, counts)
 
 

@@ -58,42 +58,19 @@ _NOT_FINITE = frozenset({"nan", "inf", "+inf", "-inf", "infinity", "+infinity", 
 _WHOLE_FLOAT = re.compile(r"(0|[1-9]\d*)(\.0*)?")
 _MAX_SEEN = 1 << 17  # different cells of a column that are remembered, so as to look at each once
 _NO_LABEL = frozenset({"-1", "-1.0"})  # as a class. Source: `datasets`' ClassLabel, and scikit-learn's semi-supervised
-# Written for a missing label, without case and with any separators. Not "empty" and "other", which are classes of
+# Written for a missing label, without case, separators and brackets. Not "empty" and "other", which are classes of
 # camera traps and the like.
 _WORDS_FOR_NONE = frozenset(
     {
-        "nan",
-        "none",
-        "null",
-        "nil",
-        "na",
-        "n/a",
-        "n.a.",
-        "n.a",
-        "#n/a",
-        "#na",
-        "<na>",
-        "<nan>",
-        "nat",
-        "no label",
-        "nolabel",
-        "unlabeled",
-        "unlabelled",
-        "not labeled",
-        "not labelled",
-        "unannotated",
-        "unknown",
-        "unk",
-        "undefined",
-        "unspecified",
-        "unassigned",
-        "missing",
-        "not available",
-        "tbd",
-        "todo",
+        *("nan", "nat", "none", "null", "nil", "na", "n/a", "n.a", "#n/a", "#na", "n/d", "tbd", "todo"),
+        *("no label", "no labels", "nolabel", "no class", "noclass", "unlabeled", "unlabelled", "unlabeled data"),
+        *("not labeled", "not labelled", "not annotated", "unannotated", "not available", "not applicable"),
+        *("unknown", "unknown class", "unknown label", "unk", "undefined", "unspecified", "not specified"),
+        *("unassigned", "unclassified", "unidentified", "missing", "missing label", "unset", "not set"),
+        *("unbekannt", "inconnu", "desconocido", "desconhecido", "sconosciuto", "\u672a\u77e5", "\u4e0d\u660e"),
     }
 )
-_SIGNS_FOR_NONE = frozenset({"?", "??", "-", "--", "---", "."})
+_SIGNS_FOR_NONE = re.compile(r"[?.\-_\u2013\u2014\uff1f]+")
 _MAX_FLOAT32 = 3.4028234663852886e38  # without NumPy, which imports slowly
 _SHOWN_VALUES = 12  # of a target in words
 _EXAMPLES = 3  # images shown
@@ -128,6 +105,8 @@ class TargetSetting(NamedTuple):
 
         Raises `ResoluteError`, naming the file and line (0: none) of the target, if such images are to be refused.
         """
+        if isinstance(label, str) and not _is_doubtful(label):
+            return False  # as nearly always, and several times as fast
         labels = (label,) if isinstance(label, str) else label or ()
         is_unlabelled = label is None or not _NO_LABEL.isdisjoint(labels)
         word = None if is_unlabelled else next(filter(self.is_no_label, labels), None)
@@ -177,8 +156,14 @@ def is_word_for_none(text: str) -> bool:
 
 
 @lru_cache(maxsize=1 << 12)
-def _is_word_for_none(label: str) -> bool:
-    return re.sub(r"[\s_-]+", " ", label).strip().casefold() in _WORDS_FOR_NONE or label.strip() in _SIGNS_FOR_NONE
+def _is_doubtful(label: str) -> bool:
+    return label in _NO_LABEL or is_word_for_none(label)
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_word_for_none(text: str) -> bool:
+    word = re.sub(r"[\s_-]+", " ", text).strip(" .<>()[]{}\"'").casefold()
+    return word in _WORDS_FOR_NONE or _SIGNS_FOR_NONE.fullmatch(text.strip()) is not None
 
 
 AUTO = TargetSetting()

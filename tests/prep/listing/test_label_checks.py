@@ -17,6 +17,7 @@ import pytest
 from resolute.errors import ResoluteError
 from resolute.prep.listing.class_file import read_classes
 from resolute.prep.listing.label_checks import alike
+from resolute.prep.sources.targets import is_word_for_none
 from tests.support.source_formats import jpeg
 
 Prep = Callable[..., Any]
@@ -145,6 +146,17 @@ def test_a_word_for_no_label_in_the_validation_part_is_asked_about(case: Case, p
     assert "1 unlabelled" in ran.out
 
 
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        *((word, True) for word in ("<unk>", "(none)", "n.a.", "[Unknown]", "not-labelled", "?", "???", "--", "NaT")),
+        *((word, False) for word in ("other", "empty", "background", "no finding", "none of these", "C", "7", "", "*")),
+    ],
+)
+def test_words_that_are_written_for_no_label(text: str, is_one: bool) -> None:
+    assert is_word_for_none(text) == is_one
+
+
 def test_a_word_for_a_missing_label_among_several_labels_is_asked_about(case: Case) -> None:
     labels = ["cat|dog", "dog|unknown", "cat"]
     assert "001.jpg has the label 'unknown'" in case.run(labels, "csv", "--target", "labels:bar")
@@ -187,11 +199,11 @@ def test_floats_that_are_all_whole_are_asked_about(tmp_path: Path, prep: Prep, f
         table.write_text((tmp_path / "rows.jsonl").read_text())
     else:
         duckdb.sql(f"COPY (SELECT image, label::DOUBLE AS label FROM '{tmp_path}/rows.jsonl') TO '{table}'")
-    words = ("--src", tmp_path, "--labels", table, "--res", "32", "--val-frac", 0, "--out", tmp_path.parent / "set")
+    words = ("--src", tmp_path, "--labels", table, "--res", "32", "--val-frac", 0, "--out", f"{tmp_path}-set")
     assert "set TARGET=class for class numbers, or TARGET=values for numbers to predict" in prep(*words).err
     for target, kind in (("class", "class"), ("values", "values")):
         assert prep(*words, "--target", target, "--rebuild").status == 0
-        manifest = json.loads((tmp_path.parent / "set" / "manifest.json").read_text())
+        manifest = json.loads(Path(f"{tmp_path}-set", "manifest.json").read_text())
         assert manifest["classes"] == (["0", "1"] if kind == "class" else [])
 
 
@@ -209,6 +221,8 @@ def test_floats_that_are_all_whole_are_asked_about(tmp_path: Path, prep: Prep, f
         ("1-2", "12", False),
         ("-5", "5", False),
         ("07", "7", True),
+        ("a\u2013b", "a-b", True),
+        ("rock\u2019n", "rock'n", True),
         ("7.0", "7", True),
         ("1.05", "1.5", False),
         ("v07", "v7", False),
