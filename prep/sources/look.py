@@ -10,12 +10,13 @@ import re
 import shlex
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
 from resolute.errors import ResoluteError
 
+from .archives.tar_members import stem
 from .filesystem import file_name, list_folder
 from .folder_names import (
     are_counted,
@@ -42,6 +43,7 @@ _ALL = 1 << 32  # all hashes are smaller
 _MAX_TABLES = 100
 _COMPARED = 10  # top folders up to which the names of their photos are compared
 _FEW = 3  # folders beside which a table, or photos, may be what is meant
+_KINDS = ("train", "val", "test", "without labels")  # of splits, as `splits_of` names them
 _NAMED = 4  # folders that a message names
 _NO_TABLE = "=TABLE with a table of these photos"
 
@@ -147,6 +149,7 @@ class Look:
     def check(self) -> None:
         """Raise `ResoluteError` if the top folders may be no classes."""
         tops = {name: folder for name, folder in self._top.folders.items() if name}
+        self._check_archives(tops)
         if tops and self._known.issuperset(tops):
             return
         if not tops:
@@ -189,6 +192,24 @@ class Look:
             limit = self._limit = self._limit // 2
             for stems in self._stems.values():
                 stems.difference_update([stem for stem in stems if _hash(stem) >= limit])
+
+    def _check_archives(self, tops: Collection[str]) -> None:
+        """Raise `ResoluteError` for archives that are named as splits."""
+        files: dict[str, list[str]] = {}
+        for file in self._files:
+            files.setdefault(stem(file), []).append(file)
+        splits = splits_of(files)
+        if not splits or not splits.keys().isdisjoint(tops):  # why: the folders are asked about
+            return
+        of_kind = {kind: [file for name in splits if splits[name] == kind for file in files[name]] for kind in _KINDS}
+        kinds = [kind for kind in _KINDS if of_kind[kind]]
+        settings = zip(("SRC", "VAL") if self._setting == "SRC" else ("VAL",), kinds, strict=False)
+        names = _some(file_name(file) for kind in kinds for file in of_kind[kind])
+        values = " ".join(f"{setting}={_pattern(of_kind[kind], self._files)}" for setting, kind in settings)
+        raise ResoluteError(
+            f"{self._root}: holds splits, got {names}, expected the archives of one split; use {values}, or "
+            "KIND=archive for all of them"
+        )
 
     # ---- reasons to ask; each method returns None if there is none
 
@@ -441,8 +462,19 @@ def _is_found(table: str) -> bool:
     return "/" in table and table.rpartition("/")[2].startswith("metadata.")
 
 
-def _hash(stem: str) -> int:
-    return zlib.crc32(stem.encode("utf-8", "surrogatepass"))
+def _pattern(files: Sequence[str], among: Sequence[str]) -> str:
+    """A pattern for these files that no other one `among` all matches, or the first of them and `…`."""
+    start = files[0]
+    while not all(file.startswith(start) for file in files):
+        start = start[:-1]
+    if len(files) == 1:
+        return shlex.quote(start)
+    is_theirs = sum(file.startswith(start) for file in among) == len(files)
+    return shlex.quote(f"{start}*") if is_theirs else f"{shlex.quote(files[0])},…"
+
+
+def _hash(text: str) -> int:
+    return zlib.crc32(text.encode("utf-8", "surrogatepass"))
 
 
 def _some(names: Iterable[str]) -> str:

@@ -44,7 +44,7 @@ __all__ = [
     "scans_at_once",
 ]
 
-_VERSION = 5
+_VERSION = 6
 
 
 class Stop(threading.Event):
@@ -73,7 +73,7 @@ class ScanResult(NamedTuple):
     """The scan of one source file; `data_path` is the file that holds the bytes: the source itself or the blob.
 
     `stamp` is the state of the source file, "" if it is unknown; `columns` are the names of the columns of targets.
-    `listed` is as in `Source`; `notes` are lines about how the file is read.
+    `listed` is as in `Source`; `seen` are names by what they show, as in `ScanWriter.see`.
     """
 
     data_path: str
@@ -83,7 +83,7 @@ class ScanResult(NamedTuple):
     label_names: list[str] | None
     columns: list[str]
     listed: int
-    notes: list[str]
+    seen: dict[str, list[str]]
 
     def names(self) -> Iterator[str]:
         return (row.name for row in self.rows())
@@ -107,7 +107,7 @@ class ScanWriter:
         self.label_names: list[str] | None = None
         self.columns: list[str] = []
         self.listed = 0
-        self.notes: list[str] = []
+        self.seen: dict[str, list[str]] = {}
 
     def note(
         self, name: str, cells: Sequence[Cell], offset: int, nbytes: int, packed: int = PLAIN, size_bytes: int = -1
@@ -120,6 +120,12 @@ class ScanWriter:
         with write_errors(self._where):
             self._rows.write(line)
         self.rows_bytes += len(line)
+
+    def see(self, what: str, name: str, limit: int = 1) -> None:
+        """Keep `name`, which shows `what`; at most `limit` names."""
+        names = self.seen.setdefault(what, [])
+        if len(names) < limit:
+            names.append(name)
 
     def add(self, name: str, cells: Sequence[Cell], data: bytes) -> None:
         """Add an image whose bytes are copied to the blob."""
@@ -195,7 +201,7 @@ def cached_scan(
         label_names=info["label_names"],
         columns=info["columns"],
         listed=info["listed"],
-        notes=info["notes"],
+        seen=info["seen"],
     )
 
 
@@ -230,7 +236,7 @@ def _fill(rows: Path, blob: Path, fill: Callable[[ScanWriter], None], stop: thre
         "label_names": out.label_names,
         "columns": out.columns,
         "listed": out.listed,
-        "notes": out.notes,
+        "seen": out.seen,
     }
 
 

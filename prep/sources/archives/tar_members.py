@@ -18,7 +18,7 @@ from resolute.errors import ResoluteError
 from resolute.prep.sources.filesystem import file_name, open_file, read_errors
 from resolute.prep.sources.image_ref import MAX_BYTES
 
-__all__ = ["COMPRESSED", "TarMember", "TarReader", "is_compressed", "open_tar"]
+__all__ = ["COMPRESSED", "TarMember", "TarReader", "is_compressed", "open_tar", "stem"]
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz")
 _BLOCK_BYTES = 512
@@ -116,6 +116,13 @@ class _BoundedTar(tarfile.TarFile):
 def is_compressed(path: str) -> bool:
     """Whether the name is that of a compressed tar."""
     return file_name(path).lower().endswith(COMPRESSED)
+
+
+def stem(path: str) -> str:
+    """The name of an archive without its suffix, which may be a compound one."""
+    name = file_name(path)
+    suffix = next(suffix for suffix in (*COMPRESSED, ".tar", ".zip", "") if name.lower().endswith(suffix))
+    return name[: len(name) - len(suffix)]
 
 
 @contextmanager

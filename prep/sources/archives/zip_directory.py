@@ -24,6 +24,7 @@ _ENCRYPTED, _DESCRIPTOR, _UTF8 = 1 << 0, 1 << 3, 1 << 11
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
 _MAX_END_BYTES = 22 + 65_535  # of the record at the end with its comment
 _UNIX, _LINK = 3, 0o120000
+_WINDOWS = (0, 10, 11, 14)  # FAT, NTFS in APPNOTE.TXT and in Info-ZIP, VFAT
 
 
 class ZipMember(NamedTuple):
@@ -52,23 +53,24 @@ def zip_members(file: BinaryIO, encoding: str | None = None) -> Iterator[ZipMemb
     """Yield the members of a seekable zip file in directory order, in about 0.6 kB of memory for each.
 
     `encoding` is that of names that the archive does not mark as UTF-8; cp437 only of those that are not valid UTF-8.
-    Backslashes in names are slashes if no name has a slash. Raises `ValueError` if it is not a zip archive, its
-    directory is damaged, or a name is not in `encoding`, and `SeveralVolumes`.
+    Backslashes are slashes in names that Windows wrote, and in all if no file's name has a slash. Raises `ValueError`
+    if it is not a zip archive, its directory is damaged, or a name is not in `encoding`, and `SeveralVolumes`.
     """
     _refuse_volumes(file)
     try:
         members = zipfile.ZipFile(file).infolist()
     # why these: zipfile raises NotImplementedError for a version of the format that it cannot read, struct.error for
     # an extra field that is cut short; a user needs one line that names the archive, as for any damaged one
-    except (zipfile.BadZipFile, NotImplementedError, struct.error) as error:
+    except (zipfile.BadZipFile, NotImplementedError, struct.error, UnicodeDecodeError) as error:
         raise ValueError(f"a zip archive that cannot be used: {error}") from None
-    has_slash = any("/" in member.orig_filename for member in members)
+    has_slash = any("/" in member.orig_filename.rstrip("/") for member in members)
     for member in members:
         if member.volume:
             raise SeveralVolumes
         name, raw = _name(member, encoding)
+        has_backslashes = "\\" in name and (not has_slash or member.create_system in _WINDOWS)
         yield ZipMember(
-            name=name if has_slash else name.replace("\\", "/"),
+            name=name.replace("\\", "/") if has_backslashes else name,
             raw=raw,
             offset=member.header_offset,
             packed_bytes=member.compress_size,
@@ -76,7 +78,7 @@ def zip_members(file: BinaryIO, encoding: str | None = None) -> Iterator[ZipMemb
             method="" if member.compress_type in (_STORED, _DEFLATED) else _method(member.compress_type),
             encrypted=bool(member.flag_bits & _ENCRYPTED),
             is_link=member.create_system == _UNIX and member.external_attr >> 16 & 0o170000 == _LINK,
-            has_backslashes=not has_slash and "\\" in name,
+            has_backslashes=has_backslashes,
         )
 
 

@@ -58,7 +58,7 @@ def test_archive_members_cannot_refer_to_files_outside(tmp_path: Path, work: Pat
             tar.addfile(info)
     before = sorted(tmp_path.rglob("*.jpg"))
     for name, links in (("p.zip", 1), ("p.tar", 3)):
-        got = list_source(work, tmp_path / name)
+        got = list_source(work, tmp_path / name, kind="archive")
         assert_same_images(got, good)
         assert got.ignored == {"unsafe names": 4, "names with backslashes": 1, "links and devices": links}
     assert sorted(tmp_path.rglob("*.jpg")) == before
@@ -383,6 +383,89 @@ def test_without_a_kind_that_would_answer_the_question_only_classes_are_named(tm
         list_source(work, src)
 
 
+@pytest.mark.parametrize(
+    ("archives", "said"),
+    [
+        (
+            {"a": ["animals/cat/1.jpg", "animals/elk/2.jpg"], "b": ["dog/3.jpg", "fox/4.jpg"]},
+            r"folders cat, elk in animals of a\.zip, and dog, fox in b\.zip.*KIND=archive for animals, or CLASSES=",
+        ),
+        ({"a": ["animals/cat/1.jpg"], "b": ["dog/3.jpg"]}, r"folders cat in animals of a\.zip, and dog in b\.zip"),
+        (
+            {"a": ["w/cat/1.jpg"], "b": ["cat/2.jpg", "dog/3.jpg"]},
+            r"folders cat in w of a\.zip, and cat, dog in b\.zip",
+        ),
+        (
+            {"a": ["cat/x/1.jpg", "dog/x/2.jpg"], "b": ["w/elk/3.jpg", "w/fox/4.jpg"]},
+            r"folders elk, fox in w of b\.zip, and cat, dog in a\.zip",
+        ),
+        (
+            {"a": ["part-a/x/cat/1.jpg", "part-a/x/elk/2.jpg"], "b": ["part-b/dog/3.jpg"]},
+            r"folders cat, elk in x of a\.zip, and dog in b\.zip.*one level; use CLASSES=",
+        ),
+        (
+            {"a": ["ds1/cat/1.jpg"], "b": ["ds2/dog/2.jpg"], "c": ["elk/3.jpg"]},
+            r"folders cat in ds1 of a\.zip, and elk",
+        ),
+    ],
+)
+def test_a_top_folder_that_only_some_archives_have_is_a_question(
+    tmp_path: Path, work: Path, archives: dict[str, list[str]], said: str
+) -> None:
+    src = pack_zips(tmp_path / "z", **archives)
+    with pytest.raises(ResoluteError, match=f"archives of two forms, got the {said}"):
+        list_source(work, src)
+
+
+def test_the_names_of_classes_tell_the_level_in_each_archive(tmp_path: Path, work: Path) -> None:
+    src = pack_zips(
+        tmp_path / "z", a=["x/cat/1.jpg", "x/elk/2.jpg"], b=["y/z/dog/3.jpg", "y/z/fox/4.jpg"], c=["cat/5.jpg"]
+    )
+    got = labels_of(list_source(work, src, named_classes=("cat", "dog", "elk", "fox")))
+    assert got == {f"{c}/{i}.jpg": c for i, c in enumerate(("cat", "elk", "dog", "fox", "cat"), 1)}
+
+
+@pytest.mark.parametrize("top", ["", "part-a/"])
+def test_an_archive_without_photos_is_of_any_form(tmp_path: Path, work: Path, top: str) -> None:
+    src = pack_zips(tmp_path / "z", a=[f"{top}cat/1.jpg", f"{top}dog/2.jpg"], b=["license.txt"])
+    assert list_source(work, src).classes == ("cat", "dog")
+
+
+def test_archives_named_as_splits_are_a_question(tmp_path: Path, work: Path) -> None:
+    inside = ["cat/1.jpg", "dog/2.jpg"]
+    src = pack_zips(tmp_path / "z", train_1=inside, train_2=inside, val=inside, notes=["a.txt"])
+    with pytest.raises(
+        ResoluteError,
+        match=r"holds splits, got train-1\.zip, train-2\.zip and val\.zip, .*"
+        r"SRC='\S*z/train-\*' VAL=\S*z/val\.zip, or KIND=archive",
+    ):
+        list_source(work, src)
+    assert len(list_source(work, src, kind="archive")) == 6
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        (
+            ["labels.csv", "a/1.jpg", "b/2.jpg"],
+            r"a table beside the folders, got labels\.csv .*LABELS=\S*p/labels\.csv",
+        ),
+        (["ds/train.csv", "ds/a/1.jpg", "ds/b/2.jpg"], r"a table beside the folders, got train\.csv"),
+        (["labels.csv", "1.jpg", "2.jpg"], r"no class folders, got photos and a table.*unpack it and use SRC="),
+        (["1.jpg", "2.jpg", "3.jpg", "a/1.jpg", "b/2.jpg"], r"more photos outside folders than in them, got 3 outside"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["zip", "tar.gz"])
+def test_tables_and_photos_outside_folders_are_looked_at_in_archives_too(
+    tmp_path: Path, work: Path, members: list[str], said: str, suffix: str
+) -> None:
+    files = [(name, jpeg(i)) for i, name in enumerate(members)]
+    path = tmp_path / f"p.{suffix}"
+    pack_zip(path, files) if suffix == "zip" else pack_tar(path, files, "gz")
+    with pytest.raises(ResoluteError, match=said):
+        list_source(work, path)
+
+
 def test_parts_that_are_dropped_are_said(tmp_path: Path, work: Path) -> None:
     src = pack_zips(tmp_path / "z", a=["part-a/cat/1.jpg"], b=["part-b/dog/2.jpg"])
     (line,) = list_source(work, src).about
@@ -414,13 +497,14 @@ def test_the_class_of_a_flat_archive_is_its_name_without_any_suffix(
     assert list_source(work, f"{tmp_path}/*.{suffix}", named_classes=(before,)).classes == (before, "v1.5")
 
 
-def test_equal_names_in_several_archives_are_told_apart_by_the_archive(tmp_path: Path, work: Path) -> None:
+def test_of_equal_names_in_several_archives_those_of_later_ones_begin_with_the_archive(
+    tmp_path: Path, work: Path
+) -> None:
     src = pack_zips(tmp_path / "z", a=["cat/1.jpg", "dog/2.jpg"], b=["cat/1.jpg", "dog/3.jpg"], c=["dog/1.jpg"])
     got = list_source(work, src)
-    expected = ["a.zip/cat/1.jpg", "b.zip/cat/1.jpg", "dog/1.jpg", "dog/2.jpg", "dog/3.jpg"]
-    assert got.names(range(5)) == expected
+    assert got.names(range(5)) == ["b.zip/cat/1.jpg", "cat/1.jpg", "dog/1.jpg", "dog/2.jpg", "dog/3.jpg"]
     assert got.classes == ("cat", "dog")
-    assert contents(got) == [jpeg(0), jpeg(2), jpeg(4), jpeg(1), jpeg(3)]
+    assert contents(got) == [jpeg(2), jpeg(0), jpeg(4), jpeg(1), jpeg(3)]
     assert got.ignored == {}
     (tmp_path / "more").mkdir()
     for folder, number in (("x", 8), ("y", 9)):
@@ -429,7 +513,21 @@ def test_equal_names_in_several_archives_are_told_apart_by_the_archive(tmp_path:
             tmp_path / "more" / folder / "p.zip", [("cat/1.jpg", jpeg(number)), (f"dog/{number}.jpg", jpeg(number))]
         )
     got = list_source(work, f"{tmp_path}/more/*/p.zip")
-    assert got.names(range(4)) == ["dog/8.jpg", "dog/9.jpg", "x/p.zip/cat/1.jpg", "y/p.zip/cat/1.jpg"]
+    assert got.names(range(4)) == ["cat/1.jpg", "dog/8.jpg", "dog/9.jpg", "y/p.zip/cat/1.jpg"]
+
+
+def test_a_further_archive_changes_no_name_of_those_before_it(tmp_path: Path, work: Path) -> None:
+    folder = tmp_path / "z"
+    names: list[str] = []
+    src = pack_zips(folder, a=["cat/1.jpg", "dog/1.jpg"])
+    for more in ("a/b.zip", "b.zip", "c/b.zip"):
+        got = list_source(work, src)
+        before, names = names, got.names(range(len(got)))
+        assert set(before) < set(names)
+        (folder / more).parent.mkdir(exist_ok=True)
+        pack_zip(folder / more, [("cat/1.jpg", jpeg(len(names))), ("dog/1.jpg", jpeg(len(names)))])
+        src = f"{tmp_path}/z/**/*.zip"
+    assert len(list_source(work, src)) == 8
 
 
 def test_of_a_name_twice_in_an_archive_the_last_is_kept_and_the_other_counted(tmp_path: Path, work: Path) -> None:
@@ -475,6 +573,23 @@ def test_names_in_zips_in_other_encodings_are_a_question_that_a_setting_answers(
         list_source(work, path, zip_names="ascii")
 
 
+def test_names_of_photos_in_other_encodings_are_a_warning(tmp_path: Path, work: Path) -> None:
+    path = pack_zip(tmp_path / "p.zip", [("cat/AA.jpg", jpeg(1)), ("dog/2.jpg", jpeg(2))])
+    path.write_bytes(path.read_bytes().replace(b"AA", "\u72d7".encode("gbk")))
+    got = list_source(work, path)
+    assert got.classes == ("cat", "dog")
+    (warning,) = got.warnings
+    assert re.search(
+        r"p\.zip: the name cat/.*unknown encoding, which is cat/\u72d7\.jpg in gbk.*ZIP_NAMES=gbk", warning
+    )
+    assert list_source(work, path, zip_names="gbk").names([0]) == ["cat/\u72d7.jpg"]
+
+
+def test_a_set_keeps_names_of_an_unknown_encoding(tmp_path: Path, work: Path) -> None:
+    path = patched(tmp_path / "p.zip", AAAA="caf\xe9".encode("cp437"))
+    assert list_source(work, path, known_classes=("BBBB", "caf\xe9")).classes == ("BBBB", "caf\xe9")
+
+
 def test_names_of_other_files_are_no_question_and_names_in_utf_8_are_none(tmp_path: Path, work: Path) -> None:
     path = patched(tmp_path / "p.zip", AAAA="\u732ba".encode(), CCCC="\u732b\u732b".encode("gbk"))
     assert list_source(work, path).classes == ("BBBB", "\u732ba")
@@ -511,6 +626,42 @@ def test_backslashes_are_folders_if_no_name_has_a_slash(tmp_path: Path, work: Pa
     assert_same_images(got, files)
     assert got.ignored == {"unsafe names": 1}
     assert got.about == (f"{tmp_path}/p.zip: backslashes in names are read as folders: ds/cat/1.jpg",)
+
+
+def pack_backslashes(path: Path, names: list[str], system: int) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for i, name in enumerate(names):
+            info = zipfile.ZipInfo()
+            info.filename, info.create_system = name, system
+            archive.writestr(info, jpeg(i) if name.endswith("jpg") else b"")
+    return path
+
+
+@pytest.mark.parametrize("others", [["cat/", "dog/"], ["../x.jpg"], ["notes/1.txt", "__MACOSX/cat/1.jpg"]])
+def test_backslashes_in_names_that_windows_wrote_are_folders(tmp_path: Path, work: Path, others: list[str]) -> None:
+    path = pack_backslashes(tmp_path / "p.zip", ["cat\\1.jpg", "dog\\2.jpg", "dog/x\\3.jpg", *others], 0)
+    assert set(labels_of(list_source(work, path))) == {"cat/1.jpg", "dog/2.jpg", "dog/x/3.jpg"}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["cat\\1.jpg", "dog\\2.jpg", "cat/3.jpg", "dog/4.jpg"], ["ds/cat\\1.jpg", "ds/dog\\2.jpg"]],
+)
+@pytest.mark.parametrize("how", ["zip", "tar"])
+def test_backslashes_that_may_be_part_of_a_name_are_a_question(
+    tmp_path: Path, work: Path, names: list[str], how: str
+) -> None:
+    path = tmp_path / f"p.{how}"
+    if how == "zip":
+        pack_backslashes(path, names, 3)
+    else:
+        pack_tar(path, [(name, jpeg(i)) for i, name in enumerate(names)])
+    with pytest.raises(ResoluteError, match=r"got the name \S*cat\\1\.jpg with a backslash, expected slashes.*repack"):
+        list_source(work, path)
+    if len(names) == 4:
+        assert list_source(work, path, kind="archive").ignored == {"names with backslashes": 2}
+        known = ("cat", "dog")  # as of a set that exists
+        assert list_source(work, path, known_classes=known).ignored == {"names with backslashes": 2}
 
 
 @pytest.mark.parametrize(("method", "said"), [(zipfile.ZIP_BZIP2, "bzip2"), (zipfile.ZIP_LZMA, "LZMA"), (98, "PPMd")])

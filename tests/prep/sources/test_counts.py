@@ -69,17 +69,17 @@ def _(tmp: Path) -> dict[str, Any]:
         archive.writestr(link, "4.jpg")
         with pytest.warns(UserWarning, match="Duplicate name"):
             archive.writestr("cat/1.jpg", jpeg(1))
-    return {"src": path}
+    return {"src": path, "kind": "archive"}
 
 
 @source("tar", 17)
 def _(tmp: Path) -> dict[str, Any]:
-    return {"src": add_links(pack_tar(tmp / "p.tar", members(*UNSAFE, "cat/1.jpg")))}
+    return {"src": add_links(pack_tar(tmp / "p.tar", members(*UNSAFE, "cat/1.jpg"))), "kind": "archive"}
 
 
 @source("tar.gz", 15)
 def _(tmp: Path) -> dict[str, Any]:
-    return {"src": pack_tar(tmp / "p.tar.gz", members(*UNSAFE, "cat/1.jpg"), "gz")}
+    return {"src": pack_tar(tmp / "p.tar.gz", members(*UNSAFE, "cat/1.jpg"), "gz"), "kind": "archive"}
 
 
 def add_links(path: Path) -> Path:
