@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from resolute.errors import ResoluteError
+from resolute.prep.sources.archives.tar_members import is_archive
 from resolute.prep.sources.image_ref import MISSING
 
 from .database import Database
@@ -90,7 +92,8 @@ def compare(
     """Compare the photos in the view `set_photos` (see `SetPhotos`) with the `sources` as they are now.
 
     `rejected` {(split, key): reason} are those that are not in the set. Photos that have changed stay as they are,
-    except for a rejected one, which is to be added.
+    except for a rejected one, which is to be added. Raises `ResoluteError` if the name of a photo of the set has become
+    that of another, since a further archive comes before its own.
     """
     database.run_on(
         reject_columns(rejected),
@@ -126,6 +129,35 @@ def compare(
     ((removed, changed),) = database.run(
         "SELECT count(*) FILTER (position IS NULL), count(*) FILTER (NOT same) FROM compared WHERE NOT rejected"
     )
+    if changed:
+        for name, photos in sources.items():
+            _refuse_renamed(photos, name, ~known[name])
     return Comparison(
         database=database, splits=tuple(splits), known=known, split_of=split_of, removed=removed, changed=changed
     )
+
+
+def _refuse_renamed(photos: Photos, source: str, is_new: NDArray[np.bool_]) -> None:
+    """Raise `ResoluteError` if a photo of the set has another name now, its old one and its archive's in front."""
+    changed: dict[str, set[int]] = {}
+    for name, size in photos.database.rows(
+        "SELECT s.name, s.size_bytes FROM compared JOIN set_photos s USING (generation, split, key) "
+        "WHERE compared.source = ? AND NOT same",
+        source,
+    ):
+        changed.setdefault(os.fsdecode(name), set()).add(size)
+    if not changed:
+        return
+    for position, name, size in photos.database.rows(
+        f'SELECT position, name, size_bytes FROM {photos.table} WHERE "offset" >= 0 ORDER BY position'
+    ):
+        archive, _, own = os.fsdecode(name).partition("/")
+        while own and is_new[position]:
+            if is_archive(archive) and size in changed.get(own, ()):
+                raise ResoluteError(
+                    f"{photos.root}: the set holds {own} of {archive}, got a photo of that name in a further archive "
+                    f"that comes before {archive}, expected it after; rename the further archive, or start over with "
+                    "REBUILD=1 (--rebuild)"
+                )
+            folder, _, own = own.partition("/")
+            archive += f"/{folder}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
+import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -324,6 +326,34 @@ def test_new_photos_join_the_split_of_their_source_or_list(growing: Growing, tmp
     assert names(by_list, "train")[-1] == first
     moved = run_list("bee/01.jpg", second, first)
     refused(moved, f"{val_list}: names photos that are in train, got 1 such as {first}")
+
+
+def pack_photos(path: Path, scene: Scene, first: int) -> None:
+    """A zip of six photos of two classes, of other content and size for each `first` but with the same names."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for i in range(6):
+            out = io.BytesIO()
+            Image.fromarray(scene(7000 + first + i, 60, 40 + first)).save(out, "JPEG")
+            archive.writestr(f"{('cat', 'dog')[i % 2]}/{i // 2}.jpg", out.getvalue())
+
+
+def test_an_archive_with_the_names_of_another_is_added_and_no_photo_twice(
+    tmp_path: Path, prep: Prep, scene: Scene
+) -> None:
+    (tmp_path / "z").mkdir()
+    command = ["--src", tmp_path / "z" / "*.zip", "--out", tmp_path / "set", "--res", 32]
+    pack_photos(tmp_path / "z" / "b.zip", scene, 0)
+    assert prep(*command).status == 0
+    pack_photos(tmp_path / "z" / "c.zip", scene, 6)
+    ran = prep(*command, "--extend")
+    assert (ran.status, ran.out.count("gone")) == (0, 0), ran.err
+    stored = names(tmp_path / "set", "train") + names(tmp_path / "set", "val")
+    own = [f"{label}/{i}.jpg" for label in ("cat", "dog") for i in range(3)]
+    assert sorted(stored) == sorted([*own, *(f"c.zip/{name}" for name in own)])
+    before = tree(tmp_path / "set")
+    pack_photos(tmp_path / "z" / "a.zip", scene, 12)
+    refused(prep(*command, "--extend"), "the set holds cat/0.jpg of b.zip", "rename the further archive", "REBUILD=1")
+    assert tree(tmp_path / "set") == before
 
 
 def test_classes_are_added_to_the_end_of_their_file(growing: Growing, tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from resolute.errors import ResoluteError
 from resolute.prep.sources.filesystem import file_name, open_file, read_errors
 from resolute.prep.sources.image_ref import MAX_BYTES
 
-__all__ = ["COMPRESSED", "TarMember", "TarReader", "is_compressed", "open_tar", "stem"]
+__all__ = ["COMPRESSED", "TarMember", "TarReader", "is_archive", "is_compressed", "open_tar", "stem"]
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz")
+_ARCHIVES = (*COMPRESSED, ".tar", ".zip")
 _BLOCK_BYTES = 512
 _MAX_HEADER_BYTES = 1 << 20
 
@@ -118,10 +119,15 @@ def is_compressed(path: str) -> bool:
     return file_name(path).lower().endswith(COMPRESSED)
 
 
+def is_archive(path: str) -> bool:
+    """Whether the name is that of an archive."""
+    return file_name(path).lower().endswith(_ARCHIVES)
+
+
 def stem(path: str) -> str:
     """The name of an archive without its suffix, which may be a compound one."""
     name = file_name(path)
-    suffix = next(suffix for suffix in (*COMPRESSED, ".tar", ".zip", "") if name.lower().endswith(suffix))
+    suffix = next(suffix for suffix in (*_ARCHIVES, "") if name.lower().endswith(suffix))
     return name[: len(name) - len(suffix)]
 
 
