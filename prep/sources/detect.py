@@ -231,13 +231,19 @@ def _detect_kind(src: str, files: list[str], setting: str) -> tuple[str, list[st
     tars = [f"{src}/{entry.name}" for entry in listed if entry.name.lower().endswith((".tar", *COMPRESSED))]
     if tars and not folders:
         return _file_kind(src, tars, setting), tars
+    zips = [entry.name for entry in listed if entry.name.lower().endswith(".zip")]
+    if zips and not folders and not any(is_image(entry.name) for entry in listed):
+        raise ResoluteError(
+            f"{src}: no class folders, got zip files such as {zips[0]}, expected {_ACCEPTED}; use "
+            f"{setting}={shlex.quote(f'{src}/*.zip')} for all of them as one source, or unpack them"
+        )
     return "folders", []
 
 
 def _are_of_tars(src: str, parquet: Sequence[str]) -> bool:
-    """Whether Parquet files have tars of the same names in `src` and no images, as img2dataset writes them."""
+    """Whether Parquet files without images have tars of the same names in `src`, as img2dataset writes them."""
     tars = {entry.name.rpartition(".")[0] for entry in list_folder(src) if entry.name.lower().endswith(".tar")}
-    return tars.issuperset(file_name(path).rpartition(".")[0] for path in parquet) and not holds_images(parquet[0])
+    return not tars.isdisjoint(file_name(path).rpartition(".")[0] for path in parquet) and not holds_images(parquet[0])
 
 
 def _file_kind(src: str, files: list[str], setting: str) -> str:

@@ -213,10 +213,9 @@ class _Scan:
         out = self._out
         labels = [members[names[kind]] for kind in _LABELS if kind in names]
         label = next((member.label for member in labels if member.label is not None), None)
-        images = [kind for kind in names if _is_image(kind)]
+        images = all_images = [kind for kind in names if _is_image(kind)]
         if self._image:
-            # why both: `left.jpg` is also that of the sample `img.left`
-            images = [kind for meant in self._image for kind in images if meant in (kind, _split(names[kind])[1])][:1]
+            images = next(filter(None, (_meant(names, images, kind) for kind in self._image)), [])
         if len(images) > 1:
             self._kinds.update(images)
         elif images and label is None and any(member.is_damaged for member in labels):
@@ -226,7 +225,15 @@ class _Scan:
             cells = () if label is None else (label,)
             out.note(f"{file_name(self._path)}/{name}", cells, members[name].offset, members[name].nbytes)
         else:
-            out.ignored["samples without an image"] += 1
+            out.ignored["samples without the image of IMAGE" if all_images else "samples without an image"] += 1
+
+
+def _meant(names: Mapping[str, str], images: Sequence[str], meant: str) -> list[str]:
+    """The images with the extension `meant`; without any, those that have it as their last part."""
+    own = [kind for kind in images if kind == meant]
+    # why: `left.jpg` may also be that of the sample `img.left`
+    own = own or [kind for kind in images if _split(names[kind])[1] == meant]
+    return own or [kind for kind in images if kind.lower().endswith(f".{meant}")]
 
 
 def _counts(kinds: Mapping[str, int]) -> str:

@@ -190,6 +190,7 @@ def test_keys_with_dots_are_read(tmp_path: Path, work: Path, members: str, expec
         ("1.5.jpg 1.5.png 1.5.txt 1.6.png 1.6.txt", r"jpg \(1\), png \(1\)", "jpg,png", "1.5.jpg 1.6.png"),
         ("a.jpg a.JPG a.cls", r"JPG \(1\), jpg \(1\)", "jpg", "a.jpg"),
         ("1.2.left.jpg 1.2.right.jpg 1.2.cls", r"left\.jpg \(1\)", "right.jpg", "1.2.right.jpg"),
+        ("a.rgb.jpg a.depth.png a.cls", r"depth\.png \(1\), rgb\.jpg \(1\)", "jpg", "a.rgb.jpg"),
     ],
 )
 def test_of_samples_with_several_images_the_setting_chooses(
@@ -205,11 +206,17 @@ def test_of_samples_with_several_images_the_setting_chooses(
     assert fetch_many(places) == [data[members.split().index(name)] for name in expected.split()]
 
 
+def test_two_images_that_the_setting_may_mean_are_a_question(tmp_path: Path, work: Path) -> None:
+    pack_members(tmp_path / "x.tar", *["a.left.jpg", "a.right.jpg", "a.mask.png", "a.cls"])
+    with pytest.raises(ResoluteError, match=r"got left\.jpg \(1\), right\.jpg \(1\), expected one.*IMAGE=left\.jpg"):
+        list(open_source(str(tmp_path / "x.tar"), scan_cache=work, image=("jpg",)))
+
+
 def test_samples_without_the_image_that_is_meant_are_counted(tmp_path: Path, work: Path) -> None:
     pack_members(tmp_path / "x.tar", *["0.jpg", "0.png", "0.cls", "1.png", "1.cls"])
     source = open_source(str(tmp_path / "x.tar"), scan_cache=work, image=("jpg",))
     assert [image.name for image in source] == ["x.tar/0.jpg"]
-    assert source.ignored == {"samples without an image": 1}
+    assert source.ignored == {"samples without the image of IMAGE": 1}
 
 
 def test_an_extension_that_is_no_image_is_refused() -> None:
