@@ -97,7 +97,8 @@ class BuildResult:
 
     `stats` covers the images converted by this run and is None if the set was already complete. `kept_shards` counts
     the shards that were finished before; `elapsed_s` is wall time; `warnings` are about the inputs, `notes` about an
-    extension by nothing; `ignored` counts things in the source that are not images of a class, by kind.
+    extension by nothing; `ignored` counts things in the source that are not images of a class, by kind, and `listed`
+    all entries of the source (0: unknown).
     """
 
     manifest: dict[str, Any]
@@ -105,6 +106,7 @@ class BuildResult:
     stats: RunStats | None
     kept_shards: int
     elapsed_s: float
+    listed: int = 0
     warnings: Sequence[str] = ()
     notes: Sequence[str] = ()
 
@@ -196,6 +198,7 @@ def build(
         return BuildResult(
             manifest=manifest,
             ignored=plan.ignored,
+            listed=plan.listed,
             stats=stats,
             kept_shards=kept_shards,
             elapsed_s=time.perf_counter() - started_at,
@@ -421,6 +424,7 @@ def _work(stack: ExitStack, sources: _Sources, wanted: _Plan, check_lock: Callab
         layout=layout,
         max_bad=settings.max_bad_frac,
         ignored=sources.inputs.ignored,
+        listed=sources.inputs.listed,
         short_sides={},
         damaged=wanted.damaged,
         signature=sources.signature(),

@@ -147,6 +147,7 @@ def _sample(
         short_sides=sides,
         max_bad=settings.max_bad_frac,
         ignored=inputs.ignored,
+        listed=inputs.listed,
         warnings=(),
         damaged=frozenset(),
     )

@@ -158,6 +158,7 @@ def finalize_jobs(out: str) -> BuildResult:
         return BuildResult(
             manifest=manifest,
             ignored=plan.ignored,
+            listed=plan.listed,
             stats=RunStats(),
             kept_shards=len(plan.layout),
             elapsed_s=time.perf_counter() - started_at,

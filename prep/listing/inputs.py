@@ -59,6 +59,11 @@ class Inputs:
         return sum(map(len, self.sources.values()))
 
     @property
+    def listed(self) -> int:
+        """The number of entries that were listed: the images, those left out as copies, and what is `ignored`."""
+        return sum(photos.listed for photos in self.sources.values())
+
+    @property
     def stamps(self) -> dict[str, str]:
         """The states of the archives that hold photos, when they were listed: {path: stamp}."""
         return {path: stamp for photos in self.sources.values() for path, stamp in photos.stamps.items()}

@@ -60,6 +60,11 @@ def summary(result: BuildResult, stats: RunStats, store: Store, reader: ShardSet
     sources = (reader.sources(split) for split in manifest["splits"])
     lines += [f"  WARNING: {warning}" for warning in (*result.warnings, *size_warnings(sides, sources))]
     newest = len(manifest["generations"]) - 1
+    if result.listed and not newest:  # why: the sources of an extension list the photos of the set too
+        lines.append(
+            f"  listed {result.listed} = {samples} stored + {source['rejected']} rejected + "
+            f"{sum(result.ignored.values())} ignored"
+        )
     lines += _duplicates(source["duplicates"], f"{store.where}/{duplicates_name(newest)}")
     lines.append(f"  rejected: {source['rejected']}{_rejects(source['rejected'], store, rejects_name(newest))}")
     return "\n".join(lines)

@@ -112,9 +112,10 @@ class SetPlan:
 
     `plans` are the plans of its generations, each the content of its file in records/; `src` is the source, for
     messages; `short_sides` maps resolution to stored short side, both px; `max_bad` (0..1) is the fraction of images
-    that may be rejected. `ignored` counts things in the source that are not images of a class, by kind; `warnings` are
-    about the inputs; `damaged` are the files that `verify` had listed when the plan was made; `signature` is the state
-    of the source then, None if it is unknown; `variables` are those of source.json.
+    that may be rejected. `ignored` counts things in the source that are not images of a class, by kind, and `listed`
+    all entries (0: unknown); `warnings` are about the inputs; `damaged` are the files that `verify` had listed when the
+    plan was made; `signature` is the state of the source then, None if it is unknown; `variables` are those of
+    source.json.
     """
 
     plans: tuple[Mapping[str, Any], ...]
@@ -125,6 +126,7 @@ class SetPlan:
     ignored: Counter[str]
     warnings: tuple[str, ...]
     damaged: frozenset[str]
+    listed: int = 0
     signature: Mapping[str, str] | None = None
     variables: Mapping[str, str] | None = None
 
@@ -172,6 +174,7 @@ class SetPlan:
                 "short_sides": {str(res): side for res, side in self.short_sides.items()},
                 "max_bad": self.max_bad,
                 "ignored": self.ignored,
+                "listed": self.listed,
                 "warnings": self.warnings,
                 "damaged": sorted(self.damaged),
                 "signature": self.signature,
@@ -196,6 +199,7 @@ class SetPlan:
             short_sides={int(res): side for res, side in values["short_sides"].items()},
             max_bad=values["max_bad"],
             ignored=Counter(values["ignored"]),
+            listed=values.get("listed", 0),
             warnings=tuple(values["warnings"]),
             damaged=frozenset(values["damaged"]),
             signature=values.get("signature"),

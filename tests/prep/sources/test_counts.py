@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from resolute.prep.listing.database import Database
+from resolute.prep.listing.photos import list_photos
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.image_ref import Source
 from resolute.prep.sources.targets import TargetSetting
@@ -183,28 +185,76 @@ def test_every_entry_is_yielded_or_counted_as_ignored(tmp_path: Path, work: Path
         yielded = sum(1 for _ in opened)
         assert (opened.listed, yielded + sum(opened.ignored.values())) == (listed, listed), opened.ignored
         assert yielded
+    photos = list_photos(opened, Database(work), "photos")
+    assert (photos.listed, len(photos) + sum(photos.ignored.values())) == (listed, listed), photos.ignored
 
 
-@pytest.mark.parametrize("duplicates", ["keep", "drop"])
-def test_of_a_set_every_entry_is_stored_or_rejected_or_counted_as_ignored(
-    tmp_path: Path, scene: Callable[..., Any], duplicates: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+Photos = dict[str, bytes]
+
+
+def pack_archives(tmp: Path, photos: Photos) -> list[object]:
+    """Two archives that hold all photos each, and two other files."""
     for name in ("a", "b"):
-        photos = [(f"{c}/{i}.jpg", encoded(scene(i + (c == "dog"), 40, 40))) for c in ("cat", "dog") for i in range(4)]
-        pack_zip(tmp_path / f"{name}.zip", [*photos, (f"cat/bad-{name}.jpg", name.encode()), ("cat/x.txt", b"")])
-    src, out = tmp_path / "*.zip", tmp_path / "set"
-    options = ["--src", src, "--out", out, "--res", 32, "--max-bad", 0.5, "--duplicates", duplicates, "--workers", 1]
-    assert prep(options) == 0
-    opened = open_source(str(src), scan_cache=tmp_path / "spool")
-    assert sum(1 for _ in opened) == 18
+        pack_zip(tmp / f"{name}.zip", [*photos.items(), (f"cat/bad-{name}.jpg", name.encode()), ("cat/x.txt", b"")])
+    return ["--src", tmp / "*.zip"]
+
+
+def write_folders(tmp: Path, photos: Photos) -> list[object]:
+    """Two folders of each class that hold all its photos each, and two other files."""
+    for name in ("a", "b"):
+        for photo, data in {**photos, f"cat/bad-{name}.jpg": name.encode(), f"cat/{name}.txt": b""}.items():
+            label, file = photo.split("/")
+            (tmp / "p" / label / name).mkdir(parents=True, exist_ok=True)
+            (tmp / "p" / label / name / file).write_bytes(data)
+    return ["--src", tmp / "p", "--kind", "folders"]
+
+
+def write_table(tmp: Path, photos: Photos) -> list[object]:
+    """The folders, and their table."""
+    write_folders(tmp, photos)
+    files = sorted((tmp / "p").rglob("*.jpg"))
+    rows = [f"{file.relative_to(tmp / 'p')},{file.parent.parent.name}" for file in files]
+    return ["--src", tmp / "p", "--labels", write(tmp / "t.csv", *rows)]
+
+
+def pack_webdataset(tmp: Path, photos: Photos) -> list[object]:
+    """Two tars that hold all photos each, and a sample without an image."""
+    (tmp / "w").mkdir()
+    for name in ("a", "b"):
+        files = {**photos, f"cat/bad-{name}.jpg": name.encode()}
+        samples: list[Any] = [(photo, data, {"txt": photo[:3].encode()}) for photo, data in files.items()]
+        pack_samples(tmp / "w" / f"{name}.tar", [*samples, ("cat/none.npy", b"", {"txt": b"cat"})])
+    return ["--src", tmp / "w", "--kind", "webdataset"]
+
+
+@pytest.mark.parametrize(
+    ("make", "duplicates"),
+    [
+        (pack_archives, "keep"),
+        (pack_archives, "drop"),
+        (write_folders, "drop"),
+        (write_table, "keep"),
+        (pack_webdataset, "drop"),
+    ],
+)
+def test_of_a_set_every_entry_is_stored_or_rejected_or_counted_as_ignored(
+    tmp_path: Path,
+    scene: Callable[..., Any],
+    make: Callable[[Path, Photos], list[object]],
+    duplicates: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    photos = {f"{c}/{i}.jpg": encoded(scene(i + 9 * (c == "dog"), 40, 40)) for c in ("cat", "dog") for i in range(4)}
+    source, out = make(tmp_path, photos), tmp_path / "set"
+    options = ["--out", out, "--res", 32, "--max-bad", 0.5, "--duplicates", duplicates, "--workers", 1]
+    assert prep([*source, *options]) == 0
     manifest = json.loads((out / "manifest.json").read_bytes())
     stored = sum(split["samples"] for split in manifest["splits"].values())
     rejected = len((out / "rejects.jsonl").read_text().splitlines())
-    said = "".join(capsys.readouterr()).partition("ignored: ")[2].partition("\n")[0]
-    ignored = {kind: int(n) for n, kind in re.findall(r"(\d+) (exact copies|\.txt)", said)}
-    assert (opened.listed, rejected, ignored[".txt"]) == (20, 2, 2)
-    assert stored + rejected + sum(ignored.values()) == opened.listed
-    assert ("exact copies" in ignored) == (duplicates == "drop")
+    said = re.search(r"listed (\d+) = (\d+) stored \+ (\d+) rejected \+ (\d+) ignored", "".join(capsys.readouterr()))
+    assert said is not None
+    assert [*map(int, said.groups())] == [20, stored, rejected, 2 if duplicates == "keep" else 10]
+    assert (stored, rejected) == (16 if duplicates == "keep" else 8, 2)
 
 
 def encoded(pixels: Any) -> bytes:
