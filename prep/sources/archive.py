@@ -142,7 +142,7 @@ class ArchiveSource:
                     "ZIP_NAMES=gbk, or ZIP_NAMES=cp437 to keep it as it is"
                 )
         for path, name in _seen(self.files, archives, _ODD_BACKSLASHES):
-            if self._look is not None and not are_known:
+            if self._look is not None:
                 raise ResoluteError(
                     f"{path}: got the name {name} with a backslash, expected slashes between folders; repack it, or "
                     "set KIND=archive to leave out photos with such names"
