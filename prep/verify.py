@@ -6,6 +6,7 @@ Reads every file once and decodes every JPEG; writes nothing but `damaged.json`,
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -129,7 +130,7 @@ def _in_processes(store: Store, files: Mapping[str, FileInfo], workers: int) -> 
     """Yield each file with its fault as it completes. An interrupt ends the workers in the middle of a tar."""
     context = fork_server()
     stop = context.Event()
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=init_worker, initargs=(stop,))
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=init_worker, initargs=(stop, dict(os.environ)))
     try:
         name_of = {pool.submit(check_file, store, name, info): name for name, info in files.items()}
         for future in as_completed(name_of):

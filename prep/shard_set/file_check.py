@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import simplejpeg
@@ -64,11 +64,14 @@ def read_with_retry(store: Store, name: str, work: Callable[[], T]) -> T:
 _stop: Any = None  # a worker's multiprocessing.Event
 
 
-def init_worker(stop: Any) -> None:
-    """Make this process a worker: it ignores Ctrl-C, exits with its parent, and ends early once `stop` is set."""
+def init_worker(stop: Any, environ: Mapping[str, str]) -> None:
+    """Make this process a worker: it ignores Ctrl-C, exits with its parent, and ends early once `stop` is set.
+
+    It has the variables `environ`: the fork server has those of its own start, without credentials set since.
+    """
     global _stop
     _stop = stop
-    init_child({})
+    init_child(environ)
 
 
 def check_file(store: Store, name: str, expected: FileInfo) -> str | None:

@@ -19,6 +19,7 @@ import fsspec
 import numpy as np
 import pytest
 
+from resolute.fork_server import fork_server
 from resolute.pipeline.dataset.format import manifest_bytes
 from resolute.prep import verify as verifying
 from resolute.prep.shard_set.file_check import check_file
@@ -183,3 +184,17 @@ def test_a_mount_that_is_lost_during_verify_is_no_damage(
     assert main([str(whole), "--workers", "1"]) == 2
     assert "storage was away while verify read it" in capsys.readouterr().err
     assert not list(whole.glob("damaged.json"))
+
+
+def _variable(store: LocalStore, name: str, expected: FileInfo) -> str | None:
+    """In place of `check_file`: a variable of the worker as the damage."""
+    return os.environ.get("RESOLUTE_TEST_CREDENTIALS")
+
+
+def test_workers_have_variables_that_were_set_after_the_fork_server_began(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork_server()
+    monkeypatch.setenv("RESOLUTE_TEST_CREDENTIALS", "later")
+    monkeypatch.setattr(verifying, "check_file", _variable)
+    assert {*verify(LocalStore(whole), workers=1).damaged.values()} == {"later"}
