@@ -9,13 +9,13 @@ from __future__ import annotations
 from itertools import product
 
 from resolute.errors import ResoluteError
-from resolute.prep.convert.decode import MAX_PIXELS, Reject, decode_reduced
-from resolute.prep.convert.pixels import is_deep
 from resolute.prep.listing.inputs import Inputs
 from resolute.prep.listing.photos import Photos
 from resolute.prep.shard_set.record import Records
 from resolute.prep.shard_set.set_plan import SetPlan
 from resolute.prep.sources.fetch import fetch
+from resolute.prep.sources.image_ref import ByteRange
+from resolute.prep.sources.reject import Reject
 
 from .settings import Settings
 
@@ -37,23 +37,29 @@ def check_sample(settings: Settings, inputs: Inputs) -> None:
     if settings.grey_range != "auto":
         return
     deep, largest = 0, 0
-    max_pixels = MAX_PIXELS if settings.max_megapixels is None else settings.max_megapixels * 1_000_000
     for photos in inputs.sources.values():
         if photos.is_remote:
             continue
         for _, place in photos.places(_sampled(photos, _SAMPLED // len(inputs.sources))):
-            try:
-                data = fetch(place)
-                if not is_deep(data):
-                    continue
-                found = decode_reduced(data, 1, max_pixels=max_pixels).largest
-            except Reject:
-                continue
+            found = _brightest(place, settings.max_megapixels)
             if found is not None:
                 deep, largest = deep + 1, max(largest, found)
             if largest >= _BRIGHT:
                 return
     _ask(settings.src, deep, largest, "sampled ", "")
+
+
+def _brightest(place: ByteRange, max_megapixels: int | None) -> int | None:
+    """The largest sample of a photo with 16-bit samples; None for another one, or one that cannot be used."""
+    from resolute.prep.convert.decode import MAX_PIXELS, decode_reduced  # why here: Pillow's formats import slowly
+    from resolute.prep.convert.pixels import is_deep
+
+    try:
+        data = fetch(place)
+        max_pixels = MAX_PIXELS if max_megapixels is None else max_megapixels * 1_000_000
+        return decode_reduced(data, 1, max_pixels=max_pixels).largest if is_deep(data) else None
+    except Reject:
+        return None
 
 
 def check_all(plan: SetPlan, records: Records) -> None:
