@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
@@ -172,11 +173,24 @@ def _piece(place: ByteRange, servers: Sequence[str]) -> int:
     """
     start = max(0, place.offset) + max(0, place.nbytes - _PIECE_BYTES) // 2
     nbytes = min(_PIECE_BYTES, place.nbytes)
+    if place.offset < 0 and not is_url(place.path):  # as nearly always, and several times as fast
+        with suppress(OSError):  # which `fetch` repeats and judges
+            data = _read_local(place.path, nbytes, start)
+            if len(data) == nbytes:
+                return _digest(b"%d " % place.nbytes + data)
     piece = place._replace(offset=start, nbytes=nbytes, size_bytes=nbytes)
     try:
         return _digest(b"%d " % place.nbytes + fetch(piece, servers=servers))
     except Reject:
         return 0
+
+
+def _read_local(path: str, nbytes: int, offset: int) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # why: a list may name a pipe
+    try:
+        return os.pread(descriptor, nbytes, offset)
+    finally:
+        os.close(descriptor)
 
 
 def _whole(place: ByteRange, servers: Sequence[str]) -> int:

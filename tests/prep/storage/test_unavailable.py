@@ -100,6 +100,11 @@ def test_an_outage_while_copies_are_looked_for_hides_none(
     assert again.groups["train"].tolist() == found.groups["train"].tolist()
     with monkeypatch.context() as patch:
         failing(patch, call, number, 10**6, of=str(tmp_path / "p" / "cat" / "0.jpg"))
+        if call == "stat":  # not needed to read a file
+            again = find_copies({"train": photos})
+            assert again is not None
+            assert again.groups["train"].tolist() == found.groups["train"].tolist()
+            return
         with pytest.raises(StorageError, match=r"\.jpg: storage is unavailable"):
             find_copies({"train": photos})
 
