@@ -50,7 +50,6 @@ FROM_RIGHT, FROM_BOTTOM = (2, 3, 6, 7), (3, 4, 7, 8)  # orientations to be mirro
 ProfileUse = Literal["none", "converted", "unusable"]  # "none" also for sRGB
 
 _BAND_PIXELS = 1 << 20
-_DEEP_PACKED, _PACKED_BITS = "I;12", 12  # the raw mode of TIFF's 12-bit grey, whose range the file says
 _DEEP_GREY = ("I;16", "I;16L", "I;16B", "I;16N")
 _PACKED, _PACKED_BITS = "I;12", 12  # the raw mode of TIFF's 12-bit grey, whose range the file says
 _GREY = ("1", "L", "LA", "La", *_DEEP_GREY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from resolute.prep.settings import Settings
@@ -44,46 +45,38 @@ def open_sources(
         blank=settings.blank,
         uncertain=settings.uncertain,
     )
-    is_one_folder = settings.val_source is not None and settings.val is None
-    src = open_source(
-        settings.src,
+    opened = partial(
+        open_source,
         kind=settings.kind,
-        labels=settings.labels,
-        columns=settings.columns,
-        target=setting,
-        elsewhere=settings.val if is_shared else None,
-        also=settings.val_labels if is_one_folder else None,
-        is_one_folder=is_one_folder,
         listed=listed,
-        columns_are_of_val=settings.labels is None and settings.val_labels is not None,
         max_bad=settings.max_bad_frac,
         image=settings.images,
         zip_names=settings.zip_names,
         named_classes=named_classes,
         scan_cache=scan_cache,
     )
+    columns_are_of_val = settings.labels is None and settings.val_labels is not None
+    src = opened(
+        settings.src,
+        labels=settings.labels,
+        columns=None if columns_are_of_val else settings.columns,
+        target=setting,
+        elsewhere=settings.val if is_shared else None,
+        also=settings.val_labels if settings.val is None else None,
+    )
     yield "train", src
     if settings.val_source is not None:
-        yield (
-            "val",
-            open_source(
-                settings.val_source,
-                kind=settings.kind,
-                labels=settings.labels if is_shared else settings.val_labels,
-                columns=settings.columns,
-                target=setting._replace(kind=src.target.kind, separator=src.target.separator, signs=src.target.signs),
-                elsewhere=settings.src if is_shared else None,
-                is_one_folder=is_one_folder,
-                listed=listed,
-                known_classes=classes(),
-                max_bad=settings.max_bad_frac,
-                image=settings.images,
-                zip_names=settings.zip_names,
-                named_classes=named_classes,
-                scan_cache=scan_cache,
-                setting="VAL",
-            ),
+        val = opened(
+            settings.val_source,
+            labels=settings.labels if is_shared else settings.val_labels,
+            columns=settings.columns,
+            target=setting._replace(kind=src.target.kind, separator=src.target.separator, signs=src.target.signs),
+            elsewhere=settings.src if is_shared else None,
+            only_rows=settings.val is None,
+            known_classes=classes(),
+            setting="VAL",
         )
+        yield "val", val
 
 
 def _folders_of_tables(settings: Settings) -> dict[str, FolderFiles]:

@@ -45,11 +45,10 @@ def open_source(
     target: TargetSetting = AUTO,
     elsewhere: str | None = None,
     also: str | None = None,
-    is_one_folder: bool = False,
+    only_rows: bool = False,
     listed: Mapping[str, FolderFiles] | None = None,
     known_classes: Sequence[str] = (),
     named_classes: Sequence[str] = (),
-    columns_are_of_val: bool = False,
     max_bad: float = 1.0,
     image: Sequence[str] = (),
     zip_names: str | None = None,
@@ -58,14 +57,13 @@ def open_source(
 ) -> Source:
     """Open the source at `src`, a path, URL, or pattern of several files; `kind` is one of KINDS.
 
-    `labels` is a table of names and labels for a folder of photos, and `also` the table of other photos of that folder
-    (`is_one_folder`: SRC and VAL are that folder);
-    `columns` names the image and target columns ("id,breed") of tables, lists and Parquet files, or those of VAL's
-    table alone if `columns_are_of_val`; `target` says what these mean. `elsewhere` is another folder whose images
-    `labels` names too; `listed` are folders that have been listed already, by `plain_path`. `known_classes` are those
-    of the training part if this is VAL; class folders with these names or `named_classes` need no question (`Look`).
-    `max_bad` (0..1) is the part of a table's images that may be missing; `image` is for `WebDatasetSource`, and
-    `zip_names` for `ArchiveSource`. `scan_cache` is a folder for what a source has to unpack or remember between
+    `labels` is a table of names and labels for a folder of photos, and `also` the table of other photos of that folder,
+    whose own source has `only_rows`. `columns` names the image and target columns ("id,breed") of tables, lists and
+    Parquet files, and `target` says what these mean. `elsewhere` is another folder whose images `labels` names too;
+    `listed` are folders that have been listed already, by `plain_path`. `known_classes` are those of the training part
+    if this is VAL; class folders with these names or `named_classes` need no question (`Look`). `max_bad` (0..1) is the
+    part of a table's images that may be missing; `image` is for `WebDatasetSource`, and `zip_names` for
+    `ArchiveSource`. `scan_cache` is a folder for what a source has to unpack or remember between
     runs. `setting` names `src` in messages. Most of the source is read only when it is iterated. Raises
     `ResoluteError` for a missing or unrecognised source.
     """
@@ -91,7 +89,7 @@ def open_source(
             target,
             elsewhere=None if elsewhere is None else plain_path(elsewhere),
             only_files=setting == "VAL" and elsewhere is not None,
-            only_rows=is_one_folder and setting == "VAL",
+            only_rows=only_rows,
             also=None if also is None else also.removeprefix("file://"),
             listed=listed,
             known_classes=known_classes,
@@ -110,12 +108,7 @@ def open_source(
             )
     elif not files and kind in _SUFFIXES:
         files = _files_of_kind(src, kind)
-    if (
-        columns is not None
-        and kind not in ("table", "listing", "parquet")
-        and setting == "SRC"
-        and not columns_are_of_val
-    ):
+    if columns is not None and kind not in ("table", "listing", "parquet") and setting == "SRC":
         raise ResoluteError(f"COLUMNS: has no effect for KIND={kind}, got {columns}, expected none; drop COLUMNS")
     if setting == "SRC":
         _refuse_unused(src, kind, files, image, zip_names)
@@ -140,7 +133,7 @@ def open_source(
     if kind == "listing":
         return LabelListSource(
             files[0],
-            None if columns_are_of_val else columns,
+            columns,
             target,
             known_classes=known_classes,
             max_bad=max_bad,

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
 from resolute.console import counted
@@ -347,8 +346,10 @@ class LabelListSource:
         scheme = f"{root.partition('://')[0]}://"
         are_urls = True
         seen: set[Label] = set()  # classes that were checked: most rows have one of them
-        rows, missing, renamed = 0, Counter[str](), dict[str, str]()
-        examples: list[Row] = []
+        other_forms = _OtherForms(root)
+        rows, missing = 0, 0
+        renamed: list[tuple[str, str]] = []
+        examples: list[Row] = []  # of names that are not there
         for written, label, line in self._table:
             rows += 1
             self.listed += 1
@@ -362,36 +363,34 @@ class LabelListSource:
                 self.ignored["unlabelled"] += 1
                 continue
             assert label is not None
-            image = self._image(name, label, line, is_remote=is_remote)
+            image = None if is_remote or is_url(name) else _file_there(root, name, label, line)
+            if image is None and (same := None if is_remote else other_forms.take(name)) is not None:
+                renamed.append((written, same))
+                image = _file_there(root, same, label, line)
+            if image is None:
+                image = self._named(name, label, line, is_remote=is_remote)
             if image.packed == MISSING:
-                same = _same_file(root, name)
-                if same is not None and same not in renamed.values():
-                    renamed[written] = same
-                    image = _named_image(root, same, label, line, is_remote=False)
-                else:
-                    missing[""] += 1
-                    if len(examples) < 20:
-                        examples.append((written, label, line))
+                missing += 1
+                if len(examples) < 20:
+                    examples.append((written, label, line))
             if isinstance(label, str):
                 seen.add(label)
             are_urls = are_urls and image.packed == UNSEEN
             yield image
         if renamed:
-            self.target = replace(self.target, about=(*self.target.about, _said(self._src, [*renamed.items()])))
-        if missing.total() > max(self._max_bad > 0, self._max_bad * rows):
-            raise self._explained(examples, missing.total(), rows)
+            self.target = replace(self.target, about=(*self.target.about, _said(self._src, renamed)))
+        if missing > max(self._max_bad > 0, self._max_bad * rows):
+            raise self._explained(examples, missing, rows)
         self.stamps = (stamp,) if are_urls else ()
 
-    def _image(self, name: str, label: Label, line: int, *, is_remote: bool) -> ImageRef:
-        """Raises `StorageError` if not even the folder of the image is there: it may come back."""
+    def _named(self, name: str, label: Label, line: int, *, is_remote: bool) -> ImageRef:
+        """As `_named_image`. Raises `StorageError` if not even the folder of the image is there: it may come back."""
         try:
             return _named_image(self.root, name, label, line, is_remote=is_remote)
         except StorageError:
-            if not _lacks_folder(self.root, name):
-                raise
-            if _same_file(self.root, name) is None:
+            if _lacks_folder(self.root, name):
                 raise StorageError(str(self._explained([(name, label, line)], 1, 1))) from None
-            return ImageRef.file(name, label, None, line)
+            raise
 
     def _explained(self, examples: Sequence[Row], count: int, rows: int) -> ResoluteError:
         """The error that explains why names are not found."""
@@ -417,7 +416,7 @@ class LabelListSource:
                 f"{self._src}: {many}, {got}, and there is no folder {folder}, expected a path relative to the list's "
                 f"own folder; if the photos are elsewhere, use {self._name}=their folder and LABELS={self._src}"
             )
-        return _not_there(self._src, self.root, examples, rows, _index_of(str(folder), self.root), self._name)
+        return _not_there(self._src, self.root, examples, rows, _OtherForms(self.root).index(written), self._name)
 
 
 class _ListedFiles:
@@ -468,30 +467,48 @@ def _named_image(root: str, name: str, label: Label, line: int, *, is_remote: bo
     return ImageRef.file(name, label, size, line)
 
 
-def _same_file(root: str, name: str) -> str | None:
-    """The file below `root` whose path differs from `name` in form only; None if there is none, or several."""
-    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
-    if ".." in parts or is_url(root):
+def _file_there(root: str, name: str, label: Label, line: int) -> ImageRef | None:
+    """The file that a list names, relative to `root`; None if it is not there at once (see `_named_image`)."""
+    name = name.removeprefix("file://")
+    try:
+        size = os.stat(name if name.startswith("/") else f"{root}/{name}").st_size  # noqa: PTH116
+    except (OSError, ValueError):
         return None
-    found = ""
-    for part in parts:
-        folder = f"{root}/{found}".rstrip("/")
-        entries = _entries(folder)
-        if part not in entries:
-            part = NameIndex(entries).same_form(part) or ""
-            if not part:
+    return ImageRef.file(name, label, size, line)
+
+
+class _OtherForms:
+    """The files below a folder, by names that differ from theirs in form only."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._folders: dict[str, NameIndex] = {}
+        self._taken: set[str] = set()
+
+    def take(self, name: str) -> str | None:
+        """The file whose path differs from `name` in form only; None if there is none, or several, or it is taken."""
+        parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
+        found = ""
+        for part in () if ".." in parts else parts:
+            index = self._listed(found)
+            own = part if part in index else index.same_form(part)
+            if own is None:
                 return None
-        found = f"{found}/{part}" if found else part
-    return found if found and _is_file(root, found) else None
+            found = f"{found}/{own}" if found else own
+        if not found or found in self._taken or not _is_file(self._root, found):
+            return None
+        self._taken.add(found)
+        return found
 
+    def index(self, name: str) -> NameIndex:
+        """The images in the folder of the file `name`."""
+        folder = os.path.normpath(name.rpartition("/")[0]).removeprefix(".")
+        images = sorted(image for image in self._listed(folder) if is_image(image))
+        return NameIndex(f"{folder}/{image}" if folder else image for image in images)
 
-@lru_cache(maxsize=64)
-def _entries(folder: str) -> frozenset[str]:
-    return frozenset(entry.name for entry in list_folder(folder)) if path_kind(folder) == "folder" else frozenset()
-
-
-def _index_of(folder: str, root: str) -> NameIndex:
-    """The images in one folder below `root`."""
-    prefix = os.path.relpath(folder, root)
-    names = sorted(name for name in _entries(folder) if is_image(name))
-    return NameIndex(name if prefix == "." else f"{prefix}/{name}" for name in names)
+    def _listed(self, folder: str) -> NameIndex:
+        if folder not in self._folders:
+            path = f"{self._root}/{folder}".rstrip("/")
+            entries = list_folder(path) if path_kind(path) == "folder" else []
+            self._folders[folder] = NameIndex(entry.name for entry in entries)
+        return self._folders[folder]

@@ -46,8 +46,11 @@ class NameIndex:
         self._above = (*([f"{root.rstrip('/')}/"] if root else []), *_above(self._root, self._bases))
         self._folded: dict[tuple[str, ...], dict[str, str | None]] = {}
 
-    def __len__(self) -> int:
-        return len(self._names)
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
 
     @property
     def example(self) -> str:

@@ -59,8 +59,9 @@ def zip_members(file: BinaryIO, encoding: str | None = None) -> Iterator[ZipMemb
     _refuse_volumes(file)
     try:
         members = zipfile.ZipFile(file).infolist()
-    # why these: zipfile raises NotImplementedError for a version of the format that it cannot read, struct.error for
-    # an extra field that is cut short; a user needs one line that names the archive, as for any damaged one
+    # why these: what zipfile raises for a directory that it cannot read: NotImplementedError for a newer version of the
+    # format, struct.error for an extra field that is cut short, UnicodeDecodeError for a name that is marked as UTF-8
+    # and is not. A user needs one line that names the archive, as for any damaged one.
     except (zipfile.BadZipFile, NotImplementedError, struct.error, UnicodeDecodeError) as error:
         raise ValueError(f"a zip archive that cannot be used: {error}") from None
     has_slash = any("/" in member.orig_filename.rstrip("/") for member in members)

@@ -166,7 +166,7 @@ def _(tmp: Path) -> dict[str, Any]:
 @source("table of val in the same folder", 3)
 def _(tmp: Path) -> dict[str, Any]:
     labels = write(tmp / "v.csv", "cat/1.jpg,a", "dog/4.jpg,b", "cat/2.JPEG,")
-    return {"src": make_folder(tmp / "p"), "labels": labels, "is_one_folder": True, "setting": "VAL", "target": DROP}
+    return {"src": make_folder(tmp / "p"), "labels": labels, "only_rows": True, "setting": "VAL", "target": DROP}
 
 
 @source("list", 6)

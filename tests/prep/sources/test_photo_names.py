@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tarfile
+import time
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 from resolute.errors import ResoluteError
+from resolute.prep.sources import label_file
 from resolute.prep.sources.detect import open_source
+from resolute.prep.sources.filesystem import Entry
 from resolute.prep.sources.image_ref import MISSING
 from resolute.prep.sources.photo_names import AmbiguousName, NameIndex
 from tests.support.source_formats import jpeg
@@ -111,6 +114,24 @@ def test_names_that_differ_in_form_alone_are_matched_and_that_is_said(
         "y.jpg": "a",
     }
     assert any("1 name matched" in line and said in line for line in case.about)
+
+
+def test_other_forms_of_names_in_a_list_are_found_at_once_and_each_folder_is_listed_once(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.write(*(f"{'ab'[i % 2]}/{i}.JPG" for i in range(20)))
+    listed: list[str] = []
+    list_folder = label_file.list_folder
+
+    def counted(path: str) -> list[Entry]:
+        listed.append(path)
+        return list_folder(path)
+
+    monkeypatch.setattr(label_file, "list_folder", counted)
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("waited for storage that answers"))
+    rows = {f"/{'ab'[i % 2]}/{i}.jpg": "xy"[i % 2] for i in range(20)}
+    assert len(case.read(rows, as_list=True)) == 20
+    assert Counter(listed) == {f"{case.photos}{folder}": 1 for folder in ("", "/a", "/b")}
 
 
 def test_two_names_are_never_matched_to_one_photo(case: Case) -> None:
