@@ -44,7 +44,7 @@ from resolute.files import atomic_write, write_errors
 from resolute.pipeline.dataset.format import read_manifest
 from resolute.pipeline.storage.base import open_files
 from resolute.prep.report.browse import ShardSetReader
-from resolute.prep.sources.image_folder import ImageFolderSource
+from resolute.prep.sources.folders.image_folder import ImageFolderSource
 from resolute.prep.storage.output import open_store
 
 __all__ = ["PARTS", "Parts", "Photo", "divide", "main", "source_digests"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from resolute.errors import ResoluteError
-from resolute.prep.sources.table_forms import is_text, is_utf16, not_utf8
+from resolute.prep.sources.tables.forms import is_text, is_utf16, not_utf8
 
 __all__ = ["ClassFile", "read_classes"]
 

@@ -12,7 +12,7 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.settings import Settings
 from resolute.prep.sources.archive import ArchiveSource
-from resolute.prep.sources.image_folder import ImageFolderSource
+from resolute.prep.sources.folders.image_folder import ImageFolderSource
 from resolute.prep.sources.image_ref import Source, is_url
 from resolute.prep.sources.webdataset import WebDatasetSource
 

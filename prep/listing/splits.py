@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.permutation import permute, stream_key
-from resolute.prep.sources.photo_names import AmbiguousName, NameIndex
+from resolute.prep.sources.tables.photo_names import AmbiguousName, NameIndex
 
 from .copies import Copies, check_not_across, leaders
 from .photos import Photos

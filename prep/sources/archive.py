@@ -18,9 +18,9 @@ from .archives.class_level import class_level
 from .archives.tar_members import is_compressed, open_tar, stem
 from .archives.zip_directory import SeveralVolumes, ZipMember, zip_members
 from .filesystem import common_root, file_name, open_file, without_query
-from .folder_names import is_table
+from .folders.folder_names import is_table
+from .folders.look import Look
 from .image_ref import MAX_BYTES, PLAIN, ZIPPED, ImageRef, SourceTarget
-from .look import Look
 from .names import ignore_reason, is_image, other_file_kind, safe_relative_path
 from .scan_cache import ScanResult, ScanRow, ScanWriter, Stop, cached_scan, scan_all
 from .targets import AUTO, TargetSetting

@@ -13,10 +13,10 @@ from resolute.urls import local_path
 from .archive import ArchiveSource
 from .archives.tar_members import COMPRESSED, is_compressed
 from .filesystem import common_root, expand_pattern, file_name, is_pattern, list_folder, path_kind, without_query
-from .image_folder import ImageFolderSource
+from .folders.image_folder import ImageFolderSource
+from .folders.look import Look
 from .image_ref import Source
 from .label_file import FolderFiles, LabelListSource, LabelTableSource
-from .look import Look
 from .names import ignore_reason, is_image
 from .parquet import ParquetSource, holds_images
 from .targets import AUTO, TargetSetting

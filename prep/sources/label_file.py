@@ -12,12 +12,12 @@ from resolute.console import counted
 from resolute.errors import ResoluteError, StorageError
 
 from .filesystem import file_size, list_folder, path_kind, version_stamp, without_query
-from .image_folder import Counts, walk
+from .folders.image_folder import Counts, walk
 from .image_ref import MISSING, UNSEEN, ImageRef, Label, SourceTarget, is_url
 from .names import is_image, other_file_kind, safe_below, safe_relative_path
-from .photo_names import EXACT, WITHOUT_SUFFIX, AmbiguousName, NameIndex, differences
-from .table import TargetTable
-from .table_forms import is_text, not_utf8
+from .tables.forms import is_text, not_utf8
+from .tables.photo_names import EXACT, WITHOUT_SUFFIX, AmbiguousName, NameIndex, differences
+from .tables.table import TargetTable
 from .targets import AUTO, TargetSetting
 
 __all__ = ["BothFolders", "FolderFiles", "LabelListSource", "LabelTableSource", "table_covers"]

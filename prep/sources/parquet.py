@@ -14,13 +14,13 @@ from typing import Any
 
 from resolute.errors import ResoluteError
 
-from .columns import LABEL_COLUMNS, column_names, column_span
 from .filesystem import file_name
 from .image_ref import MAX_BYTES
 from .names import is_image
 from .parquet_file import ParquetFile, open_parquet
 from .scan_cache import ScannedSource, ScanResult, ScanWriter, Stop, cached_scan
-from .table import as_cell
+from .tables.columns import LABEL_COLUMNS, column_names, column_span
+from .tables.table import as_cell
 from .targets import AUTO, TargetSetting
 
 __all__ = ["ParquetSource", "holds_images"]

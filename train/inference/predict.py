@@ -31,7 +31,7 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.crops import centre_crops
 from resolute.prep.convert.decode import Reject, decode
 from resolute.prep.sources.fetch import fetch
-from resolute.prep.sources.image_folder import Counts, walk
+from resolute.prep.sources.folders.image_folder import Counts, walk
 from resolute.prep.sources.image_ref import MISSING, PLAIN, ByteRange
 from resolute.prep.sources.names import SUFFIXES, is_image
 from resolute.train.devices.device import pick_device

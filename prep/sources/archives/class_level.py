@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from resolute.errors import ResoluteError
-from resolute.prep.sources.folder_names import holds_photos_only, splits_of
+from resolute.prep.sources.folders.folder_names import holds_photos_only, splits_of
 
 __all__ = ["ClassLevel", "class_level"]
 

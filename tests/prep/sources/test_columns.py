@@ -9,8 +9,8 @@ import duckdb
 import pytest
 
 from resolute.errors import ResoluteError
-from resolute.prep.sources.photo_names import NameIndex
-from resolute.prep.sources.table import TargetTable
+from resolute.prep.sources.tables.photo_names import NameIndex
+from resolute.prep.sources.tables.table import TargetTable
 
 PHOTOS = NameIndex(["0.jpg", "1.jpg", "2.jpg", "3.jpg", "more/IMG_4.png"])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resolute.prep.sources.image_folder import Counts, ImageFolderSource, walk
+from resolute.prep.sources.folders.image_folder import Counts, ImageFolderSource, walk
 from tests.support.source_formats import jpeg
 
 Prep = Callable[..., Any]

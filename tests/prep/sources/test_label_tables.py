@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from resolute.errors import ResoluteError
-from resolute.prep.sources.columns import IMAGE_NAMES, PhotoNames
-from resolute.prep.sources.photo_names import NameIndex
-from resolute.prep.sources.table import TargetTable
+from resolute.prep.sources.tables.columns import IMAGE_NAMES, PhotoNames
+from resolute.prep.sources.tables.photo_names import NameIndex
+from resolute.prep.sources.tables.table import TargetTable
 
 
 def rows(

@@ -13,7 +13,7 @@ import pytest
 
 from resolute.errors import ResoluteError
 from resolute.prep.sources.detect import open_source
-from resolute.prep.sources.look import Look
+from resolute.prep.sources.folders.look import Look
 from tests.support.source_formats import jpeg, names, pack_table, pack_tar, pack_zip
 
 Prep = Callable[..., Any]

@@ -18,7 +18,7 @@ from resolute.prep.sources import label_file
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.filesystem import Entry
 from resolute.prep.sources.image_ref import MISSING
-from resolute.prep.sources.photo_names import AmbiguousName, NameIndex
+from resolute.prep.sources.tables.photo_names import AmbiguousName, NameIndex
 from tests.support.source_formats import jpeg
 
 Prep = Callable[..., Any]

@@ -16,7 +16,7 @@ import pytest
 from resolute.errors import ResoluteError
 from resolute.prep.sources import targets
 from resolute.prep.sources.image_ref import Ignored, Label, SourceTarget
-from resolute.prep.sources.table import TargetTable
+from resolute.prep.sources.tables.table import TargetTable
 from resolute.prep.sources.targets import name_and_unit, parse_target
 
 NAMES = ["bird", "cat", "dog", "fish"]

@@ -10,11 +10,11 @@ from itertools import islice
 from typing import Any
 
 from resolute.errors import ResoluteError
+from resolute.prep.sources.image_ref import Label, SourceTarget
+from resolute.prep.sources.targets import AUTO, Cell, Meaning, Targets, TargetSetting
 
 from .columns import IMAGE_NAMES, Layout, PhotoNames, choose_columns
-from .image_ref import Label, SourceTarget
-from .table_forms import checked_name, is_text, not_utf8
-from .targets import AUTO, Cell, Meaning, Targets, TargetSetting
+from .forms import checked_name, is_text, not_utf8
 
 __all__ = ["Row", "TargetTable", "as_cell"]
 

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from resolute.prep.sources.filesystem import Entry, list_folder
+from resolute.prep.sources.image_ref import ImageRef, SourceTarget, is_url
+from resolute.prep.sources.names import ignore_reason, is_image, other_file_kind
+from resolute.prep.sources.targets import AUTO, TargetSetting
 from resolute.prep.storage.thread_map import thread_map
 
-from .filesystem import Entry, list_folder
-from .image_ref import ImageRef, SourceTarget, is_url
 from .look import Look
-from .names import ignore_reason, is_image, other_file_kind
-from .targets import AUTO, TargetSetting
 
 __all__ = ["Counts", "ImageFolderSource", "walk"]
 

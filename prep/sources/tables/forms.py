@@ -20,10 +20,10 @@ from itertools import chain, islice
 from typing import Any, Protocol
 
 from resolute.errors import ResoluteError
+from resolute.prep.sources.filesystem import open_file
+from resolute.prep.sources.names import SUFFIXES, is_image
+from resolute.prep.sources.parquet_file import open_parquet
 
-from .filesystem import open_file
-from .names import SUFFIXES, is_image
-from .parquet_file import open_parquet
 from .photo_names import NameIndex
 
 __all__ = [

@@ -15,9 +15,11 @@ from itertools import combinations
 from typing import NamedTuple
 
 from resolute.errors import ResoluteError
+from resolute.prep.sources.archives.tar_members import stem
+from resolute.prep.sources.filesystem import file_name, list_folder
+from resolute.prep.sources.image_ref import ImageRef, is_url
+from resolute.prep.sources.targets import is_word_for_none
 
-from .archives.tar_members import stem
-from .filesystem import file_name, list_folder
 from .folder_names import (
     are_counted,
     are_versions,
@@ -32,8 +34,6 @@ from .folder_names import (
     splits_of,
     without_mask_suffix,
 )
-from .image_ref import ImageRef, is_url
-from .targets import is_word_for_none
 
 __all__ = ["Look"]
 

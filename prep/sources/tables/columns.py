@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from resolute.errors import ResoluteError
+from resolute.prep.sources.filesystem import file_name
+from resolute.prep.sources.image_ref import is_url
+from resolute.prep.sources.names import is_image
 
-from .filesystem import file_name
-from .image_ref import is_url
-from .names import is_image
-from .photo_names import EXACT, SAME_STEM, WITHOUT_SUFFIX, NameIndex
-from .table_forms import (
+from .forms import (
     CocoForm,
     DelimitedForm,
     JoinedForm,
@@ -32,6 +31,7 @@ from .table_forms import (
     WordForm,
     is_document,
 )
+from .photo_names import EXACT, SAME_STEM, WITHOUT_SUFFIX, NameIndex
 
 __all__ = ["IMAGE_NAMES", "LABEL_COLUMNS", "Layout", "PhotoNames", "choose_columns", "column_names", "column_span"]
 
