@@ -49,8 +49,9 @@ COMMANDS: dict[str, Command] = {
         "and written in one shuffled order.",
         options="prep.settings:ShardsOptions",
         program="prep.commands:shards",
+        positional="src",
         more=_RESUMES,
-        then=("show", {"shards": "out"}),
+        then=("train", {"shards": "out"}),
     ),
     "verify": Command(
         help="Read and decode a whole shard set again, and report damage (status 1).",
@@ -63,30 +64,41 @@ COMMANDS: dict[str, Command] = {
         options="train.options:ShowOptions",
         program="train.show:main",
         positional="shards",
-        then=("plan", {"shards": "shards", "recipe": "recipe"}),
+        then=("plan", {"shards": "shards", "recipe": "recipe", "set": "set_"}),
     ),
     "lr": Command(
         help="Draw learning rate, resolution and regularisation over all steps.",
         options="train.options:LrOptions",
         program="train.plot_lr:main",
-        then=("train", {"shards": "shards", "recipe": "recipe"}),
+        positional="shards",
+        then=("train", {"shards": "shards", "recipe": "recipe", "set": "set_"}),
     ),
     "lr-find": Command(
         help="Learning rate range test on the first stage; suggests optim.lr.",
         options="train.options:LrFindOptions",
         program="train.lr_find:main",
-        then=("lr", {"shards": "shards", "recipe": "recipe"}),
+        positional="shards",
+        then=("lr", {"shards": "shards", "recipe": "recipe", "set": "set_"}),
     ),
     "plan": Command(
         help="Measure a few steps per stage and print the expected time of a run.",
         options="train.options:PlanOptions",
         program="train.planner.plan:main",
-        then=("train", {"shards": "shards", "recipe": "recipe", "run": "run"}),
+        positional="shards",
+        then=("train", {"shards": "shards", "recipe": "recipe", "set": "set_", "run": "run"}),
+    ),
+    "recipe": Command(
+        help="Write a starter recipe that fits a shard set, to edit: its size, classes, resolutions and the device.",
+        options="train.options:RecipeOptions",
+        program="train.planner.new_recipe:main",
+        positional="out",
+        then=("train", {"shards": "shards", "recipe": "out"}),
     ),
     "train": Command(
-        help="Train a recipe on a shard set. The same command again resumes an unfinished run.",
+        help="Train on a shard set. The same command again resumes an unfinished run.",
         options="train.options:TrainOptions",
         program="train.trainer:main",
+        positional="shards",
     ),
     "eval": Command(
         help="Exact metrics of a run, at one or more resolutions.",
@@ -128,11 +140,13 @@ COMMANDS: dict[str, Command] = {
         help="Measure loader, model and the cost of a stage change in 90 s, beside a DataLoader.",
         options="benchmarks.options:BenchOptions",
         program="benchmarks.brief:main",
+        positional="shards",
     ),
     "bench-all": Command(
         help="The same at length, in rounds with their spread, and the stalls of training.",
         options="benchmarks.options:BenchAllOptions",
         program="benchmarks.at_length:main",
+        positional="shards",
     ),
     "gpu-check": Command(
         help="Check everything about a GPU that matters to a run, in ten minutes (status 1 if a part failed).",
@@ -159,7 +173,7 @@ COMMANDS: dict[str, Command] = {
         help="Complete the set when all shards are converted: index, lists, report, and the manifest last.",
         options="prep.settings:JobsFinishOptions",
         program="prep.commands:jobs_finish",
-        then=("show", {"shards": "out"}),
+        then=("train", {"shards": "out"}),
     ),
 }
 _JOBS = "Make a set by separate jobs on any number of machines: plan, then ranges of shards, then finish."
@@ -215,7 +229,12 @@ def _next_line(command: Command, options: Any) -> str:
         return ""
     name, source = command.then
     values = {option: getattr(options, field, field) for option, field in source.items()}
-    return f"next: {as_typed(name, {option: str(value) for option, value in values.items() if value})}"
+    if not values.get("shards", True):  # `resolute lr --samples` has no set
+        return ""
+    texts = {
+        option: " ".join(value) if isinstance(value, tuple) else str(value) for option, value in values.items() if value
+    }
+    return f"next: {as_typed(name, texts)}"
 
 
 _RESUMED = ("shards", "jobs plan", "jobs range", "train")
@@ -324,14 +343,15 @@ def _function(command: Command, options: type) -> Callable[..., dict[str, str]]:
         is_required = setting.default is MISSING
         shown = "" if setting.default in (None, "", (), False) else f" (default: {_text(setting.default)})"
         is_first = setting.name == command.positional
-        kind: Any = bool if is_flag else tuple[str, ...] if is_first and setting.is_list else str | None
+        several = setting.metavar or (is_first and setting.is_list)
+        kind: Any = bool if is_flag else tuple[str, ...] if several else str | None
         annotation = Annotated[
             kind,
             Parameter(
                 name=None if is_first else option_name(setting.name),
                 help=setting.help + (" (required)" if is_required else shown),
                 show_default=False,
-                metavar=None if is_flag else _metavar(setting.name, setting.annotation),
+                metavar=None if is_flag else setting.metavar or _metavar(setting.name, setting.annotation),
                 negative="",
                 allow_repeating=True,
             ),

@@ -43,6 +43,7 @@ __all__ = [
     "describe",
     "described",
     "option_name",
+    "repeatable",
     "setting",
     "settings",
     "type_text",
@@ -59,6 +60,11 @@ def setting(default: T, help: str, **bounds: Any) -> T:
     """A field with a default. `bounds`: `gt`, `ge`, `lt`, `le`, `min_length`; those of the items of a tuple and of the
     members of a union belong into the type, as `Annotated[float, Field(gt=0)]`."""
     return typing.cast(T, Field(default=default, description=help, **bounds))
+
+
+def repeatable(help: str, *, metavar: str) -> tuple[str, ...]:
+    """A field for an option of a command line that may be given several times, each with a text such as `metavar`."""
+    return typing.cast(tuple[str, ...], Field(default=(), description=help, json_schema_extra={"metavar": metavar}))
 
 
 def described(help: str, **bounds: Any) -> Any:
@@ -105,7 +111,7 @@ def build(cls: type[T], values: Mapping[str, Any]) -> T:
 
     Raises `ResoluteError` as the constructor does.
     """
-    listed = {setting.name for setting in definitions(cls) if setting.is_list}
+    listed = {setting.name for setting in definitions(cls) if setting.is_list and not setting.metavar}
     taken = {
         name: value.split(",") if name in listed and isinstance(value, str) else value for name, value in values.items()
     }
@@ -213,6 +219,7 @@ class Setting:
     default: Any  # `dataclasses.MISSING` if it is required
     help: str
     annotation: Any
+    metavar: str = ""  # of an option that may be given several times; else ""
 
     @property
     def is_list(self) -> bool:
@@ -224,8 +231,14 @@ def definitions(cls: Any) -> Iterator[Setting]:
     """The settings of a class, in the order of their definition."""
     for name, field in cls.__pydantic_fields__.items():
         default = dataclasses.MISSING if field.is_required() else field.get_default(call_default_factory=True)
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         yield Setting(
-            name=name, kind=type_text(field), default=default, help=field.description or "", annotation=field.annotation
+            name=name,
+            kind=type_text(field),
+            default=default,
+            help=field.description or "",
+            annotation=field.annotation,
+            metavar=str(extra.get("metavar", "")),
         )
 
 

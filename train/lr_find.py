@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from resolute import cuda
 from resolute.errors import ResoluteError, check
 from resolute.files import output_file
 from resolute.pipeline.loader.loader import Loader
@@ -38,6 +39,7 @@ from resolute.train.optim.schedule import Rates, peak_momentum
 from resolute.train.options import LrFindOptions
 from resolute.train.planner.batch_size import DoesNotFit, out_of_memory
 from resolute.train.recipe.schema import Ema, Recipe, Schedule
+from resolute.train.recipe.starter import chosen_recipe
 from resolute.train.run_folder import page_file
 
 from .loop import Learner
@@ -178,19 +180,20 @@ def draw(test: RangeTest, path: Path, *, suggested: float | None, title: str, su
 
 def main(args: LrFindOptions) -> None:
     """Run the command."""
-    out = page_file(args.out, f"{args.recipe.stem}-lr-find.html")
-    default = _RANGES["betas" if Recipe.load(args.recipe).optim.uses_betas else "momentum"]
+    gpu = args.device != "cpu" and cuda.available()
+    written = chosen_recipe(args.recipe, args.set_, shards=args.shards, gpu=gpu)
+    out = page_file(args.out, f"{written.name}-lr-find.html")
+    default = _RANGES["betas" if Recipe.from_text(written).optim.uses_betas else "momentum"]
     low, high = args.min_lr or default[0], args.max_lr or default[1]
     check(10 * low <= high, "--min-lr, --max-lr", f"{low:g} to {high:g}", "at least a factor of 10 between them")
     with tempfile.TemporaryDirectory() as folder:  # stays empty: no run is read or written
         options = Options(
             folder=Path(folder),
             shards=args.shards,
-            recipe=args.recipe,
             device=args.device,
             threads=args.threads,
         )
-        recipe, shards, plan, learner = set_up(options, Ranks())
+        recipe, shards, plan, learner = set_up(options, written, Ranks())
     fewest = plan.first_phase("train", 0).samples // max(shape.batch_size for shape in plan.stages[0].shapes)
     epochs = max(recipe.stages[0].epochs, -(-args.steps // max(1, fewest)))
     # why no schedule and no EMA: the sweep uses neither, and their milestones or `last_epochs` may not suit this recipe

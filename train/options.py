@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 from resolute.errors import ResoluteError
 from resolute.machine import cpus_per_process
-from resolute.settings import described, setting, settings
+from resolute.settings import described, repeatable, setting, settings
 from resolute.train.recipe import RECIPES
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "LrOptions",
     "PlanOptions",
     "PredictOptions",
+    "RecipeOptions",
     "ReportOptions",
     "ShowOptions",
     "TrainOptions",
@@ -38,7 +39,9 @@ def _recipe_file(path: Path) -> Path:
 
 
 Shards = Annotated[str, described(_SHARDS, min_length=1)]
-Recipe = Annotated[Path, AfterValidator(_recipe_file), described("TOML file, or the name of an included recipe: demo")]
+_Recipe = Annotated[Path, AfterValidator(_recipe_file)] | None
+_RECIPE = "TOML file, or the name of an included recipe: demo (default: {}a starter recipe that fits the set)"
+_SET = "replace a value of the recipe: optim.lr=0.1, stages[0].epochs=3; may be given several times"
 
 
 @settings("")
@@ -47,6 +50,12 @@ class _Device:
     threads: Annotated[int, described("CPU threads per process: all cores by default", ge=1, le=1024)] = Field(
         default_factory=cpus_per_process
     )
+
+
+@settings("")
+class _RecipeOptions:
+    recipe: _Recipe = setting(None, _RECIPE.format(""))
+    set_: tuple[str, ...] = repeatable(_SET, metavar="KEY=VALUE")
 
 
 @settings("")
@@ -76,9 +85,7 @@ class LaunchOptions:
 
 
 @settings("")
-class _RunOptions(LaunchOptions, _Device):
-    shards: Shards
-    recipe: Recipe
+class _RunOptions(_RecipeOptions, LaunchOptions, _Device):
     run: str | None = setting(None, "name of the run, or the path of its folder (default: recipe and set)")
     runs: Path = setting(Path("runs"), "parent of all run folders")
     decode: Literal["auto", "cpu", "gpu"] = setting(
@@ -96,6 +103,7 @@ class _RunOptions(LaunchOptions, _Device):
 
 @settings("")
 class PlanOptions(_RunOptions):
+    shards: Shards
     budget: str | None = setting(None, "time limit (90s, 11m, 1.5h); suggests changes if the run exceeds it")
     suggest: Path | None = setting(
         None, "new TOML file: write the recipe with the stages and epochs that use the budget best"
@@ -105,6 +113,13 @@ class PlanOptions(_RunOptions):
 
 @settings("")
 class TrainOptions(_RunOptions):
+    shards: str | None = setting(None, _SHARDS + " (with --more-epochs, default: that of the run)", min_length=1)
+    more_epochs: int | None = setting(
+        None,
+        "continue the finished run --run from its weights, as a new run of this many epochs: NAME-plus-NUMBER",
+        ge=1,
+        le=10**6,
+    )
     keep: int = setting(2, "number of newest checkpoints to keep, besides the best", ge=1, le=10**6)
     from_: str = setting(
         "last.pt", "checkpoint of the run to resume from once, a file in its folder; later ones are discarded"
@@ -116,6 +131,14 @@ class TrainOptions(_RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.more_epochs is None and self.shards is None:
+            raise ResoluteError("--shards: missing, expected a shard set; name it: `resolute train SHARDS`")
+        if self.more_epochs is not None:
+            given = {"--recipe": self.recipe, "--folds": self.folds}
+            if unused := next((name for name, value in given.items() if value is not None), None):
+                raise ResoluteError(f"--more-epochs: got {unused} as well, expected the recipe of the run; omit it")
+            if self.run is None:
+                raise ResoluteError("--more-epochs: got no --run, expected the finished run to continue; add it")
         if self.loggers:
             from resolute.train.logs.loggers import LOGGERS  # why here: rarely needed
 
@@ -124,6 +147,14 @@ class TrainOptions(_RunOptions):
                     f"--loggers: got {','.join(self.loggers)}, expected {', '.join(LOGGERS)}, each at most once, "
                     "separated by commas; correct it"
                 )
+
+
+@settings("")
+class RecipeOptions(_Device):
+    out: Annotated[Path, described("TOML file to write, for `resolute train --recipe`")]
+    shards: Shards
+    model: str | None = setting(None, "any timm model (default: one that suits set and device)")
+    budget: str | None = setting(None, "time that the run may take (90s, 11m, 1.5h): measures, and sets the epochs")
 
 
 @settings("")
@@ -190,8 +221,7 @@ class KeysOptions:
 
 
 @settings("")
-class LrOptions:
-    recipe: Recipe
+class LrOptions(_RecipeOptions):
     shards: str | None = setting(None, _SHARDS, min_length=1)
     samples: int | None = setting(None, "number of training samples, instead of --shards", ge=1)
     out: Path | None = setting(None, "HTML file to write (default: runs/RECIPE-lr.html)")
@@ -200,12 +230,13 @@ class LrOptions:
         if (self.shards is None) == (self.samples is None):
             got = "none" if self.shards is None else "both"
             raise ResoluteError(f"--shards, --samples: got {got}, expected one of them; give one")
+        if self.shards is None and self.recipe is None:
+            raise ResoluteError("--samples: got no --recipe, and a starter recipe needs a set; add one of the two")
 
 
 @settings("")
-class LrFindOptions(_Device):
+class LrFindOptions(_RecipeOptions, _Device):
     shards: Shards
-    recipe: Recipe
     min_lr: float | None = setting(
         None, "first learning rate (default: 0.001; 1e-5 for optimizers with betas)", ge=1e-12, le=1e6
     )
@@ -217,8 +248,7 @@ class LrFindOptions(_Device):
 
 
 @settings("")
-class ShowOptions:
+class ShowOptions(_RecipeOptions):
     shards: Shards
-    recipe: Recipe
     out: Path | None = setting(None, "HTML file to write (default: runs/RECIPE-show.html)")
     count: int = setting(6, "images per row", ge=1, le=1000)

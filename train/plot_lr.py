@@ -9,6 +9,7 @@ import bisect
 from itertools import accumulate
 from pathlib import Path
 
+from resolute import cuda
 from resolute.errors import ResoluteError
 from resolute.files import output_file
 from resolute.pipeline.dataset.shard_set import ShardSet
@@ -19,6 +20,7 @@ from resolute.report.page import figures_page
 from resolute.train.optim.schedule import Rates, epoch_samples, epoch_steps
 from resolute.train.options import LrOptions
 from resolute.train.recipe.schema import Recipe
+from resolute.train.recipe.starter import chosen_recipe
 from resolute.train.run_folder import page_file
 
 from .report.curves import schedule_charts
@@ -141,7 +143,8 @@ def _summary(curve: Curve) -> str:
 
 def main(args: LrOptions) -> None:
     """Run the command."""
-    recipe = Recipe.load(args.recipe)
+    text = chosen_recipe(args.recipe, args.set_, shards=args.shards or "", gpu=cuda.available())
+    recipe = Recipe.from_text(text)
     out = page_file(args.out, f"{recipe.name}-lr.html")
     curve = Curve(recipe, _samples(args, recipe))
     print(f"{recipe.name}: {_summary(curve)}")

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from resolute import cuda
 from resolute.errors import ResoluteError, strip_credentials
 from resolute.pipeline.dataset.shard_set import ShardSet, stored_resolutions
 from resolute.pipeline.plan.plan import Plan
@@ -24,10 +25,13 @@ from resolute.train.model.regularization import strongest
 from resolute.train.options import PlanOptions, TrainOptions
 from resolute.train.planner.batch_size import Probe, cap_memory, real_steps, with_batch_sizes
 from resolute.train.recipe.schema import Recipe
+from resolute.train.recipe.starter import FILE, STARTER, chosen_recipe
+from resolute.train.recipe.text import RecipeText
 from resolute.urls import is_url
 
 from . import checkpoint
 from .loop import Learner
+from .more_epochs import continuation
 from .run_folder import default_run, new_run
 
 __all__ = ["Options", "set_up"]
@@ -38,8 +42,10 @@ class Options:
     """Settings that do not change results: paths, device, threads, how often to save."""
 
     shards: str | Path  # a folder, or a URL (read through a cache)
-    recipe: Path
     folder: Path
+    recipe: Path | None = None  # a file; None: that of the run's folder, or a starter recipe
+    set_: tuple[str, ...] = ()  # values that replace those of the recipe, "optim.lr=0.1"
+    first_recipe: RecipeText | None = None  # instead of a starter recipe
     device: str = "auto"
     threads: int = 2
     decode: Literal["auto", "cpu", "gpu"] = "cpu"  # on a GPU: where JPEGs are decoded; auto tries and measures
@@ -68,9 +74,14 @@ class Options:
     def parsed(cls, args: PlanOptions | TrainOptions) -> Options:
         """The options of `resolute train` or `plan`. Raises `ResoluteError` for an invalid run name."""
         names = {field.name for field in dataclasses.fields(cls)} & vars(args).keys()
-        folder = new_run(default_run(args.recipe, args.shards) if args.run is None else args.run, runs=args.runs)
-        values = {name: getattr(args, name) for name in names}
-        return cls(folder=folder, **values)
+        values: dict[str, Any] = {name: getattr(args, name) for name in names}
+        if isinstance(args, TrainOptions) and args.more_epochs is not None:
+            more = continuation(args.run or "", args.more_epochs, runs=args.runs)
+            values |= {"folder": more.folder, "first_recipe": more.recipe, "shards": args.shards or more.shards}
+        else:
+            run = default_run(args.recipe or Path(STARTER), args.shards or "") if args.run is None else args.run
+            values["folder"] = new_run(run, runs=args.runs)
+        return cls(**values)
 
     @property
     def set_path(self) -> str:
@@ -78,17 +89,25 @@ class Options:
         here = str(self.shards)
         return strip_credentials(here if is_url(here) else str(Path(here).absolute()))
 
+    def recipe_text(self) -> RecipeText:
+        """The recipe of the run. Raises `ResoluteError` as `chosen_recipe` does."""
+        folder = self.folder if self.fold is None else self.folder.parent  # folds have one recipe
+        if self.first_recipe is not None and not (folder / FILE).is_file():
+            return self.first_recipe.with_values(self.set_)
+        gpu = self.device != "cpu" and cuda.available()
+        return chosen_recipe(self.recipe, self.set_, shards=self.shards, gpu=gpu, run=folder)
+
     @property
     def newest(self) -> Path:
         return checkpoint.newest(self.folder, self.from_)
 
 
-def set_up(options: Options, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Learner]:
-    """Build all parts of the run; in the returned recipe, every batch size of "auto" is resolved to a number.
+def set_up(options: Options, text: RecipeText, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Learner]:
+    """Build all parts of the run of the recipe `text`; in the returned recipe, batch sizes of "auto" are numbers.
 
     Raises `ResoluteError` for anything in the options, recipe or shards that cannot be used.
     """
-    recipe = Recipe.load(options.recipe)
+    recipe = Recipe.from_text(text)
     if options.fold is not None:
         fold, folds = options.fold
         if recipe.data.folds not in (None, folds):

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from resolute import cuda
 from resolute.console import counted
 from resolute.files import output_file
 from resolute.pipeline.dataset.shard_set import ShardSet
@@ -29,6 +30,7 @@ from resolute.report.charts import Chart
 from resolute.report.page import figures_page
 from resolute.train.options import ShowOptions
 from resolute.train.recipe.schema import Recipe
+from resolute.train.recipe.starter import chosen_recipe
 from resolute.train.run_folder import page_file
 
 from .plot_lr import Curve, changes, charts, regularization_text
@@ -162,7 +164,7 @@ def _outlined(jpeg: bytes, crop: Sequence[int], height: int) -> dict[str, Any]:
 
 def main(args: ShowOptions) -> None:
     """Run the command."""
-    recipe = Recipe.load(args.recipe)
+    recipe = Recipe.from_text(chosen_recipe(args.recipe, args.set_, shards=args.shards, gpu=cuda.available()))
     out = page_file(args.out, f"{recipe.name}-show.html")
     shards = ShardSet.open(args.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, folds=recipe.data.folds)
     rows = model_inputs(shards, recipe, count=args.count)

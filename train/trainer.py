@@ -25,7 +25,7 @@ import torch
 from tqdm import tqdm
 
 from resolute.errors import ResoluteError, StorageError
-from resolute.files import delete_partial, used_folder
+from resolute.files import delete_partial, output_file, used_folder
 from resolute.lock import exclusive_lock
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Batch, Loader
@@ -42,6 +42,8 @@ from resolute.train.planner.estimate import Forecast, calibration, forecast, tab
 from resolute.train.planner.gpu_decode import difference
 from resolute.train.planner.measure import Decode, Stopwatch, busiest, choose_decode, measure_stages, restored
 from resolute.train.recipe.schema import Recipe
+from resolute.train.recipe.starter import FILE as RECIPE_FILE
+from resolute.train.recipe.text import RecipeText
 from resolute.train.report.console import Reports, epoch_header, epoch_line
 from resolute.train.report.validation import confused_photos, write_validation
 from resolute.train.score import main_metric
@@ -109,7 +111,9 @@ def session(options: Options, ranks: Ranks) -> Iterator[_Session]:
     Raises `ResoluteError` naming the other process if one is training in the folder.
     """
     with _locked(options.folder) if ranks.is_main else contextlib.nullcontext(lambda: None) as check_lock:
-        opened = _Session(options, check_lock, *set_up(options, ranks))
+        # why from the first rank: the others may not see the run's folder
+        text = ranks.broadcast(options.recipe_text() if ranks.is_main else RecipeText(name="", toml="", where=""))
+        opened = _Session(options, check_lock, text, *set_up(options, text, ranks))
         try:
             yield opened
         except (DoesNotFit, RuntimeError) as error:
@@ -161,6 +165,7 @@ class _Session:
         self,
         options: Options,
         check_lock: Callable[[], None],
+        text: RecipeText,
         recipe: Recipe,
         shards: ShardSet,
         plan: Plan,
@@ -208,7 +213,7 @@ class _Session:
             if self.ranks.is_main:  # why: a run killed after its last save leaves one too many
                 checkpoint.keep_newest(options.folder, options.keep, newest=state["step"])
         else:
-            self._write_start(shards)
+            self._write_start(shards, text)
         self.ranks.check_same(self.position, f"{options.folder}: ranks loaded different checkpoints")
         self.saved_at, self.saved_position = time.monotonic(), self.position
         self.stopped_by = 0
@@ -515,7 +520,11 @@ class _Session:
             self.bar.set_postfix_str(self.meter.status, refresh=False)
         self.bar.update()
 
-    def _write_start(self, shards: ShardSet) -> None:
+    def _write_start(self, shards: ShardSet, text: RecipeText) -> None:
+        if self.ranks.is_main:
+            folder = self.options.folder if self.options.fold is None else self.options.folder.parent
+            with output_file(folder / RECIPE_FILE) as file:
+                file.write(text.toml.encode())
         self.log.write(
             {
                 "kind": "start",
@@ -531,7 +540,7 @@ class _Session:
                 "val_samples": len(shards.splits["val"]),
                 "stages": self.identity["recipe"]["stages"],
                 "recipe_values": self.identity["recipe"],
-                "recipe_text": self.options.recipe.read_text(encoding="utf-8-sig"),
+                "recipe_text": text.toml,
                 "machine": describe(self.learner.device, threads=self.options.threads),
                 "order": self.plan.order,
                 "total_steps": self.plan.total_steps,

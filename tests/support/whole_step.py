@@ -37,7 +37,8 @@ from resolute.pipeline.loader.loader import Batch
 from resolute.train import loop
 from resolute.train.loop import Learner, image_dtype
 from resolute.train.model.head import CLASSES, Head
-from resolute.train.recipe.schema import RECIPES, Recipe
+from resolute.train.recipe import RECIPES
+from resolute.train.recipe.schema import Recipe
 from tests.support.batch_spec import batch_spec
 from tests.support.fake_cuda import FakeCuda
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from resolute.train.recipe.schema import RECIPES, Recipe
+from resolute.train.recipe import RECIPES
+from resolute.train.recipe.schema import Recipe
 from tests import ROOT
 from tests.support.whole_step import build_guard
 

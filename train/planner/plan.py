@@ -38,7 +38,7 @@ from .estimate import Forecast, advice, parse_duration, table, to_json, with_dou
 from .measure import Stopwatch, synthetic_batch
 from .suggest import Candidates, choose, proposal, reasons
 
-__all__ = ["main", "plan"]
+__all__ = ["main", "plan", "scratch_run"]
 
 _CLASSES = 3  # most and least frequent ones shown
 
@@ -77,16 +77,14 @@ def plan(
     """
     budget_s = parse_duration(budget) if budget else None
     began = time.perf_counter() - process_age_s()  # why: a run's time includes starting Python and loading torch
-    with _scratch(options.folder.parent, ranks) as folder:
-        options, base = dataclasses.replace(options, folder=Path(folder)), options.recipe
+    with scratch_run(options.folder.parent, ranks) as folder:
+        text = options.recipe_text()
         candidates, reading = None, time.perf_counter()
         if suggest:
-            candidates = Candidates.load(base, ShardSet.open(options.shards).resolutions)
-            options = dataclasses.replace(options, recipe=options.folder / base.name)
-            if ranks.is_main:
-                options.recipe.write_text(candidates.text, encoding="utf-8")
-            ranks.broadcast(None)  # the file is written
+            candidates = Candidates.of(text, ShardSet.open(options.shards).resolutions)
+            text = dataclasses.replace(text, toml=candidates.toml)
             began += time.perf_counter() - reading  # why: a training does not do this
+        options = dataclasses.replace(options, folder=folder, recipe=None, set_=(), first_recipe=text)
         with session(options, ranks) as run, run.ready() as loader:
             result, lines = run.forecast(loader, began=began, folds=runs), list[str]()
             if candidates and suggest and budget_s:
@@ -139,7 +137,7 @@ def _sampling_lines(plan: Plan) -> str:
 
 
 @contextlib.contextmanager
-def _scratch(runs: Path, ranks: Ranks) -> Iterator[str]:
+def scratch_run(runs: Path, ranks: Ranks) -> Iterator[Path]:
     """A temporary run folder, the same on all ranks, on the file system that will hold the run."""
     is_new = not runs.exists()
     with contextlib.ExitStack() as stack:
@@ -165,7 +163,7 @@ def _scratch(runs: Path, ranks: Ranks) -> Iterator[str]:
             if signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, delete_and_exit)
                 stack.callback(signal.signal, number, signal.SIG_DFL)
-        yield folder
+        yield Path(folder)
 
 
 def _with_doubled_batches(result: Forecast, plan: Plan, learner: Learner, *, about_s: float = 1.0) -> Forecast | None:

@@ -28,6 +28,7 @@ from resolute.files import output_file
 from resolute.pipeline.plan.stage import AUTO, Stage
 from resolute.train.logs.run_log import format_duration
 from resolute.train.recipe.schema import Recipe, scaled_schedule
+from resolute.train.recipe.text import RecipeText
 from resolute.train.recipe.toml import recipe_text
 
 from .estimate import Forecast
@@ -55,15 +56,15 @@ class Candidates:
     table: dict[str, Any]
 
     @classmethod
-    def load(cls, path: Path, stored: Sequence[int]) -> Candidates:
-        """`stored`: the set's resolutions, px. Raises `ResoluteError` as `Recipe.load` does.
+    def of(cls, text: RecipeText, stored: Sequence[int]) -> Candidates:
+        """`stored`: the set's resolutions, px. Raises `ResoluteError` as `Recipe.from_text` does.
 
         A stored resolution below the last stage's becomes a stage, with the other values of the next larger stage, if
         it is at least half the last one's. Not in recipes with ramps, with resolutions that do not rise, or with
         stages that depend on each other (`_depend`).
         """
-        base = Recipe.load(path)
-        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        base = Recipe.from_text(text)
+        table = text.table()
         table.pop("scale_epochs", None)
         stages = [
             {**written, "epochs": stage.epochs} for written, stage in zip(table["stages"], base.stages, strict=True)
@@ -79,11 +80,11 @@ class Candidates:
         table["stages"] = stages
         if base.ema.last_epochs:
             table["ema"] = {**table["ema"], "last_epochs": base.ema.last_epochs}  # scaled, as the stages
-        recipe = Recipe.parse(_with_schedule(table, base, 1.0), name=base.name, where=str(path))
+        recipe = Recipe.parse(_with_schedule(table, base, 1.0), name=base.name, where=text.where)
         return cls(base=base, recipe=recipe, table=table)
 
     @property
-    def text(self) -> str:
+    def toml(self) -> str:
         """The recipe to measure: with all candidates, each of them validated."""
         measured = _with_schedule(self.table, self.base, 1.0)
         return recipe_text(measured | {"eval": {**measured.get("eval", {}), "every_epochs": 1}})

@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import tomllib
 import typing
+from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,11 +26,11 @@ from resolute.pipeline.plan.stage import (
     Seed,
     without_effect,
 )
-from resolute.settings import setting, settings
+from resolute.settings import definitions, setting, settings
 
-from . import RECIPES
 from .sections import Distill, Ema, Freeze, Loss, Model, Optim, Precision, Schedule, Stop
 from .stages import AUGMENT_STRENGTHS, RecipeStage, Regularization
+from .text import RecipeText
 
 if TYPE_CHECKING:
     from resolute.pipeline.dataset.shard_set import ShardSet
@@ -55,6 +55,7 @@ __all__ = [
     "Schedule",
     "Stop",
     "scaled_schedule",
+    "unused_keys",
 ]
 
 # Sections of the keys of `regularization`, whose values it replaces.
@@ -228,6 +229,22 @@ class Recipe:
                 del values[section][key]
         return values
 
+    def written(self) -> dict[str, Any]:
+        """The fewest keys of a TOML file from which this recipe is parsed; those with an effect that are not defaults.
+
+        Only for recipes of one stage without ramps.
+        """
+        (stage,) = self.stages
+        unused = unused_keys(self)
+        table: dict[str, Any] = {}
+        for name, value in _changed(self, left_out=("name", "scale_epochs", "stages")).items():
+            keys = _changed(value) if dataclasses.is_dataclass(value) else value
+            kept = {key: each for key, each in keys.items() if (name, key) not in unused} if keys is not value else keys
+            table |= {name: kept} if kept != {} else {}
+        parts = {"augment": stage.augment or Augment(), "regularization": stage.regularization}
+        table |= {name: keys for name, part in parts.items() if (keys := _changed(part))}
+        return {**table, "stages": [_changed(stage, left_out=(*parts,))]}
+
     @classmethod
     def from_values(cls, values: dict[str, Any], *, name: str) -> Recipe:
         """The inverse of `values()`; keys added since those values were written get their defaults.
@@ -239,17 +256,12 @@ class Recipe:
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
         """Read a TOML file. Raises `ResoluteError` for an unreadable file and missing, unknown or invalid keys."""
-        path = Path(path)
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        except OSError as error:
-            raise ResoluteError(
-                f"{path}: no readable recipe ({error.strerror}), expected a TOML file; correct the path, or name one "
-                f"of the included recipes: {', '.join(sorted(file.stem for file in RECIPES.glob('*.toml')))}"
-            ) from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ResoluteError(f"{path}: not TOML: {error}; correct that line") from None
-        return cls.parse(table, name=path.stem, where=str(path))
+        return cls.from_text(RecipeText.read(path))
+
+    @classmethod
+    def from_text(cls, text: RecipeText) -> Recipe:
+        """The recipe of a TOML text. Raises `ResoluteError` for missing, unknown or invalid keys."""
+        return cls.parse(text.table(), name=text.name, where=text.where)
 
     @classmethod
     def parse(cls, table: dict[str, Any], *, name: str, where: str = "recipe") -> Recipe:
@@ -395,8 +407,14 @@ def _without_none(value: Any) -> Any:
     return [_without_none(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def _refuse_without_effect(recipe: Recipe, table: dict[str, Any]) -> None:
-    """Raise `ResoluteError` for a key in `table` that has no effect with the other values."""
+def _changed(part: Any, *, left_out: Sequence[str] = ()) -> dict[str, Any]:
+    """The values of a settings class that are not its defaults."""
+    values = {key.name: (getattr(part, key.name), key.default) for key in definitions(type(part))}
+    return {name: value for name, (value, default) in values.items() if name not in left_out and value != default}
+
+
+def unused_keys(recipe: Recipe) -> dict[tuple[str, str], str]:
+    """{(section, key): why} of the keys that have no effect with the other values of the recipe."""
     augments = [augment for stage in recipe.stages for augment in stage.augments.values()]
     reasons: dict[tuple[str, str], str | Literal[False]] = {
         ("stop", "min_delta"): not recipe.stop.patience and "stop.patience is 0, off",
@@ -413,8 +431,13 @@ def _refuse_without_effect(recipe: Recipe, table: dict[str, Any]) -> None:
     for name, section in _REPLACES.items():
         if all(name in stage.regularization.strengths for stage in recipe.stages):
             reasons[section, name] = "[regularization] replaces it in every stage"
-    for (section, name), reason in reasons.items():
-        if reason and name in table.get(section, {}):
+    return {key: reason for key, reason in reasons.items() if reason}
+
+
+def _refuse_without_effect(recipe: Recipe, table: dict[str, Any]) -> None:
+    """Raise `ResoluteError` for a key in `table` that has no effect with the other values."""
+    for (section, name), reason in unused_keys(recipe).items():
+        if name in table.get(section, {}):
             raise ResoluteError(f"{section}.{name}: without effect, {reason}; remove it")
     for mode in ("freeze", "unfreeze"):
         if recipe.freeze.mode != mode and any(f"{mode}_to" in stage for stage in table["stages"]):

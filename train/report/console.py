@@ -102,7 +102,15 @@ def summary(run: RunLogReader, folder: Path) -> str:
             f"{1e3 * cost['median_s']:,.0f} ms in the first {SWITCH_STEPS} ({switch_noise(cost)})"
         )
     files = f"{folder}: report.html, run.jsonl, validation.json, best.pt, last.pt"
-    return "\n".join([*lines, files, f"next: {as_typed('eval', {'run': str(folder)})}"])
+    more = {"run": str(folder), "more_epochs": str(sum(epoch["stage"] == last["stage"] for epoch in epochs))}
+    return "\n".join(
+        [
+            *lines,
+            files,
+            f"to train on from here: {as_typed('train', more)}",
+            f"next: {as_typed('eval', {'run': str(folder)})}",
+        ]
+    )
 
 
 def _score(metric: Metric, epoch: dict[str, Any]) -> str:

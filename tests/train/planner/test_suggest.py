@@ -18,6 +18,7 @@ from resolute.errors import ResoluteError
 from resolute.train.planner.estimate import Forecast, StageForecast
 from resolute.train.planner.suggest import Candidates, choose
 from resolute.train.recipe.schema import Recipe
+from resolute.train.recipe.text import RecipeText
 from tests import ROOT
 from tests.train.planner.test_estimate import pace
 
@@ -77,7 +78,7 @@ def test_a_small_budget_leaves_out_stages_that_a_recipe_does_not_need_and_a_smal
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_the_written_recipe_is_the_base_with_other_epochs(path: Path, tmp_path: Path) -> None:
-    base, candidates = Recipe.load(path), Candidates.load(path, stored=())
+    base, candidates = Recipe.load(path), Candidates.of(RecipeText.read(path), stored=())
     assert candidates.recipe == base
     epochs = [stage.epochs + 2 + number for number, stage in enumerate(base.stages)]
     file = tmp_path / f"{path.stem}.toml"

@@ -68,7 +68,9 @@ def test_an_included_recipe_is_found_by_its_name_unless_a_file_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert LrOptions(recipe=Path("demo"), samples=9).recipe.samefile(ROOT / "train/recipes/demo.toml")
+    included = LrOptions(recipe=Path("demo"), samples=9).recipe
+    assert included is not None
+    assert included.samefile(ROOT / "train/recipes/demo.toml")
     for own in ("demo.toml", "recipes/demo", "mine.txt"):
         Path(own).parent.mkdir(exist_ok=True)
         Path(own).touch()

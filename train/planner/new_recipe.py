@@ -1,0 +1,84 @@
+"""`resolute recipe`: write the starter recipe of a shard set to a file, with `--budget` with the epochs that fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+
+from resolute import cuda
+from resolute.errors import ResoluteError
+from resolute.files import check_output, output_file
+from resolute.train.devices.distributed import Ranks
+from resolute.train.devices.hardware import process_age_s
+from resolute.train.logs.run_log import format_duration
+from resolute.train.options import RecipeOptions
+from resolute.train.recipe.schema import Recipe
+from resolute.train.recipe.starter import SetFacts, split_epochs, starter_recipe
+from resolute.train.recipe.text import RecipeText
+from resolute.train.run_folder import RUNS
+from resolute.train.setup import Options
+from resolute.train.trainer import session
+
+from .estimate import Forecast, parse_duration
+from .plan import scratch_run
+
+__all__ = ["main", "most_epochs"]
+
+
+def main(args: RecipeOptions) -> None:
+    """Run the command."""
+    if os.path.lexists(args.out):
+        raise ResoluteError(f"{args.out}: exists already, expected a new file; choose another name")
+    check_output(args.out, setting="OUT", suffixes=(".toml",))
+    budget_s = parse_duration(args.budget) if args.budget else None
+    facts, gpu = SetFacts.of(args.shards), args.device != "cpu" and cuda.available()
+    text = starter_recipe(facts, gpu=gpu, model=args.model)
+    if budget_s:
+        result = _measured(args, text)
+        epochs = most_epochs(result, budget_s)
+        text = starter_recipe(facts, gpu=gpu, model=args.model, epochs=epochs)
+        took = format_duration(result.total_s(split_epochs(epochs, len(result.stages))))
+        print(f"{epochs} epochs take about {took} of the {format_duration(budget_s)}")
+    recipe = Recipe.from_text(text)
+    with output_file(args.out) as file:
+        file.write(text.toml.encode())
+    stages = ", ".join(f"{stage.epochs} at {stage.res_text}" for stage in recipe.stages)
+    print(f"{args.out}: {recipe.model.name}, epochs: {stages}")
+
+
+def most_epochs(result: Forecast, budget_s: float) -> int:
+    """The most epochs, divided among the stages of the starter recipe, that fit into `budget_s` seconds.
+
+    Raises `ResoluteError` if not even one epoch of every stage fits.
+    """
+    stages = len(result.stages)
+
+    def takes_s(epochs: int) -> float:
+        return result.total_s(split_epochs(epochs, stages))
+
+    if takes_s(stages) > budget_s:
+        raise ResoluteError(
+            f"--budget: got {format_duration(budget_s)}, but one epoch of every stage and the start take "
+            f"{math.ceil(takes_s(stages))}s; raise it, or name a smaller --model"
+        )
+    epochs = stages
+    while takes_s(epochs + 1) <= budget_s:
+        epochs += 1
+    return epochs
+
+
+def _measured(args: RecipeOptions, text: RecipeText) -> Forecast:
+    """The forecast of a run with the recipe `text`, from a few measured steps of every stage."""
+    began = time.perf_counter() - process_age_s()  # why: a run's time includes starting Python and loading torch
+    options = Options(
+        shards=args.shards, folder=RUNS / "starter", device=args.device, threads=args.threads, first_recipe=text
+    )
+    ranks = Ranks()
+    with (
+        scratch_run(RUNS, ranks) as folder,
+        session(dataclasses.replace(options, folder=folder), ranks) as run,
+        run.ready() as loader,
+    ):
+        return run.forecast(loader, began=began)
