@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -ec
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help env demo shards verify keys show lr lr-find plan train report compare predict eval export bench bench-all \
+.PHONY: help env demo shards verify keys show lr lr-find plan train report compare predict eval export bench bench-all recipe \
         gpu-check test test-all lint docs docs-serve check clean
 VENV ?= .venv
 PY := $(VENV)/bin/python
@@ -23,9 +23,9 @@ unexport $(given)
 
 # what is used instead of variables that are not given
 DEMO := $(if $(call has,SRC OUT KIND LABELS COLUMNS TARGET CLASSES VAL VAL_LABELS VAL_LIST),,demo/photos/.demo.json)
-DATA := $(if $(call has,SHARDS SAMPLES),,demo/shards/manifest.json)
+DATA := $(if $(call has,SHARDS SAMPLES MORE_EPOCHS),,demo/shards/manifest.json)
 SET := $(if $(DATA),--shards=demo/shards)
-RECIPE_OPTION := $(if $(call has,RECIPE),,--recipe=train/recipes/demo.toml)
+RECIPE_OPTION := $(if $(call has,SHARDS SAMPLES RECIPE MORE_EPOCHS),,--recipe=demo)
 shards: DEFAULTS = $(if $(DEMO),--src=demo/photos --out=demo/shards)
 verify bench bench-all: DEFAULTS = $(SET)
 show lr lr-find plan train: DEFAULTS = $(SET) $(RECIPE_OPTION)
@@ -46,10 +46,11 @@ shards: $(DEMO)  ## SRC=photos [LABELS=table.csv] [VAL=photos/val] [OUT=shards] 
 verify: $(DATA)  ## [SHARDS=…] read and decode a whole shard set again and report damage
 keys:  ## all keys of a recipe, with their defaults (a Markdown table)
 show: $(DATA)  ## [SHARDS=…] [RECIPE=…] draw what the model will see (runs/…-show.html)
-lr: $(DATA)  ## RECIPE=… [SHARDS=…|SAMPLES=n] draw LR, resolution and so on over all steps (runs/…-lr.html)
-lr-find: $(DATA)  ## RECIPE=… [SHARDS=…] LR range test on the first stage; suggests optim.lr (runs/…-lr-find.html)
-plan: $(DATA)  ## RECIPE=… [SHARDS=…] [BUDGET=11m [SUGGEST=new.toml]] estimate a run; write a recipe for BUDGET
-train: $(DATA)  ## [SHARDS=shards] [RECIPE=train/recipes/….toml] [RUN=name] [GPUS=8] [LOGGERS=csv,wandb]; again: resume
+recipe:  ## OUT=my.toml SHARDS=… [MODEL=resnet18] [BUDGET=20m] write a starter recipe that fits the set, to edit
+lr: $(DATA)  ## [SHARDS=…] [RECIPE=…|SAMPLES=n] draw LR, resolution and so on over all steps (runs/…-lr.html)
+lr-find: $(DATA)  ## [SHARDS=…] [RECIPE=…] LR range test on the first stage; suggests optim.lr (runs/…-lr-find.html)
+plan: $(DATA)  ## [SHARDS=…] [RECIPE=…] [BUDGET=11m [SUGGEST=new.toml]] estimate a run; write a recipe for BUDGET
+train: $(DATA)  ## [SHARDS=shards] [RECIPE=my.toml] [SET="optim.lr=0.1"] [RUN=name] [GPUS=8]; again: resume
 predict:  ## RUN=name [SRC=photos|shards] [OUT=pred.csv] [SAMPLE=sample_submission.csv] classes, labels or values
 eval:  ## RUN=name [SHARDS=…] [RES=160,208,224] exact metrics, raw and EMA
 export:  ## RUN=name [FORMAT=onnx] [OUT=folder] the best weights, and a program that predicts (runs/name/export)
@@ -58,7 +59,7 @@ compare:  ## RUNS="a b" [OUT=runs/compare.html] accuracy, step times and recipes
 bench: $(DATA)  ## [SHARDS=…] [MODEL=resnet50] in 90 s: loader, model, cost of a change, beside a DataLoader (bench/)
 bench-all: $(DATA)  ## [SHARDS=…] the same at length, in rounds with their spread, and stalls of training (bench/)
 gpu-check: $(TOOLS)  ## [SHARDS=…] [OUT=gpu-check] all about a GPU in ten minutes: report.html (DEVICE=cpu: a trial)
-shards verify keys show lr lr-find plan train predict eval export report compare bench bench-all gpu-check: $(READY)
+shards verify keys show recipe lr lr-find plan train predict eval export report compare bench bench-all gpu-check: $(READY)
 	@$(PY) -m resolute $@ $(DEFAULTS) $(OPTIONS)
 test: $(TOOLS)  ## the tests, without those that take minutes
 	@$(PYTEST) -m 'not slow'
@@ -86,7 +87,8 @@ MKDOCS = NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs
 demo/photos/.demo.json: | $(READY)
 	@$(PY) -m resolute.pipeline.examples.demo_photos --out demo/photos
 demo/shards/manifest.json: | $(READY) demo/photos/.demo.json
-	@$(PY) -m resolute shards --src demo/photos --out demo/shards
+	@set -o pipefail
+	$(PY) -m resolute shards --src demo/photos --out demo/shards | { grep -v ^next: || true; }
 INSTALL = if command -v uv > /dev/null; then uv pip install --quiet --python $(PY) "$$@"; \
           else $(PY) -m pip install --quiet --disable-pip-version-check "$$@"; fi
 # the file holds the name of the CUDA stack, which an environment keeps

@@ -202,7 +202,7 @@ def main(words: Sequence[str] | None = None) -> int:
             chosen: Any = build(options, values)
             # why the environment: a process that torchrun has started must not start others
             if getattr(chosen, "gpus", None) and "LOCAL_RANK" not in os.environ:
-                return int(_load("train.devices.launch:launch")(chosen, words))
+                return int(_load("train.launch:launch")(chosen, words))
             status: int | None = _load(COMMANDS[name].program)(chosen)
             if not status and (line := _next_line(COMMANDS[name], chosen)):
                 print(line)

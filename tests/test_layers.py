@@ -51,6 +51,8 @@ TRAIN = [
     ("loop",),
     ("planner", "warmup", "early_stopping", "logs"),
 ]
+# how a run is planned and forecast, which are commands of their own
+COMMANDS_OF_PLANNER = tuple(f"resolute.train.planner.{name}" for name in ("plan", "suggest", "new_recipe"))
 # modules of the pipeline that prep may import
 SHARED = (
     "resolute.pipeline.jit",
@@ -139,8 +141,8 @@ def test_the_parts_of_pipeline_and_prep_import_downwards_only() -> None:
 
 def test_the_parts_of_training_import_downwards_only() -> None:
     def allowed(importing: str, imported: str) -> bool:
-        # why these: how a run is planned and forecast is a command of its own; options lists the names of loggers
-        is_free = is_within(importing, "resolute.train.planner.plan", "resolute.train.planner.suggest")
+        # why also this: options lists the names of loggers
+        is_free = is_within(importing, *COMMANDS_OF_PLANNER)
         is_free |= importing in ("resolute.train", "resolute.train.options")
         high = level(importing, "train", TRAIN)
         if is_free or high is None or imported == "resolute.train" or not is_within(imported, "resolute.train"):

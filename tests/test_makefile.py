@@ -47,6 +47,7 @@ COMMANDS = (
     "report",
     "bench",
     "bench-all",
+    "recipe",
     "gpu-check",
     "keys",
 )
@@ -98,6 +99,8 @@ def test_special_characters_in_venv_are_refused(make: Make, value: str) -> None:
         ("shards", "OUT=x"),
         ("shards", "VAL_LIST=x"),
         ("train", "SHARDS=mine"),
+        ("train", "MORE_EPOCHS=3"),
+        ("recipe", "OUT=my.toml"),
         ("eval", "RUN=x"),
         ("predict", "RUN=x"),
     ],

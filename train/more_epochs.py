@@ -14,7 +14,7 @@ from typing import Any
 from resolute.errors import ResoluteError
 from resolute.train import checkpoint
 from resolute.train.logs.run_log import RunLogReader
-from resolute.train.recipe.schema import Recipe
+from resolute.train.recipe.schema import Freeze, Recipe, Schedule, unused_keys
 from resolute.train.recipe.stages import RecipeStage, Regularization
 from resolute.train.recipe.text import RecipeText
 from resolute.train.recipe.toml import recipe_text
@@ -82,18 +82,18 @@ def continued_recipe(recipe: Recipe, epochs: int, *, weights: Path) -> Recipe:
         freeze_to=last.freeze_to,
         regularization=Regularization(**strengths),
     )
-    first = recipe.stages[0]
-    schedule = dataclasses.replace(
-        type(recipe.schedule)(),
-        batch_rule=recipe.schedule.batch_rule,
-        base_batch=recipe.schedule.base_batch or first.shapes[0].batch_size,
-    )
-    return dataclasses.replace(
+    base = recipe.schedule.base_batch or recipe.stages[0].shapes[0].batch_size
+    has_rule = recipe.schedule.batch_rule != "none" and base != stage.batch_size
+    more = dataclasses.replace(
         recipe,
         stages=(stage,),
         scale_epochs=1.0,
         model=dataclasses.replace(recipe.model, weights=str(weights), weights_kind="best"),
         optim=dataclasses.replace(recipe.optim, lr=float(f"{LR_FACTOR * recipe.optim.lr:.2g}")),
-        schedule=schedule,
+        schedule=Schedule(batch_rule=recipe.schedule.batch_rule, base_batch=base) if has_rule else Schedule(),
         ema=dataclasses.replace(recipe.ema, last_epochs=min(recipe.ema.last_epochs, epochs)),
     )
+    if ("freeze", "mode") in unused_keys(more):  # the last stage trains all layers
+        all_layers = dataclasses.replace(stage, unfreeze_to=None, freeze_to=None)
+        more = dataclasses.replace(more, freeze=Freeze(), stages=(all_layers,))
+    return more

@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = "Generate labelled demo photos."
     parser = Parser(prog="python -m resolute.pipeline.examples.demo_photos", description=about)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to")
-    parser.add_argument("--images", type=int, default=3000, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--images", type=int, default=1500, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--seed", type=number(0, 2**63), default=0, metavar="N", help="(default: %(default)s)")
     parser.add_argument(
         "--workers", type=number(0, 1024), default=0, metavar="N", help="processes (default: one per CPU core)"

@@ -147,10 +147,11 @@ def trained(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements of `resolute plan` of a few steps, in a process that has just started."""
-    from resolute.train.planner import plan
+    from resolute.train.planner import new_recipe, plan
     from resolute.train.planner.measure import measure
 
-    monkeypatch.setattr(plan, "process_age_s", lambda: 1.0)  # why: a worker of the tests may be half an hour old
+    for module in (plan, new_recipe):  # why: a worker of the tests may be half an hour old
+        monkeypatch.setattr(module, "process_age_s", lambda: 1.0)
     monkeypatch.setattr("resolute.train.planner.measure.measure", functools.partial(measure, about_s=0.01))
     monkeypatch.setattr(plan, "_with_doubled_batches", functools.partial(plan._with_doubled_batches, about_s=0.01))
 

@@ -69,7 +69,12 @@ def test_a_finished_run_has_all_files_and_saw_each_sample_once_per_epoch(
     finished: Path, shard_set: ShardSet, recipe_file: Path
 ) -> None:
     checkpoints = {"last.pt", "best.pt", "step-00000024.pt", "step-00000026.pt"}
-    assert {f.name for f in finished.iterdir()} == {"run.jsonl", "report.html", "validation.json"} | checkpoints
+    assert {f.name for f in finished.iterdir()} == {
+        "run.jsonl",
+        "recipe.toml",
+        "report.html",
+        "validation.json",
+    } | checkpoints
     records = without_clocks(finished / "run.jsonl")
     assert [r["kind"] for r in records if r["kind"] != "step"] == ["start", *["epoch"] * 5, "end"]
     plan = Plan(shard_set, Recipe.load(recipe_file).stages, seed=5, eval_batch_size=8)

@@ -112,7 +112,7 @@ name = "{name}"{kwargs}  # any timm model
 [optim]
 name = "muon"
 lr = 0.03  # `resolute lr-find` suggests another
-weight_decay = {_rounded(min(0.4, 620 / steps))}
+weight_decay = {float(f"{min(0.4, 620 / steps):.1g}")}
 {
         '''
 [loss]
@@ -122,7 +122,7 @@ label_smoothing = 0.1
         else ""
     }
 [ema]
-decay = {_rounded(1 - 1 / max(10, steps / 30), digits=4)}
+decay = {round(min(0.9999, 1 - 1 / max(10, steps / 30)), 4)}
 
 [augment]
 scale = {[0.35, 1.0] if is_class else [0.5, 1.0]}  # area of a crop / that of the image
@@ -146,10 +146,6 @@ def split_epochs(epochs: int, stages: int) -> list[int]:
     """The epochs of each stage: those of `_SHARES`, at least one."""
     later = [max(1, round(share * epochs)) for share in _SHARES[stages][1:]]
     return [max(1, epochs - sum(later)), *later]
-
-
-def _rounded(value: float, *, digits: int = 0) -> float:
-    return round(value, digits) if digits else float(f"{value:.1g}")
 
 
 def _inline(table: dict[str, Any]) -> str:

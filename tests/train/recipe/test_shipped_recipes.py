@@ -191,7 +191,7 @@ def test_three_steps_of_every_stage_train_with_a_small_model(
     name: str, shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = _small(RECIPES[name], 75 if RECIPES[name].data.folds is None else 50)
-    monkeypatch.setattr(Recipe, "load", lambda path: small)
+    monkeypatch.setattr(Recipe, "from_text", lambda text: small)
     path = FOLDER / f"{name}.toml"
     assert run(Options(shards=shard_root, recipe=path, folder=tmp_path / "run", device="cpu", threads=1)) == 0
     steps = [record for record in read_log(tmp_path / "run" / "run.jsonl") if record["kind"] == "step"]

@@ -1,0 +1,95 @@
+"""`--set KEY=VALUE`: the values replace those of the recipe, exactly as if they were written in the file."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from resolute.errors import ResoluteError
+from resolute.train.recipe.schema import Recipe
+from resolute.train.recipe.text import RecipeText, assignments
+
+TOML = """
+model = { name = "test_resnet", kwargs = { stem_width = 8 } }
+optim.lr = 0.1
+[[stages]]
+res = 32
+epochs = 2
+batch_size = 8
+[[stages]]
+res = 64
+epochs = 1
+batch_size = 8
+"""
+TEXT = RecipeText(name="x", toml=TOML, where="x.toml")
+
+
+@pytest.mark.parametrize(
+    ("settings", "old", "new"),
+    [
+        (["optim.lr=0.3"], "optim.lr = 0.1", "optim.lr = 0.3"),
+        (["optim.lr = 3e-1"], "optim.lr = 0.1", "optim.lr = 0.3"),
+        (["stages[1].epochs=5"], "epochs = 1", "epochs = 5"),
+        (["stages[0].epochs=5", "stages[0].res=48"], "res = 32\nepochs = 2", "res = 48\nepochs = 5"),
+        (["stages[0].epochs=5 stages[0].res=48"], "res = 32\nepochs = 2", "res = 48\nepochs = 5"),
+        (["model.name=test_vit"], '"test_resnet"', '"test_vit"'),
+        (["model.kwargs.stem_width=16"], "stem_width = 8", "stem_width = 16"),
+        (["ema.decay=0.9"], "optim.lr = 0.1", "optim.lr = 0.1\nema.decay = 0.9"),
+        (["augment.scale=[0.2, 0.9]"], "optim.lr = 0.1", "optim.lr = 0.1\naugment.scale = [0.2, 0.9]"),
+        (["stages[0].augment={ vflip_prob = 0.5 }"], "res = 32", "res = 32\naugment = { vflip_prob = 0.5 }"),
+        (["optim.lr=0.3", "optim.lr=0.4"], "optim.lr = 0.1", "optim.lr = 0.4"),
+    ],
+)
+def test_a_recipe_with_set_values_is_that_with_the_values_in_its_file(settings: list[str], old: str, new: str) -> None:
+    written = Recipe.parse(tomllib.loads(TOML.replace(old, new, 1)), name="x")
+    changed = TEXT.with_values(settings)
+    assert Recipe.from_text(changed) == written != Recipe.from_text(TEXT)
+    assert Recipe.from_text(changed).hash == written.hash
+    assert RecipeText(name="x", toml=changed.toml, where="").table() == changed.table()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("optim.lr", "--set: got 'optim.lr', expected KEY=VALUE, such as"),
+        ("optim.lr=", "--set: got 'optim.lr=', expected KEY=VALUE"),
+        ("=3", "expected KEY=VALUE"),
+        ("optim..lr=3", "expected KEY=VALUE"),
+        ("optim.lrr=3", "optim.lrr: no such setting; did you mean lr?"),
+        ("optim.lr=fast", "optim.lr: got 'fast', expected number, above 0"),
+        ("optim.fused=True", "optim.fused: got 'True', expected true, false"),
+        ("stages[2].epochs=3", "stages[2].epochs, expected an item of the recipe, which has 2 of them, from 0"),
+        ("stages.epochs=3", "stages.epochs, but the recipe has no table before 'epochs'"),
+        ("stages[0]=3", "stages[0], which is a table of res, epochs, batch_size; name one of its keys"),
+        ("optim=3", "optim, which is a table of lr; name one of its keys"),
+        ("lr=3", "lr: no such setting"),
+        ("ema.last_epochs=9", "ema.last_epochs: got 9, expected at most the run's 3 epochs"),
+        ("freeze.mode=freeze", "freeze.mode: without effect, no stage freezes anything"),
+    ],
+)
+def test_wrong_settings_are_refused_with_what_was_seen(setting: str, message: str) -> None:
+    with pytest.raises(ResoluteError) as raised:
+        Recipe.from_text(TEXT.with_values([setting]))
+    assert message in str(raised.value)
+
+
+def test_text_that_looks_like_toml_is_read_as_such_and_all_other_text_as_it_is() -> None:
+    texts = {
+        "a=1": 1,
+        "a=1e-3": 0.001,
+        "a=true": True,
+        "a='b c'": "b c",
+        'a="1"': "1",
+        "a=b c": "b c",
+        "a=resnet50.a1_in1k": "resnet50.a1_in1k",
+        "a=[1, 2]": [1, 2],
+        "a=1\nb = 2": "1\nb = 2",
+    }
+    assert {text: assignments([text])["a"] for text in texts} == texts
+
+
+def test_without_settings_the_text_stays_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text("# mine\n" + TOML)
+    assert RecipeText.read(tmp_path / "r.toml").with_values([]).toml == "# mine\n" + TOML
