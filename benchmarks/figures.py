@@ -22,6 +22,7 @@ import statistics
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,27 +125,45 @@ def _mean(value: Sequence[float], digits: int = 1) -> str:
 
 
 def headline() -> str:
-    """The measured sentence at the top."""
-    rows, larger, result = _wholes("whole"), _wholes("whole-large"), _read("whole")
-    ours = rows["ours", 0]
-
-    def beside(tool: str) -> str:
+    """README's first table: whole trainings, first those with the same sizes."""
+    rows, result = _wholes("whole"), _read("whole")
+    sizes = {"timm": "224"} | dict.fromkeys(("ours", "plain", "ffcv", "timm-sizes"), "96 to 224")
+    names = {
+        "ours": "**Resolute**",
+        "plain": "plain PyTorch loop",
+        "ffcv": "the same loop with FFCV",
+        "timm-sizes": "timm's `train.py`, its own sizes",
+        "timm": "timm's `train.py`",
+    }
+    table = []
+    for tool, name in names.items():
         row = rows[tool, 0]
-        return f"{row['wall_s'][0]:.0f} s ({_mean(row['top1'])} %)"
-
-    def longer(tool: str) -> str:
-        return f"{larger[tool, 0]['wall_s'][0]:.0f} s"
-
+        total, prep_s = row["wall_s"][0], row["prep_s"] or 0
+        start_s = _start_s(result, tool) - prep_s
+        parts = (start_s, prep_s, total - prep_s - start_s, total)
+        table.append((name, sizes[tool], f"{_mean(row['top1'])} %", *(f"{part:.0f}" for part in parts)))
+    heads = ("tool", "px", "top-1", "start-up, s", "prep, s", "training, s", "total, s")
+    seeds, epochs = rows["ours", 0]["seeds"], rows["ours", 0]["epochs"]
     return (
-        f"Measured on {_processor('whole')}, {_count(result['photos'])} photos of native size, whole commands: a tiny "
-        f"ResNet trains {ours['epochs']} epochs at 96 to 224 px in **{beside('ours')}** with Resolute, "
-        f"{ours['prep_s']:.0f} s of it for preparing shards; in **{beside('timm')}** with timm's train.py at 224 px, "
-        f"{beside('timm-sizes')} with timm's own progressive sizes, {beside('ffcv')} with FFCV, {beside('plain')} with "
-        f"a plain PyTorch loop (top-1, mean and standard error of {ours['seeds']} seeds, learning rates tuned on other "
-        f"photos, {_file('whole')}). With a network of four times the work and {larger['ours', 0]['epochs']} epochs: "
-        f"{longer('ours')} with Resolute, {longer('timm')} and {longer('timm-sizes')} with timm, {longer('ffcv')} with "
-        f"FFCV, {longer('plain')} with the plain loop ({_file('whole-large')})."
+        f"{_table(heads, table)}\n\n"
+        f"Wall time from start to exit on {_processor('whole')}, measured on {result['date']} ({_file('whole')}). "
+        f"Each tool trains a tiny ResNet for {epochs} epochs on {_count(result['photos'])} original-size photos; means "
+        f"of {seeds} seeds, with standard errors."
     )
+
+
+def _start_s(result: Mapping[str, Any], tool: str) -> float:
+    """Mean seconds from a tool's start to its first step, files that it prepares included.
+
+    The end of the first epoch less the median time of the other epochs of the first size.
+    """
+    first_size = result["case"]["stages"][0][1]  # epochs
+    starts = []
+    for run in result["runs"]:
+        if (run["tool"], run["round"]) == (tool, 0):
+            ends = [point["elapsed_s"] for point in run["curve"][:first_size]]
+            starts.append(ends[0] - statistics.median(after - before for before, after in pairwise(ends)))
+    return statistics.fmean(starts)
 
 
 def trainings() -> str:
@@ -187,8 +206,8 @@ def trainings() -> str:
 
 
 def results() -> str:
-    """README's table: comparisons by wall time."""
-    switch = _switch_ms()
+    """README's table of single parts."""
+    switch, noise = _switch_ms(), "no measurable cost"
     rates = [rates["loaders"] for rates in _read("peers")["loader"]["res"]]
     photos = _count(_read(_TRAINING)["shards"]["progressive"]["train_samples"])
     prep = {tool: statistics.mean(took["seconds"]) for tool, took in _read("prep")["seconds"].items()}
@@ -196,36 +215,35 @@ def results() -> str:
     def images_per_s(loader: str) -> str:
         return ", ".join(_count(rate[loader]["images_per_s"]["median"]) for rate in rates)
 
+    ours, fixed = _sides(_TRAINING)
     return _table(
-        ("measurement", "Resolute", "beside it", "file"),
+        ("measurement", "Resolute", "compared with", "file"),
         [
-            (
-                f"Imagenette, {photos} photos, 12 epochs, tiny ResNet, top-1",
-                *(
-                    f"{side['wall_s']['median']:.0f} s, {_percent(side['final_top1'])} %{end}"
-                    for side, end in zip(_sides(_TRAINING), ("", " with all epochs at 224 px"), strict=True)
-                ),
-                _file(_TRAINING),
-            ),
-            (
-                "time lost at 128 → 160 and 160 → 224 px, batches of 64",
-                f"{switch['ours']} ms",
-                f"{switch['pillow']} ms with a rebuilt DataLoader, {switch['v2-sized']} ms with a persistent one",
-                _file("peers-switch"),
-            ),
             (
                 "loading 128, 160, 224 px alone, images/s",
                 images_per_s("ours"),
-                f"{images_per_s('ffcv')} with FFCV's JPEGs, {images_per_s('ffcv-raw')} with its raw pixels; "
-                f"{images_per_s('v2')} with a DataLoader",
+                f"FFCV, raw pixels: {images_per_s('ffcv-raw')}<br>FFCV, JPEGs: {images_per_s('ffcv')}<br>"
+                f"DataLoader: {images_per_s('v2')}",
                 _file("peers"),
             ),
             (
                 f"{_count(_read('prep')['images'])} photos to three sizes",
                 f"{prep['prep']:.0f} s",
-                f"{prep['pillow, bicubic']:.0f} s with bicubic Pillow and webdataset, "
-                f"{prep['img2dataset, 3 runs']:.0f} s with img2dataset",
+                f"Pillow bicubic and webdataset: {prep['pillow, bicubic']:.0f} s<br>"
+                f"img2dataset: {prep['img2dataset, 3 runs']:.0f} s",
                 _file("prep"),
+            ),
+            (
+                f"Imagenette, {photos} photos, 12 epochs of a tiny ResNet to 224 px",
+                f"{ours['wall_s']['median']:.0f} s, {_percent(ours['final_top1'])} %",
+                f"all epochs at 224 px: {fixed['wall_s']['median']:.0f} s, {_percent(fixed['final_top1'])} %",
+                _file(_TRAINING),
+            ),
+            (
+                "lost at 128 → 160 and 160 → 224 px, without a model",
+                f"{noise} ({switch['ours']} ms)",
+                f"persistent DataLoader: {switch['v2-sized']} ms<br>rebuilt DataLoader: {switch['pillow']} ms",
+                _file("peers-switch"),
             ),
         ],
     )
@@ -469,13 +487,20 @@ def _switch_ms() -> dict[str, str]:
 
 def switch() -> str:
     """Time lost by a loop that only takes batches."""
-    lost, rounds = _switch_ms(), _read("peers-switch")["rounds"]
+    lost, result = _switch_ms(), _read("peers-switch")
+    names = {
+        "ours": "Resolute",
+        "v2-sized": "one persistent DataLoader whose sampler yields the size",
+        "timm-scheduled": "timm's loader with `input_size_choices`",
+        "ffcv-output-size": "FFCV with `output_size`",
+        "pillow": "a DataLoader that is rebuilt",
+    }
+    table = _table(
+        ("loader", "ms lost at 128 → 160 and 160 → 224 px"), [(name, lost[key]) for key, name in names.items()]
+    )
     return (
-        f"A loop without a model, which only takes batches of {_read('peers-switch')['settings']['batch_size']}, loses "
-        f"{lost['ours']} ms at 128 → 160 and 160 → 224 px, and {lost['v2-sized']} ms with one persistent DataLoader "
-        f"whose sampler yields the size; with a rebuilt DataLoader it loses {lost['pillow']} ms, with timm's loader "
-        f"and `input_size_choices` {lost['timm-scheduled']} ms, with FFCV's `output_size` {lost['ffcv-output-size']} "
-        f"ms (medians of {rounds} rounds, {_file('peers-switch')})."
+        f"{table}\n\nA loop without a model takes batches of {result['settings']['batch_size']}; medians of "
+        f"{result['rounds']} rounds ({_file('peers-switch')})."
     )
 
 
@@ -504,31 +529,33 @@ def picture() -> str:
         for name, stages in first_waits(_read("bench-cpu")).items()
     }
     return (
-        f"We replaced the model by a fixed pause per step and timed the wait for each batch of 64. At the changes to "
-        f"160 and 224 px the longest wait is {slowest['ours']} ms with Resolute, {slowest['peer']} ms with a "
-        f"DataLoader that is rebuilt for the new size ({_processor('bench-cpu')}, {_file('bench-cpu')}, first round)."
+        f"Longest waits for a batch of 64 at the two changes: {slowest['ours']} ms with Resolute. With a DataLoader "
+        f"that is rebuilt for the new size: {slowest['peer']} ms. The model is replaced by a fixed pause per step "
+        f"({_file('bench-cpu')}, first round)."
     )
 
 
 def gpu() -> str:
-    """The loader's rates, training on live data and the cost of a stage change on a GPU."""
+    """The loader's rates and training on live data on a GPU."""
     result = _read("gpu-check-h200")
     values = {part["part"]: part["values"] for part in result["parts"]}
-    res = result["settings"]["resolutions"]
-    rates = [_count(values["loader"][f"{size} plain"]["images_per_s"]) for size in res]
-    costs = values["switch"]["costs"]
-    steady = [f"{1e3 * cost['steady_s']:.0f}" for cost in costs]
-    live = [
-        images["live"]["median"] / images["synthetic"]["median"]
-        for images in (values["training"][str(size)]["images_per_s"] for size in res)
-    ]
+    machine = result["machine"]
+    rows = []
+    for size in result["settings"]["resolutions"]:
+        images = values["training"][str(size)]["images_per_s"]
+        live, synthetic = (images[kind]["median"] for kind in ("live", "synthetic"))
+        rows.append(
+            (
+                f"{size} px",
+                _count(values["loader"][f"{size} plain"]["images_per_s"]),
+                _count(live),
+                f"{live / synthetic:.3f}",
+            )
+        )
+    heads = (f"{machine['gpu']}, {machine['cores']} CPU cores", "loader, images/s", "ResNet-50, images/s")
     return (
-        f"On one {result['machine']['gpu']} with {result['machine']['cores']} CPU cores, the loader delivers "
-        f"{', '.join(rates[:-1])} and {rates[-1]} images/s at {', '.join(map(str, res[:-1]))} and {res[-1]} px, and "
-        f"ResNet-50 trains on them at {', '.join(f'{ratio:.3f}' for ratio in live[:-1])} and {live[-1]:.3f} of its "
-        f"speed on synthetic images. Five steps after a change of resolution take as long as five others, within "
-        f"{1e3 * max(abs(cost['cost_s']) for cost in costs):.1f} ms; a step takes "
-        f"{' and '.join(steady)} ms ({_file('gpu-check-h200')})."
+        f"{_table((*heads, 'compared with synthetic images'), rows)}\n\n"
+        f"Measured once; a change of resolution has no measurable cost ({_file('gpu-check-h200')})."
     )
 
 

@@ -34,7 +34,7 @@ def test_every_figure_is_shown() -> None:
 
 
 def test_a_figure_that_was_changed_by_hand_is_noticed() -> None:
-    changed = README.replace("in **", "in **1", 1)
+    changed = README.replace(" 40.8 ", " 41.8 ", 1)
     assert changed != README
     assert written(changed) == README
 
@@ -61,7 +61,7 @@ def test_a_picture_is_drawn_from_its_result_file(name: str) -> None:
 
 
 def test_readme_is_short_and_its_links_exist() -> None:
-    assert len(README.splitlines()) <= 130
+    assert len(README.splitlines()) <= 100
     targets = [target for target in re.findall(r"\]\(([^)#]+)", README) if "://" not in target]
     assert len(targets) > 20
     assert [target for target in targets if not (ROOT / target).exists()] == []
