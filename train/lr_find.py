@@ -46,7 +46,7 @@ from .loop import Learner
 from .setup import Options, set_up
 from .warmup import check_micro_batches
 
-__all__ = ["RangeTest", "main", "range_test", "smoothed", "suggestion"]
+__all__ = ["RangeTest", "fall_frac", "main", "range_test", "smoothed", "suggestion"]
 
 _DIVERGED = 4.0  # Source: fastai ParamScheduler.after_batch: smooth_loss > 4 * best_loss
 _STOP_SMOOTHING = 0.9  # weight of earlier losses when looking for divergence
@@ -57,6 +57,7 @@ _TRUST = (
     "in the fifth 6 times; try a third of it and three times as much"
 )
 # why they differ: the step of Adam and its kin does not grow with the gradient
+_HARDLY = 0.1  # fall of the loss, as a fraction: below it the suggestion tells little
 _RANGES = {"momentum": (1e-3, 1e1), "betas": (1e-5, 1e-1)}
 
 
@@ -154,6 +155,12 @@ def suggestion(test: RangeTest) -> float:
     return float(f"{lr:.2g}")
 
 
+def fall_frac(test: RangeTest) -> float:
+    """By which fraction of its first value the smoothed loss falls."""
+    curve = smoothed(test.losses, test.width)
+    return float((curve[0] - curve.min()) / abs(curve[0]))
+
+
 def draw(test: RangeTest, path: Path, *, suggested: float | None, title: str, subtitle: str) -> None:
     """Write the page to `path`. Raises `ResoluteError` if it cannot be written."""
     curve = smoothed(test.losses, test.width)
@@ -236,3 +243,5 @@ def main(args: LrFindOptions) -> None:
         draw(test, out, suggested=suggested, title=f"Learning rate range test of {recipe.name}", subtitle=text)
         print(out)
     print(f"optim.lr = {suggested:g} (the recipe has {recipe.optim.lr:g}). {_TRUST}.")
+    if (fall := fall_frac(test)) < _HARDLY:
+        print(f"The loss fell by {100 * fall:.1f} % only, so the suggestion tells little; add --steps {2 * args.steps}")

@@ -6,11 +6,20 @@ Every metric is better if it is higher, or does not decide. Those of averaged we
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["METRICS", "Metric", "best_epoch", "best_score", "is_better", "main_metric", "with_interval"]
+__all__ = [
+    "METRICS",
+    "Metric",
+    "best_epoch",
+    "best_score",
+    "is_better",
+    "main_metric",
+    "shown_metrics",
+    "with_interval",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +56,21 @@ METRICS: Mapping[str, tuple[Metric, ...]] = {
     # why R² decides: it has no unit, so that it can be averaged over columns
     "values": (Metric(key="r2", title="R²"), Metric(key="rmse", title="RMSE"), Metric(key="mae", title="MAE")),
 }
+
+
+_FEWEST_FOR_TOP5 = 10  # classes: with fewer, half of all guesses would be right
+
+
+def shown_metrics(kind: str, *, outputs: int, units: Sequence[str] = ()) -> tuple[Metric, ...]:
+    """The metrics of a kind of target that tell something about `outputs` classes or values.
+
+    Without top-5 for few classes, and without RMSE and MAE over several values unless they have one unit.
+    """
+    metrics = METRICS[kind]
+    if kind == "class" and outputs < _FEWEST_FOR_TOP5:
+        return metrics[:1]
+    has_one_unit = outputs == 1 or (len({*units}) == 1 and all(units))
+    return metrics[:1] if kind == "values" and not has_one_unit else metrics
 
 
 def with_interval(fraction: float, samples: int) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import timm
 import torch
 from tqdm import tqdm
@@ -44,7 +45,7 @@ from resolute.train.planner.measure import Decode, Stopwatch, busiest, choose_de
 from resolute.train.recipe.schema import Recipe
 from resolute.train.recipe.starter import FILE as RECIPE_FILE
 from resolute.train.recipe.text import RecipeText
-from resolute.train.report.console import Reports, epoch_header, epoch_line
+from resolute.train.report.console import EpochTable, Reports
 from resolute.train.report.validation import confused_photos, write_validation
 from resolute.train.score import main_metric
 
@@ -192,6 +193,7 @@ class _Session:
             ) from None
         self.meter = Meter(self.log, device=learner.device, ranks=self.ranks, head=learner.head)
         self.reports = Reports(options.folder, on=self.ranks.is_main)
+        self.table = EpochTable.of(learner.head.target, has_ema=learner.ema is not None)
         self.position, self.progress = 0, Progress(recipe.stop, recipe.stages)
         self.decode: Decode | None = None  # on a GPU: where images are decoded; decided once per run
         # stored in checkpoints for inference, in addition to the recipe
@@ -243,8 +245,7 @@ class _Session:
             with self.ready() as loader:
                 if self.options.calibrate:
                     self._calibrate(self.forecast(loader, began=began))
-                header = epoch_header(self.learner.head.target.kind)
-                print(f"warmed up in {time.perf_counter() - began:.1f} s\n{header}", flush=True)
+                print(f"warmed up in {time.perf_counter() - began:.1f} s\n{self.table.head}", flush=True)
                 self.skipped = loader.skipped
                 finished = run_batches(loader, self.learner, self.meter, self._after)
         except NotFinite as error:
@@ -403,7 +404,7 @@ class _Session:
         largest = max(phase.shapes, key=lambda shape: shape.res)
         counts = self.plan.class_counts(spec.epoch).tolist() if self.ranks.is_main else []
         record = self.meter.end_epoch(spec, res=largest.res, batch_size=largest.batch_size, class_counts=counts)
-        tqdm.write(epoch_line(record))
+        tqdm.write(self.table.row(record))
         done, progress = spec.index + 1 == self.plan.total_batches, self.progress
         is_best = progress.update(record, last=done)
         if self.ranks.is_main and is_best:
@@ -538,6 +539,8 @@ class _Session:
                 "class_samples": self.plan.class_samples.tolist() if self.ranks.is_main else [],
                 "train_samples": len(shards.splits["train"]),
                 "val_samples": len(shards.splits["val"]),
+                "val_majority": _largest_share(shards),
+                "units": list(shards.target.units),
                 "stages": self.identity["recipe"]["stages"],
                 "recipe_values": self.identity["recipe"],
                 "recipe_text": text.toml,
@@ -551,3 +554,11 @@ class _Session:
                 "timm": timm.__version__,
             }
         )
+
+
+def _largest_share(shards: ShardSet) -> float | None:
+    """The fraction of validation samples of the most frequent class; None for other targets, or without samples."""
+    samples = shards.splits["val"].samples
+    if shards.target.kind != "class" or not len(samples):
+        return None
+    return float(np.bincount(samples["label"]).max() / len(samples))

@@ -67,12 +67,14 @@ def chart(
     start: float | None = None,
     note: str = "",
     wide: bool = False,
+    robust: bool = False,
 ) -> Chart | None:
     """The chart; None if there are no finite values.
 
     `marks`: (x, label) of stage starts. `start`: left end of the x axis (None: the first value). `top`: upper limit of
     the y axis. `zero`: start a linear y axis at 0. `log`: the logarithmic axes, of `xy`. `note`: text below the chart.
-    `wide`: use the page's full width.
+    `wide`: use the page's full width. `robust`: a few outliers do not flatten a linear y axis: it ends above the other
+    values, and the note says so.
     """
     series = [curve for curve in series if any(map(math.isfinite, curve.y))]
     if not series:
@@ -80,6 +82,8 @@ def chart(
     xs = [x for curve in series for x in (*curve.x, *(curve.right or ()))] + [x for x, _ in marks]
     ys = [y for curve in series for y in curve.y if math.isfinite(y)]
     left, right = min(xs) if start is None else start, max(xs)
+    if robust and top is None and (top := _top_without_outliers(ys)) is not None:
+        note = " ".join(filter(None, [note, f"The axis ends at {short(top)}; the highest value is {short(max(ys))}."]))
     high = min(max(ys), top or math.inf)
     if "y" in log:
         low = min([*ys, *(b for curve in series for b in curve.base or ())])
@@ -127,6 +131,19 @@ def chart(
             ],
         },
     )
+
+
+_OUTLIERS = 0.02  # fraction of the values, and at least one, that may be outliers
+
+
+def _top_without_outliers(values: Values) -> float | None:
+    """An end of the axis above all values but a few that are more than twice as far up as the others; else None."""
+    ordered = sorted(values)
+    count = max(1, int(_OUTLIERS * len(ordered)))
+    low, usual, highest = ordered[0], ordered[max(0, len(ordered) - 1 - count)], ordered[-1]
+    if usual <= low or highest - low <= 2 * (usual - low):
+        return None
+    return usual + 0.25 * (usual - low)
 
 
 def short(value: float) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from resolute.report.charts import Series, chart
+from resolute.report.charts import Chart, Series, chart
 from resolute.report.page import render
 
 
@@ -39,3 +39,19 @@ def test_missing_values_leave_a_chart_out_and_bars_empty_but_undefined_ones_are_
         assert rendered(tmp_path, "{{ bars(rows) }}", rows=rows).count("width:0.00%") == count
     with pytest.raises(jinja2.UndefinedError):
         rendered(tmp_path, "{{ absent }}")
+
+
+def test_an_outlier_does_not_flatten_a_robust_chart_and_the_note_names_it() -> None:
+    def drawn(values: list[float], *, robust: bool) -> Chart:
+        series = [Series(name="y", colour="a", x=[float(i) for i in range(len(values))], y=values)]
+        made = chart("y", series, unit="", robust=robust)
+        assert made is not None
+        return made
+
+    usual = [1.0 + i / 100 for i in range(100)]
+    high = drawn([*usual, 500.0], robust=True)
+    assert "The axis ends at 2.23; the highest value is 500." in high.note
+    assert float(high.y_ticks[-1][1]) < 4
+    for values, robust in ((usual, True), ([*usual, 500.0], False), ([*usual, 2.5], True)):
+        assert drawn(values, robust=robust).note == ""
+    assert "highest value is 90" in drawn([2.0, 1.8, 1.6, 90.0, 1.4], robust=True).note

@@ -50,7 +50,12 @@ def test_each_fold_equals_the_run_of_that_fold_and_is_resumed(
     out = capsys.readouterr().out
     assert "fold-0: this run is finished" in out
     assert "fold-2: resuming at batch 2" in out
-    assert sorted(path.name for path in (tmp_path / "cv").iterdir()) == ["fold-0", "fold-2", "folds.json"]
+    assert sorted(path.name for path in (tmp_path / "cv").iterdir()) == [
+        "fold-0",
+        "fold-2",
+        "folds.json",
+        "recipe.toml",
+    ]
     summary = json.loads((tmp_path / "cv" / "folds.json").read_text())
     top1 = []
     for k in (0, 2):

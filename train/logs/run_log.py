@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 from resolute.errors import ResoluteError
 from resolute.train.score import best_epoch
 
-__all__ = ["SWITCH_STEPS", "RunLogReader", "format_duration", "switch_costs", "switch_noise"]
+__all__ = [
+    "SWITCH_STEPS",
+    "RunLogReader",
+    "change_name",
+    "change_text",
+    "format_duration",
+    "is_measurable",
+    "switch_costs",
+]
 
 SWITCH_STEPS = 5  # steps after a stage change that count towards its cost
 _MIN_GROUPS = 4  # groups of that many steps that show how much such a group varies
@@ -117,7 +125,8 @@ def switch_costs(
     `stages`, `times_s`, `res` (px): (steps,). A usual step takes the median time of the stage's steps at the same
     resolution. `cost_s`: time of the first 5 steps - that of usual ones; `median_s`: the mean of the latter;
     `slowest_ratio`: the largest ratio of a step to a usual one; `noise_s`: 5th and 95th percentile of what later groups
-    of 5 steps at the same resolution took longer than usual ones, None for fewer than 4 groups. In a stage that draws a
+    of 5 steps at the same resolution took longer than usual ones, None for fewer than 4 groups; `from_res`: of the step
+    before, px. In a stage that draws a
     resolution for each step, only its start is a change.
     """
     usual = np.empty_like(times_s)
@@ -141,6 +150,7 @@ def switch_costs(
                 {
                     "stage": int(stage),
                     "res": int(res[first[0]]),
+                    "from_res": int(res[first[0] - 1]),
                     "in_stage": start > 0,
                     "cost_s": float((times_s[first] - usual[first]).sum()),
                     "median_s": float(usual[first].mean()),
@@ -151,13 +161,34 @@ def switch_costs(
     return costs
 
 
-def switch_noise(cost: dict[str, Any]) -> str:
-    """The noise that a cost from `switch_costs` is compared with, in steps, as text."""
+def is_measurable(cost: dict[str, Any]) -> bool:
+    """Whether a cost from `switch_costs` is beyond its noise: more than what other groups of steps differ by."""
+    return cost["noise_s"] is None or cost["cost_s"] > max(map(abs, cost["noise_s"]))
+
+
+def change_text(cost: dict[str, Any]) -> str:
+    """A cost from `switch_costs` in words, with its noise: "no measurable cost: first 5 steps +0.2 s, …"."""
     if cost["noise_s"] is None:
-        return f"too few steps to know the noise of {SWITCH_STEPS}; other work on the machine can add to it"
-    low, high = (f"{value / cost['median_s']:+.1f}" for value in cost["noise_s"])
-    beyond = "; other work on the machine can add more" if cost["cost_s"] > cost["noise_s"][1] else ""
-    return f"noise of {SWITCH_STEPS} steps: {low} to {high}{beyond}"
+        first, unit = _signed(cost["cost_s"])
+        return f"first {SWITCH_STEPS} steps {first} {unit}; too few other steps to know the noise"
+    noise_s = max(map(abs, cost["noise_s"]))
+    what = f"cost {format_duration(cost['cost_s'])}" if is_measurable(cost) else "no measurable cost"
+    first, unit = _signed(cost["cost_s"], beside=noise_s)
+    noise = _signed(noise_s, beside=cost["cost_s"])[0].removeprefix("+")
+    return f"{what}: first {SWITCH_STEPS} steps {first} {unit}, other groups of {SWITCH_STEPS} steps ±{noise} {unit}"
+
+
+def change_name(cost: dict[str, Any]) -> str:
+    """What changes at a cost from `switch_costs`: "128 -> 160 px"."""
+    before, res = cost["from_res"], cost["res"]
+    return f"{before} -> {res} px" if before != res else f"stage {cost['stage'] - 1} -> {cost['stage']}, {res} px"
+
+
+def _signed(seconds: float, *, beside: float = 0.0) -> tuple[str, str]:
+    """Signed time, in ms if it and `beside` are below 0.1 s, and the unit."""
+    if max(abs(seconds), abs(beside)) < 0.1:
+        return f"{1e3 * seconds:+.1f}", "ms"
+    return f"{seconds:+.1f}" if max(abs(seconds), abs(beside)) >= 1 else f"{seconds:+.2f}", "s"
 
 
 def format_duration(seconds: float) -> str:

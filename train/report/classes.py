@@ -15,6 +15,7 @@ __all__ = ["HEADS", "ClassCounts", "class_counts", "class_rows"]
 
 HEADS = ("class", "in the set#", "seen per epoch#", "each sample per epoch#")
 _ENDS = 10  # most and least frequent classes in the table
+_BARS = 40  # classes, at most, whose samples are drawn as bars
 _POINTS = 600  # of the chart; more would be below a pixel each
 _WIDE = 10.0  # largest / smallest value: above it, the axis is logarithmic
 
@@ -26,6 +27,19 @@ class ClassCounts:
     names: Sequence[str]
     samples: NDArray[np.int64]
     seen: NDArray[np.float64]
+
+    def bars(self) -> list[tuple[str, float, str]]:
+        """A bar for each class, by falling number of samples: name, samples, both counts; none for many classes."""
+        if len(self.names) > _BARS:
+            return []
+        return [
+            (
+                self.names[k],
+                float(self.samples[k]),
+                f"{self.samples[k]:,} in the set, {self.seen[k]:,.0f} seen per epoch",
+            )
+            for k in _by_size(self.samples)
+        ]
 
     def chart(self) -> Chart | None:
         """Samples in the set and seen per epoch, by the rank of the class."""

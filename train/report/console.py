@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from resolute.errors import as_typed
-from resolute.pipeline.dataset.target import TargetKind
-from resolute.train.logs.run_log import SWITCH_STEPS, RunLogReader, switch_costs, switch_noise
-from resolute.train.score import METRICS, Metric, best_score, main_metric
+from resolute.pipeline.dataset.target import Target
+from resolute.train.logs.run_log import RunLogReader, change_name, change_text, switch_costs
+from resolute.train.score import Metric, best_score, main_metric, shown_metrics
 
 from .page import write_page
+from .validation import read_validation
 
-__all__ = ["Reports", "epoch_header", "epoch_line", "summary"]
-
-_WIDTH = 8  # of a metric's column; top-1 and top-5 are narrower
+__all__ = ["EpochTable", "Reports", "summary"]
 
 
 class Reports:
@@ -34,83 +34,102 @@ class Reports:
         return summary(self._run, self._folder)
 
 
-def epoch_header(kind: TargetKind) -> str:
-    """The head of the console's epoch table, for a set's kind of target."""
-    names = "".join(metric.title.rjust(width + 1) for metric, width in _columns(kind))
-    return (
-        "epoch stage  res batch  images/s  stall %  wait s  compute s  eval s      lr   loss  "
-        f"val loss{names}  EMA: loss{names}    GiB  GPU %"
-    )
+@dataclass(frozen=True)
+class EpochTable:
+    """The console's table of epochs: `head`, and a row for each epoch. `has_ema`: the first metric of averaged weights.
 
+    run.jsonl and the report have more columns.
+    """
 
-def _columns(kind: str) -> list[tuple[Metric, int]]:
-    return [(metric, 6 if kind == "class" else _WIDTH) for metric in METRICS[kind]]
+    metrics: tuple[Metric, ...]
+    has_ema: bool
 
+    @classmethod
+    def of(cls, target: Target, *, has_ema: bool) -> EpochTable:
+        return cls(shown_metrics(target.kind, outputs=len(target), units=target.units), has_ema)
 
-def epoch_line(record: dict[str, Any]) -> str:
-    """The row of the console's epoch table for an epoch record, under `epoch_header`."""
+    @property
+    def head(self) -> str:
+        titles = "".join(f" {prefix + metric.title:>{self._width(prefix)}}" for prefix, _, metric in self._columns)
+        return f"epoch stage   px batch    loss  val loss{titles}       lr  images/s  waiting %  train s  val s"
 
-    def number(key: str, width: int, digits: int, scale: float = 1.0) -> str:
-        value = record.get(key)
-        return "-".rjust(width) if value is None else f"{scale * value:{width}.{digits}f}"
+    def row(self, record: dict[str, Any]) -> str:
+        """The row of an epoch's record in run.jsonl."""
 
-    def metrics(prefix: str = "") -> list[str]:
-        return [
-            number(prefix + metric.key, width, 2, 100)
-            if metric.percent
-            else _short(record.get(prefix + metric.key)).rjust(width)
-            for metric, width in columns
-        ]
+        def number(key: str, width: int, digits: int, scale: float = 1.0) -> str:
+            value = record.get(key)
+            return "-".rjust(width) if value is None else f"{scale * value:{width}.{digits}f}"
 
-    columns = _columns(next(kind for kind, known in METRICS.items() if known[0] == main_metric(record)))
-    return " ".join(
-        [
-            f"{record['epoch']:5d} {record['stage']:5d} {record['res']:4d} {record['batch_size']:5d}",
-            number("images_per_s", 9, 1),
-            number("stall_frac", 8, 2, 100),
-            number("wait_s", 7, 2),
-            f"{record['train_s'] - record['wait_s']:10.2f}",
-            number("eval_s", 7, 2),
-            f"{record['lr']:7.4f}",
-            number("loss", 6, 3),
-            number("eval_loss", 9, 3),
-            *metrics(),
-            number("ema_eval_loss", 10, 3),
-            *metrics("ema_"),
-            number("memory_bytes", 6, 2, 2**-30),
-            number("gpu_frac", 6, 0, 100),
-        ]
-    )
+        def cell(prefix: str, key: str, metric: Metric) -> str:
+            width = self._width(prefix)
+            if metric.percent:
+                return number(key + metric.key, width, 2, 100)
+            return _short(record.get(key + metric.key)).rjust(width)
+
+        return " ".join(
+            [
+                f"{record['epoch']:5d} {record['stage']:5d} {record['res']:4d} {record['batch_size']:5d}",
+                number("loss", 7, 3),
+                number("eval_loss", 9, 3),
+                *(cell(*column) for column in self._columns),
+                f"{record['lr']:8.4f}",
+                number("images_per_s", 9, 1),
+                number("stall_frac", 10, 2, 100),
+                number("train_s", 8, 1),
+                number("eval_s", 6, 1),
+            ]
+        )
+
+    @property
+    def _columns(self) -> list[tuple[str, str, Metric]]:
+        """(prefix of its title, prefix of its key, metric) of each column of a metric."""
+        averaged = [("EMA ", "ema_", self.metrics[0])] if self.has_ema else []
+        return [*(("", "", metric) for metric in self.metrics), *averaged]
+
+    def _width(self, prefix: str) -> int:
+        return len(prefix) + max(6, *(len(metric.title) for metric in self.metrics))
 
 
 def summary(run: RunLogReader, folder: Path) -> str:
-    """The closing lines of a run: accuracy, time, cost of each stage change, files."""
-    epochs, steps = run.epochs, run.steps
+    """The closing lines of a run: accuracy, time, cost of each change of resolution, files, and how to go on."""
+    epochs, steps, start = run.epochs, run.steps, run.start
     train_s, wait_s = sum(e["train_s"] for e in epochs), sum(e["wait_s"] for e in epochs)
     last, best = epochs[-1], run.best_epoch or epochs[-1]
     metric = main_metric(last)
     ended, top = (_score(metric, epoch) for epoch in (last, best))
     lines = [
-        f"\n{metric.title} {ended} at the end, best {top} (epoch {best['epoch']})",
+        f"\n{metric.title} {ended} at the end, best {top} (epoch {best['epoch']}){_of_photos(start)}",
+        *_errors_of_values(folder),
         f"{last['elapsed_s']:.1f} s: training {train_s:.1f} s, validation {sum(e['eval_s'] for e in epochs):.1f} s; "
         f"waiting for data {100 * wait_s / train_s:.2f} % of training",
+        *(
+            f"change {change_name(cost)}: {change_text(cost)}"
+            for cost in switch_costs(steps["stage"], steps["time_s"], steps["res"])
+        ),
+        f"{folder}: report.html, recipe.toml, run.jsonl, validation.json, best.pt, last.pt",
     ]
-    for cost in switch_costs(steps["stage"], steps["time_s"], steps["res"]):
-        what = f"{cost['res']} px in stage {cost['stage']}" if cost["in_stage"] else f"stage {cost['stage']}"
-        lines.append(
-            f"switch to {what}: cost {cost['cost_s'] / cost['median_s']:+.1f} steps of usually "
-            f"{1e3 * cost['median_s']:,.0f} ms in the first {SWITCH_STEPS} ({switch_noise(cost)})"
-        )
-    files = f"{folder}: report.html, run.jsonl, validation.json, best.pt, last.pt"
     more = {"run": str(folder), "more_epochs": str(sum(epoch["stage"] == last["stage"] for epoch in epochs))}
-    return "\n".join(
-        [
-            *lines,
-            files,
-            f"to train on from here: {as_typed('train', more)}",
-            f"next: {as_typed('eval', {'run': str(folder)})}",
-        ]
-    )
+    if run.kind("end") and not folder.name.startswith("fold-"):
+        lines.append(f"more epochs: {as_typed('train', more)}")
+    return "\n".join([*lines, f"next: {as_typed('eval', {'run': str(folder)})}"])
+
+
+def _of_photos(start: dict[str, Any]) -> str:
+    """ " of 300 photos; …": on how many photos the accuracy is measured, and that of a constant answer."""
+    count, majority = start.get("val_samples"), start.get("val_majority")
+    if not count:
+        return ""
+    constant = f"; always the most frequent class: {100 * majority:.1f} %" if majority else ""
+    return f", of {count:,} photos{constant}"
+
+
+def _errors_of_values(folder: Path) -> list[str]:
+    """The RMSE of each value, in its unit, in the best validation; none for other kinds of targets."""
+    table = read_validation(folder)
+    if table is None or table["kind"] != "values":
+        return []
+    errors = (f"{each['name']} {_short(each['rmse'])} {each['unit']}".rstrip() for each in table["columns"])
+    return [f"RMSE: {', '.join(errors)}"]
 
 
 def _score(metric: Metric, epoch: dict[str, Any]) -> str:

@@ -11,7 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from resolute.train.logs.run_log import SWITCH_STEPS, RunLogReader, format_duration, switch_costs, switch_noise
+from resolute.train.logs.run_log import (
+    SWITCH_STEPS,
+    RunLogReader,
+    change_name,
+    change_text,
+    format_duration,
+    is_measurable,
+    switch_costs,
+)
 from resolute.train.score import best_score, main_metric
 
 __all__ = ["Finding", "diagnose", "stage_rows"]
@@ -136,12 +144,9 @@ def _changes(rows: list[dict[str, Any]]) -> Iterator[Finding]:
     for row in rows:
         if (cost := row["switch"]) is None:
             continue
-        step_s, noise_s, waited_s = cost["median_s"], cost["noise_s"], row["first_wait_s"]
-        bad = cost["cost_s"] > max(_SWITCH_FRAC * SWITCH_STEPS * step_s, noise_s[1] if noise_s else 0.0)
-        text = (
-            f"The change to {row['res']} px cost {cost['cost_s'] / step_s:+.1f} steps of usually "
-            f"{format_duration(step_s)}, within the first {SWITCH_STEPS} ({switch_noise(cost)})"
-        )
+        step_s, waited_s = cost["median_s"], row["first_wait_s"]
+        bad = is_measurable(cost) and cost["cost_s"] > _SWITCH_FRAC * SWITCH_STEPS * step_s
+        text = f"The change {change_name(cost)}: {change_text(cost)}"
         if bad:
             cause = (
                 "Files of the new resolution were not cached: use more memory or a faster disk."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,12 +23,12 @@ from resolute.errors import ResoluteError
 from resolute.files import output_file
 from resolute.report.charts import Chart, Series, chart, short
 from resolute.report.page import render
-from resolute.train.logs.run_log import SWITCH_STEPS, Columns, RunLogReader, format_duration
+from resolute.train.logs.run_log import SWITCH_STEPS, Columns, RunLogReader, format_duration, is_measurable
 from resolute.train.options import CompareOptions, ReportOptions
 from resolute.train.recipe.schema import Recipe
 from resolute.train.recipe.toml import recipe_text
 from resolute.train.run_folder import existing_run, page_file
-from resolute.train.score import METRICS, Metric, best_score, main_metric
+from resolute.train.score import METRICS, Metric, best_score, main_metric, shown_metrics
 
 from .classes import HEADS, class_counts, class_rows
 from .curves import schedule_charts
@@ -68,8 +69,10 @@ class Run:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The metrics of the run's kind of target; the first decides."""
-        return next(metrics for metrics in METRICS.values() if metrics[0] == self.metric)
+        """The metrics of the run's kind of target that are shown; the first decides."""
+        start, kind = self.log.start, next(kind for kind, all_ in METRICS.items() if all_[0] == self.metric)
+        units = start.get("units", ())
+        return shown_metrics(kind, outputs=start.get("classes") or len(units) or 1, units=units)
 
     @property
     def metric(self) -> Metric:
@@ -162,6 +165,7 @@ def page(runs: Sequence[Run], validation: Mapping[str, Any] | None = None, *, ti
             title=title,
             subtitle=" · ".join(run.name for run in runs),
             headline=[*_folds_tiles(runs)],
+            first=[],
             about="In short",
             findings=[*_compared(runs)],
             skipped=0,
@@ -169,16 +173,18 @@ def page(runs: Sequence[Run], validation: Mapping[str, Any] | None = None, *, ti
         )
     (run,) = runs
     start, steps = run.log.start, sum(row["steps"] for row in run.stages)
+    findings = diagnose(run.log)
     state = "finished" if run.log.kind("end") else f"{steps:,} of {start.get('total_steps', 0):,} steps done"
     return render(
         _TEMPLATE,
         title=f"Run {run.name}",
         subtitle=f"{start.get('recipe', '')} {start.get('recipe_hash', '')} · {start.get('device', '')} · {state}",
         headline=[*_tiles(run)],
-        about="What limited this run, and what to change",
-        findings=diagnose(run.log),
+        first=[*filter(None, _results(run, validation))],
+        about="What limited this run" + ", and what to change" * any(finding.bad for finding in findings),
+        findings=findings,
         skipped=len(run.log.kind("skipped")),
-        sections=[*filter(None, _sections_of_one(run, validation))],
+        sections=[*filter(None, _sections_of_one(run))],
     )
 
 
@@ -190,6 +196,7 @@ def _section(title: str, *tables: Table, **parts: Any) -> Section:
         "note": "",
         "charts": (),
         "sheets": (),
+        "bars": (),
         "texts": (),
         **parts,
     }
@@ -202,7 +209,10 @@ def _tiles(run: Run) -> Iterator[tuple[str, str]]:
     epochs, rows = run.epochs, run.stages
     if run.scores:
         epoch, top = run.best
-        yield run.text(run.scores[-1][1]), f"{run.metric.title} at the end"
+        photos, majority = run.log.start.get("val_samples"), run.log.start.get("val_majority")
+        constant = f"; always the most frequent class: {100 * majority:.1f} %" if majority else ""
+        of_photos = f", of {photos:,} photos{constant}" if photos else ""
+        yield run.text(run.scores[-1][1]), f"{run.metric.title} at the end{of_photos}"
         yield run.text(top), f"best {run.metric.title}, epoch {epoch['epoch']}"
     if epochs:
         count = f"{len(epochs)} {'epoch' if len(epochs) == 1 else 'epochs'}"
@@ -218,22 +228,33 @@ def _tiles(run: Run) -> Iterator[tuple[str, str]]:
         yield f"{100 * np.mean(used):.0f} %", "GPU utilisation"
 
 
-def _sections_of_one(run: Run, validation: Mapping[str, Any] | None) -> Iterator[Section | None]:
-    start, bins, counts = run.log.start, run.log.binned(_BINS), class_counts(run.log)
+def _results(run: Run, validation: Mapping[str, Any] | None) -> Iterator[Section | None]:
+    """What the run has reached: loss, accuracy, and the errors of the best validation."""
     if run.stages:
-        yield _section("Over the run", charts=[*filter(None, _charts(run, bins))])
-        yield _section("Schedule", charts=[*filter(None, _schedule(run, bins))])
+        yield _section("Loss and accuracy", charts=[*filter(None, _learning(run, run.log.binned(_BINS)))])
     if (found := sections(validation, run.epochs)) is not None:
         yield _section(**found)
+
+
+def _sections_of_one(run: Run) -> Iterator[Section | None]:
+    start, bins, counts = run.log.start, run.log.binned(_BINS), class_counts(run.log)
+    if run.stages:
+        yield _section("Time", charts=[*filter(None, _times_of_steps(run, bins))])
     yield _stages([run])
     yield _epochs(run)
+    if run.stages:
+        yield _section("Schedule", charts=[*filter(None, _schedule(run, bins))])
     if counts is not None:
         rows = class_rows(counts.names, counts.samples, counts.seen)
-        yield _section("Classes", ("", HEADS, rows), charts=[*filter(None, [counts.chart()])])
+        bars = counts.bars()
+        yield _section(
+            "Classes", ("", HEADS, rows), bars=bars, charts=[] if bars else [*filter(None, [counts.chart()])]
+        )
     yield _section(
         "Recipe",
+        *_recipe_tables(start.get("recipe_text", "")),
         texts=[
-            ("", start.get("recipe_text", "")),
+            ("As written", start.get("recipe_text", "")),
             ("All values, including defaults", recipe_text(start.get("recipe_values", {}))),
         ],
     )
@@ -258,8 +279,38 @@ def _sections_of_one(run: Run, validation: Mapping[str, Any] | None) -> Iterator
     )
 
 
-def _charts(run: Run, bins: Columns) -> Iterator[Chart | None]:
-    x, rows, epochs = bins["step"].tolist(), run.stages, run.epochs
+def _recipe_tables(text: str) -> list[Table]:
+    """The keys that a recipe's text sets: those of its stages, and all others."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:  # of a log that was written by hand
+        return []
+    stages = table.pop("stages", [])
+    keys = list(dict.fromkeys(key for stage in stages for key in stage))
+    rows = [[number, *(_plain(stage.get(key, "")) for key in keys)] for number, stage in enumerate(stages)]
+    others = [(key, _plain(value)) for key, value in _leaves(table)]
+    return [("Stages of the recipe", ("stage", *keys), rows), ("Other keys", ("key", "value"), others)]
+
+
+def _leaves(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of all values of nested tables."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} = {_plain(each)}" for key, each in _leaves(value))
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value))
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _times_of_steps(run: Run, bins: Columns) -> Iterator[Chart | None]:
+    x, rows = bins["step"].tolist(), run.stages
     ends = np.cumsum([row["steps"] for row in rows])
     borders = [float(at) for row, end in zip(rows, ends, strict=True) for at in (end - row["steps"], end - 1)]
     marks = _marks(bins, rows)
@@ -324,7 +375,13 @@ def _charts(run: Run, bins: Columns) -> Iterator[Chart | None]:
         ],
         unit="ms per step",
         marks=marks,
+        robust=True,
     )
+
+
+def _learning(run: Run, bins: Columns) -> Iterator[Chart | None]:
+    x, rows, epochs = bins["step"].tolist(), run.stages, run.epochs
+    marks = _marks(bins, rows)
 
     def curves(at: Sequence[float], scale: float, *shown: tuple[str, str, str]) -> list[Series]:
         return [
@@ -348,15 +405,16 @@ def _charts(run: Run, bins: Columns) -> Iterator[Chart | None]:
         unit="",
         marks=marks,
         zero=False,
+        robust=True,
     )
     if epochs:
-        metric, second = run.metrics[:2]
+        metric, *others = run.metrics
         unit, unit_s = _time_unit(epochs[-1]["elapsed_s"])
         times = [epoch["elapsed_s"] / unit_s for epoch in epochs]
         shown = [
             (metric.key, metric.title, "d"),
             (f"ema_{metric.key}", f"{metric.title}, EMA", "c"),
-            *([(second.key, second.title, "soft")] if metric.percent else []),
+            *([(others[0].key, others[0].title, "soft")] if metric.percent and others else []),
         ]
         begun = zip([0.0, *times], epochs, [{"stage": None}, *epochs], strict=False)
         yield chart(
@@ -412,7 +470,7 @@ def _stages(runs: Sequence[Run]) -> Section:
         "waiting %#",
         "median step ms#",
         "99 % below ms#",
-        "change cost steps#",
+        "change cost s#",
         "train s#",
     )
     rows = [
@@ -437,9 +495,9 @@ def _stages(runs: Sequence[Run]) -> Section:
     ]
     first = len(runs) == 1
     note = (
-        f"Change cost, in steps: what the first {SWITCH_STEPS} steps of a stage took longer than usual ones, over "
-        f"the time of one. Beside it, what later groups of {SWITCH_STEPS} steps did, from the 5th to the 95th "
-        "percentile; a cost in that range is noise, and other work on the machine can add to any."
+        f"Change cost: what the first {SWITCH_STEPS} steps of a stage took longer than usual ones. Its noise is what "
+        f"later groups of {SWITCH_STEPS} steps differ by, up to the 95th percentile. Other work on the machine can add "
+        "to any cost."
     )
     return _section(
         "Stages",
@@ -448,13 +506,13 @@ def _stages(runs: Sequence[Run]) -> Section:
     )
 
 
-def _cost(switch: Mapping[str, Any] | None) -> str | list[tuple[str, str]]:
+def _cost(switch: dict[str, Any] | None) -> str | list[tuple[str, str]]:
     if switch is None:
         return "-"
-    noise = "noise unknown"
-    if switch["noise_s"] is not None:
-        noise = "noise {:+.1f} to {:+.1f}".format(*(value / switch["median_s"] for value in switch["noise_s"]))
-    return [(f"{switch['cost_s'] / switch['median_s']:+.1f}", noise)]
+    if switch["noise_s"] is None:
+        return [(f"{switch['cost_s']:+.3f}", "noise unknown")]
+    noise = f"noise ±{max(map(abs, switch['noise_s'])):.3f}"
+    return [(f"{switch['cost_s']:+.3f}", noise if is_measurable(switch) else f"not measurable, {noise}")]
 
 
 def _or_dash(value: float | None) -> str:
@@ -638,8 +696,8 @@ def _compared_charts(runs: Sequence[Run]) -> Iterator[Chart | None]:
         zero=False,
         wide=True,
     )
-    yield chart("Training loss", curves("epoch", 1, "loss"), unit="", x_name="epoch", zero=False)
-    yield chart("Validation loss", curves("epoch", 1, "eval_loss"), unit="", x_name="epoch", zero=False)
+    yield chart("Training loss", curves("epoch", 1, "loss"), unit="", x_name="epoch", zero=False, robust=True)
+    yield chart("Validation loss", curves("epoch", 1, "eval_loss"), unit="", x_name="epoch", zero=False, robust=True)
     bins = [(run, run.log.binned(_BINS // 2)) for run in runs]
     times = [series(run, each["step"].tolist(), (1e3 * each["time_s"]).tolist()) for run, each in bins]
     top = max(1.5e3 * float(np.quantile(each["time_s"], 0.98)) for _, each in bins)

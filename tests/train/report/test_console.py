@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from resolute.train.logs.run_log import RunLogReader
-from resolute.train.report.console import summary
+from resolute.pipeline.dataset.target import Target, TargetKind
+from resolute.train.logs.run_log import RunLogReader, change_text
+from resolute.train.report.console import EpochTable, summary
 
 # of a run of 10 steps at 32 px and 25 at 64 px
 TIMES_S = [0.1] * 10 + [0.6, 0.2, 0.2, 0.2, 0.2] + [0.2] * 20
@@ -62,5 +63,56 @@ def test_the_summary_equals_the_log(tmp_path: Path) -> None:
     text = summary(run, tmp_path)
     assert "top-1 35.00 % at the end, best 40.00 % (epoch 0)" in text
     assert "9.0 s: training 8.0 s, validation 1.0 s; waiting for data 25.00 %" in text
-    assert "switch to stage 1: cost +2.0 steps of usually 200 ms in the first 5 (noise of 5 steps: " in text
+    assert "change 32 -> 64 px: cost 400 ms: first 5 steps +0.40 s, other groups of 5 steps ±0.00 s" in text
     assert text.splitlines()[-1] == f"next: `resolute eval --run={tmp_path}`"
+
+
+def test_a_cost_is_measurable_only_beyond_what_other_steps_differ_by() -> None:
+    def text(cost_s: float, *noise_s: float) -> str:
+        return change_text({"cost_s": cost_s, "noise_s": list(noise_s) or None})
+
+    others = "other groups of 5 steps"
+    assert text(0.2, -0.4, 0.3) == f"no measurable cost: first 5 steps +0.20 s, {others} ±0.40 s"
+    assert text(-1.2, -0.4, 0.3) == f"no measurable cost: first 5 steps -1.2 s, {others} ±0.4 s"
+    assert text(1.3, -0.4, 0.3) == f"cost 1.3 s: first 5 steps +1.3 s, {others} ±0.4 s"
+    assert text(0.0008, -0.0004, 0.0012) == f"no measurable cost: first 5 steps +0.8 ms, {others} ±1.2 ms"
+    assert text(0.3) == "first 5 steps +0.30 s; too few other steps to know the noise"
+
+
+def test_top5_is_shown_from_ten_classes_on_and_errors_of_several_values_only_in_one_unit() -> None:
+    def titles(kind: TargetKind, outputs: int, units: tuple[str, ...] = ()) -> list[str]:
+        names = tuple(map(str, range(outputs)))
+        table = EpochTable.of(Target(kind=kind, names=names, units=units), has_ema=True)
+        assert len(table.head) <= 120
+        return [metric.title for metric in table.metrics]
+
+    assert titles("class", 9) == ["top-1"]
+    assert titles("class", 10) == ["top-1", "top-5"]
+    assert titles("labels", 3) == ["mAP", "micro F1", "macro F1"]
+    assert titles("values", 1, ("",)) == ["R²", "RMSE", "MAE"]
+    assert titles("values", 2, ("cm", "cm")) == ["R²", "RMSE", "MAE"]
+    assert titles("values", 2, ("cm", "kg")) == ["R²"]
+    assert titles("values", 2, ("", "")) == ["R²"]
+
+
+def test_rows_stand_below_their_heads() -> None:
+    table = EpochTable.of(Target(kind="class", names=tuple("0123456789")), has_ema=True)
+    head, row = table.head, table.row(EPOCHS[0])
+    assert len(head) == len(row)
+    assert " ".join(row.split()) == "0 0 32 8 1.500 1.250 40.00 90.00 30.00 0.1000 20.0 25.00 4.0 0.5"
+    for title, value in (("val loss", "1.250"), ("images/s", "20.0"), ("val s", "0.5")):
+        assert row[: head.index(title) + len(title)].endswith(value)
+
+
+def test_the_summary_says_on_how_many_photos_and_what_a_constant_answer_would_reach(tmp_path: Path) -> None:
+    start = {"kind": "start", "val_samples": 1200, "val_majority": 0.4}
+    log = tmp_path / "run.jsonl"
+    log.write_text("".join(json.dumps(record) + "\n" for record in (start, *STEPS, *EPOCHS, {"kind": "end"})))
+    run = RunLogReader(log)
+    run.read()
+    text = summary(run, tmp_path)
+    assert "(epoch 0), of 1,200 photos; always the most frequent class: 40.0 %" in text
+    assert f"more epochs: `resolute train --run={tmp_path} --more-epochs=1`" in text
+    table = {"kind": "values", "epoch": 1, "columns": [{"name": "h", "unit": "cm", "rmse": 1.5}]}
+    (tmp_path / "validation.json").write_text(json.dumps(table))
+    assert "\nRMSE: h 1.5 cm\n" in summary(run, tmp_path)

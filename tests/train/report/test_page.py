@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections import Counter
@@ -104,11 +105,11 @@ def test_the_command_prints_the_path_of_the_page(tmp_path: Path, capsys: pytest.
         ),
         (
             {"switch_s": 0.9},
-            r"to 160 px cost \+\d\.\d steps of usually 1\d\d ms, within the first 5 \(noise of 5 steps: -\d\.\d to ",
+            r"128 -> 160 px: cost 8\d\d ms: first 5 steps \+0\.\d\d s, other groups of 5 steps ±0\.\d\d s",
         ),
         (
             {"switch_s": 3.0, "steps": 8},
-            r"to 224 px cost \+\d+\.\d steps of usually .* ms, .*too few steps to know the noise",
+            r"160 -> 224 px: first 5 steps \+\d\.\d s; too few other steps to know the noise",
         ),
         ({"machine": GPU}, r"GPU was busy only 70 % of the time"),
         ({"steps": 8}, r"Validation took 33 % of the run \(4\.0 s\): `eval.every_epochs = 2` would save about 2\.0 s"),
@@ -121,6 +122,25 @@ def test_the_diagnosis_names_what_limited_the_run(tmp_path: Path, log: dict[str,
     for stage, percent in re.findall(r"Stage (\d) \(\d+ px\) waited (\d+) %", " ".join(flaws)):
         own = [(s["wait_s"], s["wait_s"] + s["compute_s"]) for s in steps if s["stage"] == int(stage)]
         assert float(percent) == pytest.approx(100 * sum(w for w, _ in own) / sum(t for _, t in own), abs=0.51)
+
+
+def test_accuracy_and_loss_come_first_and_advice_only_with_something_to_change(tmp_path: Path) -> None:
+    def headings(folder: Path, **log: Any) -> list[str]:
+        write_log(folder, **log)
+        return re.findall(r"<h2>(.*?)</h2>", _drawn(folder)[0])
+
+    good, bad = headings(tmp_path / "good"), headings(tmp_path / "bad", switch_s=0.9)
+    assert good[:3] == ["Loss and accuracy", "What limited this run", "Time"]
+    assert bad[:3] == ["Loss and accuracy", "What limited this run, and what to change", "Time"]
+
+
+def test_the_keys_of_the_recipe_are_laid_out_in_tables(tmp_path: Path) -> None:
+    records = write_log(tmp_path)
+    records[0]["recipe_text"] = "optim.lr = 0.5\n[[stages]]\nres = 32\naugment = { flip_prob = 0.1 }\n"
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    text, _ = _drawn(tmp_path)
+    assert rows(text, "Stages of the recipe") == [["stage", "res", "augment"], ["0", "32", "flip_prob = 0.1"]]
+    assert rows(text, "Other keys") == [["key", "value"], ["optim.lr", "0.5"]]
 
 
 def test_a_run_without_flaws_gets_no_advice_but_the_limit(tmp_path: Path) -> None:
