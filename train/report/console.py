@@ -50,7 +50,9 @@ class EpochTable:
 
     @property
     def head(self) -> str:
-        titles = "".join(f" {prefix + metric.title:>{self._width(prefix)}}" for prefix, _, metric in self._columns)
+        titles = "".join(
+            f" {prefix + metric.title:>{self._width(prefix, metric)}}" for prefix, _, metric in self._columns
+        )
         return f"epoch stage   px batch    loss  val loss{titles}       lr  images/s  waiting %  train s  val s"
 
     def row(self, record: dict[str, Any]) -> str:
@@ -61,7 +63,7 @@ class EpochTable:
             return "-".rjust(width) if value is None else f"{scale * value:{width}.{digits}f}"
 
         def cell(prefix: str, key: str, metric: Metric) -> str:
-            width = self._width(prefix)
+            width = self._width(prefix, metric)
             if metric.percent:
                 return number(key + metric.key, width, 2, 100)
             return _short(record.get(key + metric.key)).rjust(width)
@@ -86,8 +88,9 @@ class EpochTable:
         averaged = [("EMA ", "ema_", self.metrics[0])] if self.has_ema else []
         return [*(("", "", metric) for metric in self.metrics), *averaged]
 
-    def _width(self, prefix: str) -> int:
-        return len(prefix) + max(6, *(len(metric.title) for metric in self.metrics))
+    @staticmethod
+    def _width(prefix: str, metric: Metric) -> int:
+        return len(prefix) + max(6, len(metric.title))
 
 
 def summary(run: RunLogReader, folder: Path) -> str:
