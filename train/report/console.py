@@ -53,7 +53,7 @@ class EpochTable:
         titles = "".join(
             f" {prefix + metric.title:>{self._width(prefix, metric)}}" for prefix, _, metric in self._columns
         )
-        return f"epoch stage   px batch    loss  val loss{titles}       lr  images/s  waiting %  train s  val s"
+        return f"epoch stage   px batch   loss  val loss{titles}       lr  images/s  waiting %  train s  val s"
 
     def row(self, record: dict[str, Any]) -> str:
         """The row of an epoch's record in run.jsonl."""
@@ -71,7 +71,7 @@ class EpochTable:
         return " ".join(
             [
                 f"{record['epoch']:5d} {record['stage']:5d} {record['res']:4d} {record['batch_size']:5d}",
-                number("loss", 7, 3),
+                number("loss", 6, 3),
                 number("eval_loss", 9, 3),
                 *(cell(*column) for column in self._columns),
                 f"{record['lr']:8.4f}",
