@@ -21,6 +21,7 @@ import inspect
 import itertools
 import json
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -52,6 +53,8 @@ __all__ = [
 T = TypeVar("T")
 P = ParamSpec("P")
 _MAX_SHOWN = 200  # characters of a wrong value
+_MAX_MEANT = 4  # names that may be meant
+_FEW = 2  # letters, which too many names begin with
 _WORDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 _NAMES = {int: "integer", float: "number", bool: "`true`, `false`", str: "text", dict: "table"}
 
@@ -205,9 +208,30 @@ def option_name(name: str) -> str:
 
 
 def closest(name: str, known: Mapping[str, Any]) -> str:
-    """Advice on an unknown name: the known one that is most like it, or all of them."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    """Advice on an unknown name: the known ones that may be meant, best first, or all of them.
+
+    known: {name: its definition}; if that is a field with choices, these count too.
+    """
+    found = list(dict.fromkeys(_meant(name.lower(), known)))
+    if not found:
+        return f"known: {', '.join(known)}"
+    others = f" (or {', '.join(found[1:_MAX_MEANT])})" if len(found) > 1 else ""
+    return f"did you mean {found[0]}?{others}"
+
+
+def _meant(name: str, known: Mapping[str, Any]) -> Iterator[str]:
+    """Known names like `name`: with its words, choices of that name, then those spelled alike or with a common part."""
+    parts = {each: each.split("_") for each in known}
+    yield from (each for each in known if each.startswith(f"{name}_") or name in parts[each])
+    if len(name) > _FEW:
+        yield from (each for each in known if each.startswith(name) or name.startswith(each))
+    for each, field in known.items():
+        choices = [choice for arm in _members(getattr(field, "annotation", None)) for choice in typing.get_args(arm)]
+        for choice in choices:
+            if isinstance(choice, str) and choice.replace("-", "").replace("_", "") == re.sub("[-_]", "", name):
+                yield f'{each} = "{choice}"'
+    yield from difflib.get_close_matches(name, known, n=1)
+    yield from (each for each in known if any(len(part) > _FEW and part in name for part in parts[each]))
 
 
 @dataclass(frozen=True, kw_only=True)

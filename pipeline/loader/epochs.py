@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from resolute.errors import ResoluteError
 from resolute.pipeline.plan.plan import Phase
 
 if TYPE_CHECKING:
@@ -17,13 +18,16 @@ __all__ = ["Epoch", "EpochBatches", "epochs"]
 class EpochBatches:
     """The training or the validation batches of an epoch. Iterating yields those that are left.
 
-    It first moves the loader to them, past batches that the loader has not returned.
+    It first moves the loader to them, past batches that the loader has not returned. Raises `ResoluteError` for a
+    second iteration after all were returned, and for a validation before the first training batch of its epoch.
     """
 
-    def __init__(self, loader: Loader, phase: Phase | None) -> None:
-        self._loader = loader
+    def __init__(self, loader: Loader, phase: Phase | None, *, before: Phase | None = None) -> None:
+        """`before`: the training batches of the epoch, for those of its validation."""
+        self._loader, self._before = loader, before
         self._first = 0 if phase is None else phase.first
         self._end = self._first + (0 if phase is None else phase.batches)
+        self._all_returned = False
 
     def __len__(self) -> int:
         """Number of its batches, those that the loader has returned included."""
@@ -35,10 +39,26 @@ class EpochBatches:
         return self._loader.position >= self._end
 
     def __iter__(self) -> Iterator[Batch]:
+        if self._all_returned and self.is_over:
+            raise ResoluteError(
+                f"Loader: a second loop over the same {len(self)} batches of an epoch, which have all been returned; "
+                'go on to the next epoch, or go back with load_state_dict({"next_batch": …})'
+            )
+        before = self._before
+        if len(self) and before is not None and self._loader.position <= before.first:
+            raise ResoluteError(
+                f"Loader: epoch.val before epoch.train in epoch {before.epoch}, which would leave out its "
+                f"{before.batches} training batches; loop over epoch.train first"
+            )
+        return self._left()
+
+    def _left(self) -> Iterator[Batch]:
         if len(self) and self._loader.position < self._first:
             self._loader.load_state_dict({"next_batch": self._first})
         while self._loader.position < self._end:
-            yield next(self._loader)
+            batch = next(self._loader)
+            self._all_returned = self.is_over
+            yield batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +78,8 @@ def epochs(loader: Loader) -> Iterator[Epoch]:
     for phase in loader.plan.phases:
         phases.setdefault(phase.epoch, {})[phase.split] = phase
     for number, splits in phases.items():
-        train, val = (EpochBatches(loader, splits.get(split)) for split in ("train", "val"))
+        train = EpochBatches(loader, splits.get("train"))
+        val = EpochBatches(loader, splits.get("val"), before=splits.get("train"))
         if not (train.is_over and val.is_over):
             about = splits.get("train") or splits["val"]
             yield Epoch(number=number, stage=about.stage, res=about.res, train=train, val=val)

@@ -192,6 +192,7 @@ class Loader(Iterator[Batch]):
         self._replacements: dict[tuple[str, int], dict[int, int]] = {}  # damaged sample: its replacement
         self._prefetch_batches, self._next = prefetch_batches, start
         self._settled = True  # False after an exception in `next()`: what is in flight is discarded, see `_settle`
+        self._has_ended = False  # whether the last batch was returned
         self._reading: deque[_PlannedBatch] = deque()
         # with keys and targets
         self._running: deque[tuple[BatchSpec, NDArray[np.int64], NDArray[Any]]] = deque()
@@ -255,6 +256,7 @@ class Loader(Iterator[Batch]):
         Where a loop leaves batches out, by `break` for example, they are skipped. After `load_state_dict` within an
         epoch, the first one has what is left of it.
         """
+        self._refuse_second_loop()
         return epochs(self)
 
     def state_dict(self) -> dict[str, Any]:
@@ -276,7 +278,7 @@ class Loader(Iterator[Batch]):
                 f"Loader: next_batch is out of range, got {position}, expected 0 to {self.plan.total_batches}; "
                 "load a state of this plan"
             )
-        self._next, self._settled = position, False
+        self._next, self._settled, self._has_ended = position, False, False
         self._settle()
         self._read_ahead()
         self._settled = True
@@ -293,7 +295,15 @@ class Loader(Iterator[Batch]):
             self._prime()
 
     def __iter__(self) -> Loader:
+        self._refuse_second_loop()
         return self
+
+    def _refuse_second_loop(self) -> None:
+        if self._has_ended:
+            raise ResoluteError(
+                f"Loader: a second loop, but all {self.plan.total_batches} batches have been returned; build a plan of "
+                'more epochs, or go back with load_state_dict({"next_batch": 0})'
+            )
 
     def __next__(self) -> Batch:
         if not hasattr(self, "_graph"):
@@ -311,6 +321,7 @@ class Loader(Iterator[Batch]):
         # why nothing is called from here on: Python handles Ctrl-C after calls, and would lose a batch that is counted
         self._next += 1
         self._settled = True
+        self._has_ended = self._next == self.plan.total_batches
         return batch
 
     def _deliver(self) -> Batch:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.settings import checked
+from resolute.settings import checked, definitions
 
 from .augment_params import alternating_flips, augment_params, mix_params
 from .batching import BatchSequence, each_epoch, rank_bounds
@@ -30,7 +30,7 @@ from .crops import CROP_UNIFORMS, centre_crops, random_crops
 from .order import Order, sample_ids
 from .permutation import stream_key
 from .rng import uniforms
-from .stage import AUTO, Augment, BatchShape, BatchSize, Count, Fraction, Seed, Stage
+from .stage import AUTO, Augment, BatchShape, BatchSize, Count, Fraction, Seed, Stage, without_effect
 
 __all__ = ["BatchSpec", "Phase", "Plan"]
 
@@ -147,6 +147,23 @@ def _check_flips(stages: Sequence[Stage], *, rotates: bool, uniform: bool) -> No
             )
 
 
+def _refuse_without_effect(stages: Sequence[Stage], *, order: Order, fraction_mode: str) -> None:
+    """Raise `ResoluteError` for a setting without effect. Recipes, whose stages are of another class, have been checked
+    with what their files say."""
+    if any(type(stage) is not Stage for stage in stages):
+        return
+    augments = [augment for stage in stages for augment in stage.augments.values()]
+    reasons = without_effect(augments)
+    for key in definitions(Augment):
+        is_set = any(getattr(augment, key.name) != key.default for augment in augments)
+        if is_set and key.name in reasons:
+            raise ResoluteError(f"augment.{key.name}: without effect, {reasons[key.name]}; leave it out")
+    if fraction_mode != "rotate" and all(stage.fraction == 1.0 for stage in stages):
+        raise ResoluteError("Plan.fraction_mode: without effect, every fraction is 1; leave it out")
+    if order != "full" and all(stage.order for stage in stages):
+        raise ResoluteError("Plan.order: without effect, every stage has its own; leave it out")
+
+
 def _augment_config(augment: Augment) -> dict[str, Any]:
     """The settings as values of `Plan.config`; without those, younger than its format, that are off."""
     off = {"crop_mode": "resized", "shift_px": 0, "flip_mode": "random", "magnitude_std": 0.0}
@@ -202,6 +219,7 @@ class Plan:
                 f"data.sampling: got {sampling}, but the targets of {shards.root} are values, expected classes; "
                 "leave it out"
             )
+        _refuse_without_effect(stages, order=order, fraction_mode=fraction_mode)
         _check_flips(stages, rotates=fraction_mode == "rotate", uniform=sampling == "uniform")
         if any(stage.batch_size == AUTO for stage in stages):
             raise ResoluteError(

@@ -10,10 +10,9 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
-from pydantic.json_schema import SkipJsonSchema
 
 from resolute.errors import check
 from resolute.settings import described, setting, settings
@@ -35,7 +34,7 @@ __all__ = [
     "without_effect",
 ]
 
-AUTO = 0  # batch size "auto": measured before training
+AUTO: Final = "auto"  # batch size that is measured before training
 # Sanity limits: larger values would fail in a library or never finish starting.
 _MAX_RES, MAX_BATCH, MAX_EPOCHS = 16_384, 2**20, 100_000
 
@@ -182,10 +181,7 @@ class Stage:
     ]
     epochs: Annotated[int, described("number of epochs in this stage", ge=1, le=MAX_EPOCHS)]
     batch_size: Annotated[
-        BatchSize
-        | tuple[BatchSize, ...]
-        | Literal["auto", "constant_pixels"]
-        | SkipJsonSchema[Annotated[int, Field(ge=AUTO, le=AUTO)]],
+        BatchSize | tuple[BatchSize, ...] | Literal["auto", "constant_pixels"],
         described(
             'samples per optimizer step, over all ranks; "auto": the largest that fits into the GPU; several: one for '
             'each resolution; "constant_pixels": base_batch_size * (largest res / res)^2, as many pixels at all '
@@ -216,8 +212,6 @@ class Stage:
     augment: Augment | None = setting(None, "overrides keys of [augment] in this stage: { mixup_prob = 0.0 }")
 
     def __post_init__(self) -> None:
-        if self.batch_size == "auto":
-            object.__setattr__(self, "batch_size", AUTO)
         several = isinstance(self.res, tuple)
         listed = self.res if isinstance(self.res, tuple) else (self.res,)
         good = len({*listed}) == len(listed) > several
@@ -282,9 +276,11 @@ class Stage:
 
     @property
     def shapes(self) -> tuple[BatchShape, ...]:
-        """The resolutions with their batch sizes (AUTO if these are). Raises `ResoluteError` without a base size."""
+        """The resolutions with their batch sizes (0 if they are AUTO). Raises `ResoluteError` without a base size."""
         if isinstance(self.batch_size, tuple):
             return tuple(map(BatchShape, self.resolutions, self.batch_size))
+        if self.batch_size == AUTO:
+            return tuple(BatchShape(res, 0) for res in self.resolutions)
         if isinstance(self.batch_size, int):
             return tuple(BatchShape(res, self.batch_size) for res in self.resolutions)
         if self.base_batch_size is None:

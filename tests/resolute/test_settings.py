@@ -12,7 +12,9 @@ import pytest
 from pydantic import Field
 
 from resolute.errors import ResoluteError
+from resolute.pipeline.plan.stage import Augment, Stage
 from resolute.settings import checked, described, setting, settings
+from resolute.train.recipe.schema import Loss, Optim, Schedule
 
 Half = Annotated[float, Field(ge=0, lt=0.5)]
 
@@ -59,3 +61,32 @@ def test_arguments_of_a_function_are_checked_and_converted_in_the_same_words() -
         with pytest.raises(ResoluteError) as error:
             area(3, **values)
         assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "advice"),
+    [
+        (Augment, "mixup", "did you mean mixup_alpha? (or mixup_prob, mixup_switch_prob, mixup_mode)"),
+        (Augment, "cutmix", "did you mean cutmix_alpha?"),
+        (Augment, "erasing", "did you mean random_erasing_prob? (or "),
+        (Augment, "color_jitter", "did you mean jitter? (or jitter_prob)"),
+        (Augment, "randaugment", 'did you mean policy = "randaugment"?'),
+        (Augment, "rand_augment", 'did you mean policy = "randaugment"?'),
+        (Augment, "hflip", "did you mean flip_prob?"),
+        (Augment, "mixup_alfa", "did you mean mixup_alpha?"),
+        (Stage, "resolution", "did you mean res?"),
+        (Stage, "epoch", "did you mean epochs?"),
+        (Stage, "batch", "did you mean batch_size? (or base_batch_size)"),
+        (Loss, "smoothing", "did you mean label_smoothing?"),
+        (Loss, "bce", 'did you mean kind = "bce"?'),
+        (Optim, "lrr", "did you mean lr?"),
+        (Optim, "clip", "did you mean clip_norm? (or clip_value, clip_agc)"),
+        (Schedule, "warmup", "did you mean warmup_epochs?"),
+        (Schedule, "xyz", "known: kind, progress, "),
+    ],
+)
+def test_an_unknown_setting_is_answered_with_those_that_may_be_meant(cls: Any, name: str, advice: str) -> None:
+    stage = {"res": 1, "epochs": 1, "batch_size": 1} if cls is Stage else {}
+    with pytest.raises(ResoluteError) as error:
+        cls(**stage, **{name: 1})
+    assert f"{name}: no such setting; {advice}" in str(error.value)

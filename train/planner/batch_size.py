@@ -94,14 +94,14 @@ def with_batch_sizes(
         return recipe
     old = [stage["batch_size"] for stage in (saved_recipe() or {"stages": []})["stages"]]
     if len(old) == len(sizes):
-        return _sized(recipe, [size or old_size for size, old_size in zip(sizes, old, strict=True)])
+        return _sized(recipe, [saved if size == AUTO else size for size, saved in zip(sizes, old, strict=True)])
     if device.type != "cuda":
         raise ResoluteError(
             f"stages[{sizes.index(AUTO)}].batch_size: got auto on a {device.type.upper()}, where the largest batch "
             "is not searched, expected a number; set one in the recipe"
         )
     small = world_size * max(8, recipe.optim.grad_accum_steps)
-    plan, fits = probe(_sized(recipe, [size or small for size in sizes]))
+    plan, fits = probe(_sized(recipe, [small if size == AUTO else size for size in sizes]))
     for phase in sorted(plan.phases, key=lambda phase: -phase.res):  # why: a ramp's largest resolution counts
         number = phase.stage
         if phase.split == "train" and sizes[number] == AUTO:

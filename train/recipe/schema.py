@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from resolute.errors import ResoluteError, check
 from resolute.pipeline.plan.stage import (
     AUTO,
-    MAX_BATCH,
     MAX_EPOCHS,
     Augment,
     BatchSize,
@@ -286,7 +285,6 @@ class Recipe:
         ]
         try:
             for number, stage in enumerate(table["stages"]):
-                check(stage.get("batch_size") != AUTO, "stages.batch_size", AUTO, f'1 to {MAX_BATCH}, or "auto"')
                 if stage.get("batch_size") == "constant_pixels" and "base_batch_size" not in stage:
                     _keep_pixels(table["stages"], number)
             recipe = cls(**{**table, "name": name})
@@ -467,4 +465,4 @@ def _same_batches(recipe: Recipe) -> bool:
     """Whether `schedule.batch_rule` changes no learning rate. A batch size of "auto" counts as different."""
     batches = {shape.batch_size for stage in recipe.stages for shape in stage.shapes}
     rule, base = recipe.schedule.batch_rule, recipe.schedule.base_batch or recipe.stages[0].shapes[0].batch_size
-    return rule != "none" and batches == {base} and base != AUTO
+    return rule != "none" and batches == {base} and base != 0  # 0: "auto"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from resolute import Loader, Plan, ShardSet, Stage
+from resolute import Loader, Plan, ResoluteError, ShardSet, Stage
 
 STAGES = [Stage(res=32, epochs=2, batch_size=25), Stage(res=48, epochs=1, batch_size=30)]
 
@@ -35,7 +35,6 @@ def test_epochs_have_the_batches_of_the_flat_stream(plan: Plan) -> None:
             about.append((epoch.number, epoch.stage, epoch.res))
             seen += numbers(train + val)
         assert loader.position == plan.total_batches
-        assert list(loader.epochs()) == []
     assert seen == list(range(plan.total_batches))
     assert about == [(0, 0, 32), (1, 0, 32), (2, 1, 48)]
 
@@ -48,10 +47,10 @@ def test_batches_that_a_loop_leaves_out_are_skipped(plan: Plan) -> None:
         assert next(iter(first.train)).spec.index == 0
         assert numbers(first.val) == [phases[1].first, phases[1].first + 1]
         second = next(epochs)
-        assert numbers(second.val) == [phases[3].first, phases[3].first + 1]
-        assert numbers(second.train) == []  # they are over
-        third = next(epochs)
+        assert next(iter(second.train)).spec.index == phases[2].first
+        third = next(epochs)  # without the validation of the second
         assert next(iter(third.train)).spec.index == phases[4].first
+        assert numbers(second.train) == []  # they are over, and were not all returned
 
 
 def test_after_a_resume_within_an_epoch_the_first_one_has_what_is_left(plan: Plan) -> None:
@@ -63,3 +62,28 @@ def test_after_a_resume_within_an_epoch_the_first_one_has_what_is_left(plan: Pla
         epoch = next(loader.epochs())
         assert (epoch.number, epoch.train.is_over, numbers(epoch.val)) == (0, True, [validation.first + 1])
         assert (len(epoch.train), len(epoch.val)) == (3, 2)
+
+
+def test_a_validation_before_the_training_of_its_epoch_is_refused(plan: Plan) -> None:
+    with Loader(plan) as loader:
+        for epoch in loader.epochs():
+            with pytest.raises(ResoluteError, match=rf"epoch.val before epoch.train in epoch {epoch.number}, which"):
+                list(epoch.val)
+            assert len(list(epoch.train)) == len(epoch.train)
+            assert len(list(epoch.val)) == len(epoch.val)
+
+
+def test_a_second_loop_over_batches_that_were_returned_is_refused(plan: Plan) -> None:
+    with Loader(plan) as loader:
+        for epoch in loader.epochs():
+            for part in (epoch.train, epoch.val):
+                assert len(list(part)) == len(part)
+                with pytest.raises(ResoluteError, match=r"a second loop over the same \d+ batches"):
+                    list(part)
+        for again in (loader.epochs, lambda: iter(loader)):
+            with pytest.raises(ResoluteError, match=f"a second loop, but all {plan.total_batches} batches have been"):
+                again()
+        loader.load_state_dict({"next_batch": 0})
+        assert len(list(loader)) == plan.total_batches
+        loader.load_state_dict({"next_batch": plan.total_batches})  # of a finished run: nothing is left, nothing wrong
+        assert list(loader) == list(loader.epochs()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -213,3 +214,38 @@ def test_fixed_fractions_are_nested_subsets(shard_set: ShardSet) -> None:
     plan = _plan(shard_set, mode="fixed", order="block")
     parts = [set(_ids(plan, epoch)) for epoch in (0, 3, 4, 7)]
     assert parts[0] == parts[1] < parts[2] == parts[3]
+
+
+@pytest.mark.parametrize(
+    ("augment", "more", "message"),
+    [
+        (Augment(magnitude=5), {}, "augment.magnitude: without effect, policy is not randaugment; leave it out"),
+        (Augment(mixup_mode="elem"), {}, "augment.mixup_mode: without effect, no mixing is on; leave it out"),
+        (Augment(jitter_prob=0.5), {}, "augment.jitter_prob: without effect, jitter is off"),
+        (Augment(random_erasing_fill="noise"), {}, "augment.random_erasing_fill: without effect"),
+        (Augment(crop_mode="simple", scale=(0.5, 1.0)), {}, "augment.scale: without effect, crop_mode is simple"),
+        (Augment(), {"fraction_mode": "fixed"}, "Plan.fraction_mode: without effect, every fraction is 1"),
+    ],
+)
+def test_a_setting_without_effect_is_refused_as_in_a_recipe(
+    shard_set: ShardSet, augment: Augment, more: dict[str, Any], message: str
+) -> None:
+    stages = [Stage(res=32, epochs=1, batch_size=8), Stage(res=48, epochs=1, batch_size=8)]
+    with pytest.raises(ResoluteError, match=re.escape(message)):
+        Plan(shard_set, stages, augment=augment, **more)
+    with pytest.raises(ResoluteError, match=re.escape(message)):
+        Plan(shard_set, [dataclasses.replace(stage, augment=augment) for stage in stages], **more)
+
+
+def test_a_setting_that_has_an_effect_in_one_stage_is_allowed(shard_set: ShardSet) -> None:
+    stages = [
+        Stage(res=32, epochs=1, batch_size=8, augment=Augment(magnitude=5)),
+        Stage(res=48, epochs=1, batch_size=8, augment=Augment(policy="randaugment", magnitude=5)),
+    ]
+    assert Plan(shard_set, stages).total_steps > 0
+
+
+@pytest.mark.parametrize("size", [0, -1, (8, 0), "automatic"])
+def test_a_batch_size_that_is_none_is_refused_where_it_stands(size: Any) -> None:
+    with pytest.raises(ResoluteError, match=r"stages\.batch_size: got .*, expected integer or list of numbers, 1 to "):
+        Stage(res=(32, 64), epochs=2, batch_size=size)
