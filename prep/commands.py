@@ -145,7 +145,7 @@ def _progress_bar() -> Iterator[tuple[Callable[[int, int], None], Callable[[RunS
 
         nonlocal bar, started_at
         if kept_shards:
-            say(f"already there: {counted(kept_shards, 'shard')}")
+            print(f"already there: {counted(kept_shards, 'shard')}", flush=True)
         # why: disable=None shows the bar only on a terminal
         bar = tqdm(total=images, unit=" images", disable=None, dynamic_ncols=True, smoothing=0.1)
         started_at = perf_counter()

@@ -35,6 +35,7 @@ class Command:
     program: str  # called with an instance of `options`; returns the exit status, or None for 0
     positional: str = ""  # the option that may be given without its name
     more: str = ""  # text after the help
+    epilogue: str = ""  # "module:name" of a function that returns more text after the help
     # the command to run next, and {its option: the option of this command that has the value, or the value}
     then: tuple[str, Mapping[str, str]] | None = None
 
@@ -99,6 +100,7 @@ COMMANDS: dict[str, Command] = {
         options="train.options:TrainOptions",
         program="train.trainer:main",
         positional="shards",
+        epilogue="train.recipe:included",
     ),
     "eval": Command(
         help="Exact metrics of a run, at one or more resolutions.",
@@ -297,10 +299,13 @@ def _parse(name: str, options: type, words: Sequence[str]) -> dict[str, str] | N
     from .settings import option_name
 
     command = COMMANDS[name]
+    more = command.more
+    if command.epilogue and "--help" in words:
+        more = f"{more}\n\n{_load(command.epilogue)()}".strip()
     app = App(
         name=f"resolute {name}",
         help=command.help,
-        help_epilogue=command.more or None,
+        help_epilogue=more or None,
         version_flags=(),
         help_format="plaintext",
         result_action="return_value",

@@ -27,6 +27,7 @@ __all__ = [
     "as_typed",
     "check",
     "check_installed",
+    "check_stack",
     "differences",
     "from_os_error",
     "is_unavailable",
@@ -98,11 +99,31 @@ def as_typed(name: str, values: Mapping[str, str]) -> str:
 
 def check_installed(package: str, *, setting: str, extra: str) -> None:
     """Raise `ResoluteError` if the optional `package`, which the project's `extra` installs, is missing."""
-    if importlib.util.find_spec(package) is None:
+    if not _is_installed(package):
         raise ResoluteError(
             f"{setting}: the package {package} is not installed, expected it; "
             f"run `pip install 'resolute-vision[{extra}]'`"
         )
+
+
+def check_stack(where: str, *, training: bool = False) -> None:
+    """Raise `ResoluteError`, with the extras to install, if torch, DALI or (for `training`) timm is missing."""
+    missing = [name for name in ("torch", "nvidia.dali", *["timm"] * training) if not _is_installed(name)]
+    if not missing:
+        return
+    stack = ["cuda13"] if missing != ["timm"] else []
+    extras = ",".join([*stack, *["train"] * ("timm" in missing)])
+    others = ", with cuda12 for NVIDIA drivers 525 to 579, or cpu for any build of torch" if stack else ""
+    raise ResoluteError(
+        f"{where}: not installed: {', '.join(missing)}; run `pip install 'resolute-vision[{extras}]'`{others}"
+    )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
 
 
 def check(good: bool, key: str, got: object, expected: str) -> None:

@@ -167,16 +167,19 @@ def test_the_locked_versions_lie_in_the_ranges_of_the_project(stack: str) -> Non
         ),
         (
             "sys.modules['timm'] = None; from resolute.cli import main; sys.exit(main(['train']))",
-            "the package timm is not installed, expected it; run `pip install 'resolute-vision[train]'`",
+            "resolute.train: not installed: timm; run `pip install 'resolute-vision[train]'`\n",
         ),
-        pytest.param(
-            "sys.modules['nvidia.dali'] = None; from resolute.cli import main; "
-            "sys.exit(main(['train', '--shards', '.', '--recipe', 'train/recipes/demo.toml']))",
-            "nvidia.dali: not installed, expected",
-            marks=pytest.mark.slow,
+        (
+            "sys.modules |= dict.fromkeys(('timm', 'torch', 'nvidia')); "
+            "from resolute.cli import main; sys.exit(main(['train']))",
+            "not installed: torch, nvidia.dali, timm; run `pip install 'resolute-vision[cuda13,train]'`, with cuda12",
+        ),
+        (
+            "sys.modules['nvidia.dali'] = None; from resolute.cli import main; sys.exit(main(['bench', '.']))",
+            "not installed: nvidia.dali; run `pip install 'resolute-vision[cuda13]'`, with cuda12",
         ),
     ],
-    ids=["another system", "no timm", "no DALI"],
+    ids=["another system", "no timm", "base install", "no DALI"],
 )
 def test_what_is_missing_is_named_in_one_line(code: str, message: str) -> None:
     done = subprocess.run(
@@ -185,6 +188,23 @@ def test_what_is_missing_is_named_in_one_line(code: str, message: str) -> None:
     assert (done.returncode, done.stdout) == (1 if "darwin" in code else 2, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1 or "darwin" in code  # a traceback of Python's own, as for every import
+
+
+def test_without_torch_the_loader_says_what_to_install_and_the_rest_of_the_library_works() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; from resolute import Augment, Plan, ResoluteError, ShardSet, Stage\n"
+        "try: from resolute import Loader\nexcept ResoluteError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("resolute.Loader: not installed: torch; run `pip install 'resolute-vision[cuda13]'`")
+    assert done.stderr == ""
+
+
+def test_importing_everything_leaves_the_names_of_the_api_and_no_others() -> None:
+    public = "[name for name in dir(resolute) if not name.startswith('_')]"
+    code = f"import resolute, resolute.train.trainer, resolute.prep.build; print(*{public})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == sorted(name for name in resolute.__all__ if not name.startswith("_"))
 
 
 def test_no_advice_installs_the_project_that_has_the_name_resolute_on_the_package_index() -> None:

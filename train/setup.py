@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from resolute import cuda
+from resolute.console import say
 from resolute.errors import ResoluteError, strip_credentials
 from resolute.pipeline.dataset.shard_set import ShardSet, stored_resolutions
 from resolute.pipeline.plan.plan import Plan
@@ -118,10 +119,9 @@ def set_up(options: Options, text: RecipeText, ranks: Ranks) -> tuple[Recipe, Sh
     device = pick_device(options.device, ranks, threads=options.threads)
     cap_memory(device, options.gpu_memory_gib)
     if recipe.precision.amp == "bf16" and bf16_is_emulated(device):
-        print(
-            f"warning: precision.amp: got bf16 on a {device.type.upper().replace('CUDA', 'GPU')} without bf16 "
-            'instructions, where it is many times slower than float32, expected "auto"; change the recipe',
-            flush=True,
+        say(
+            f"precision.amp: got bf16 on a {device.type.upper().replace('CUDA', 'GPU')} without bf16 "
+            'instructions, where it is many times slower than float32, expected "auto"; change the recipe'
         )
     # why from the checkpoint: a run reads the same stored resolutions to its end, even if others were added to the set
     read = stored_resolutions(ranks.broadcast(_saved(options, "data")) or {})

@@ -121,9 +121,12 @@ class TargetSetting(NamedTuple):
                 "UNLABELLED=drop, or take such words for names of classes with UNLABELLED=keep"
             )
         got = "nothing or a word such as nan" if label is None else "-1"
+        tags = ""
+        if label is None and self.kind is None:
+            tags = "; if cells hold tags, of which a photo may have none, set TARGET=labels:space (or comma, bar)"
         raise ResoluteError(
             f"{where}: {name} is unlabelled, got {got}, expected its target; label it, or leave out all unlabelled "
-            "photos with UNLABELLED=drop (--unlabelled drop)"
+            f"photos with UNLABELLED=drop{tags}"
         )
 
     def is_no_label(self, label: object) -> bool:

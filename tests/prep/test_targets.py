@@ -374,6 +374,8 @@ def test_bad_targets_stop_a_run_before_anything_is_written(case: Case) -> None:
     refused(case.run(), case.names[0], "in line 2 and 'red + near + bright + two eyes' in line 62")
     case.write(("id", "tags"), [(name, i / 7 if i else "nan") for i, name in enumerate(case.names)])
     refused(case.run(), "t.csv: line 2: ", "is unlabelled", "UNLABELLED=drop")
+    case.write(("id", "tags"), [(name, "red near" if i else "") for i, name in enumerate(case.names)])
+    refused(case.run(), "is unlabelled", "if cells hold tags, of which a photo may have none, set TARGET=labels:space")
     folders = ("--src", case.photos, "--out", case.out, "--res", "32")
     refused(case.prep(*folders, "--target", "labels"), "class folders", "LABELS=table.csv")
     src = case.samples([*[{"target": [1.5, 2.0]}] * 59, {"target": [1.5]}])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -35,9 +37,10 @@ class RecipeText:
         try:
             text = cls(name=path.stem, toml=path.read_text(encoding="utf-8-sig"), where=str(path))
         except OSError as error:
+            advice = _meant(path)
             raise ResoluteError(
-                f"{path}: no readable recipe ({error.strerror}), expected a TOML file; correct the path, or name one "
-                f"of the included recipes: {', '.join(sorted(file.stem for file in RECIPES.glob('*.toml')))}"
+                f"{path.stem if path.parent == RECIPES else path}: no readable recipe ({error.strerror}), expected a "
+                f"TOML file or the name of an included recipe; {advice}"
             ) from None
         except UnicodeDecodeError as error:
             raise ResoluteError(f"{path}: not TOML: {error}; correct that line") from None
@@ -64,6 +67,18 @@ class RecipeText:
         shown = " ".join(settings)
         text = f"# {self.where} with --set {shown}".replace("\n", " ") + f"\n\n{recipe_text(table)}"
         return dataclasses.replace(self, toml=f"{text.rstrip()}\n", where=f"{self.where} with --set {shown}")
+
+
+def _meant(path: Path) -> str:
+    """Advice on a recipe that is not there: files and included recipes with a name like its own."""
+    names = sorted(file.stem for file in RECIPES.glob("*.toml"))
+    with contextlib.suppress(OSError):
+        beside = [] if path.parent == RECIPES else [str(file) for file in path.parent.glob("*.toml")]
+        near = difflib.get_close_matches(path.name, [Path(file).name for file in beside], n=1)
+        near = [str(path.parent / name) for name in near] or difflib.get_close_matches(path.stem, names, n=2)
+        if near:
+            return f"did you mean {' or '.join(near)}?"
+    return f"included are {', '.join(names)}"
 
 
 def assignments(settings: Sequence[str]) -> dict[str, Any]:

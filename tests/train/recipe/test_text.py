@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from resolute.cli import main
 from resolute.errors import ResoluteError
+from resolute.train.recipe import RECIPES
 from resolute.train.recipe.schema import Recipe
 from resolute.train.recipe.text import RecipeText, assignments
 
@@ -93,3 +95,31 @@ def test_text_that_looks_like_toml_is_read_as_such_and_all_other_text_as_it_is()
 def test_without_settings_the_text_stays_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text("# mine\n" + TOML)
     assert RecipeText.read(tmp_path / "r.toml").with_values([]).toml == "# mine\n" + TOML
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("imagenet_r50", "did you mean imagenet_rn50 or imagenet_rn50_ffcv?"),
+        ("imagenete_cpu", "did you mean imagenette_cpu or imagenette_cpu_whole?"),
+        ("demo.tml", "did you mean demo?"),
+        ("mine/frst.toml", "did you mean mine/first.toml?"),
+        ("mine/zz9.toml", "included are cifar10, demo, "),
+    ],
+)
+def test_a_recipe_that_is_not_there_is_answered_with_those_that_may_be_meant(
+    name: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "first.toml").touch()
+    assert main(["lr", "--samples", "9", "--recipe", name]) == 2
+    assert f"{name}: no readable recipe (No such file or directory)" in (text := capsys.readouterr().err)
+    assert advice in text
+
+
+def test_the_help_of_training_lists_the_included_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Included recipes: cifar10: ResNet-18 on CIFAR-10" in shown
+    assert [path.stem for path in RECIPES.glob("*.toml") if f" {path.stem}: " not in shown] == []
