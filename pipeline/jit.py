@@ -11,7 +11,7 @@ from numba import njit
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
-__all__ = ["c_function", "compiled", "name_in_stamp", "numba_interrupts"]
+__all__ = ["c_function", "compiled", "is_cached", "name_in_stamp", "numba_interrupts"]
 
 
 def _stamp() -> tuple[tuple[str, int, int], ...]:
@@ -52,6 +52,16 @@ def c_function(function: Callable[..., Any], signature: Any) -> Any:
         _extend_stamp(c_func)
     c_func.compile()
     return c_func
+
+
+def is_cached(function: Any) -> bool:
+    """Whether a function of `compiled` needs no compilation: it was compiled in this process, or is in the cache."""
+    if function.signatures:
+        return True
+    try:
+        return bool(function._cache._cache_file._load_index())
+    except AttributeError:  # no writable cache folder
+        return False
 
 
 @contextlib.contextmanager

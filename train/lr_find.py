@@ -44,7 +44,7 @@ from resolute.train.run_folder import page_file
 
 from .loop import Learner
 from .setup import Options, set_up
-from .warmup import check_micro_batches
+from .warmup import announce_compilation, check_micro_batches
 
 __all__ = ["RangeTest", "fall_frac", "main", "range_test", "smoothed", "suggestion"]
 
@@ -219,6 +219,7 @@ def main(args: LrFindOptions) -> None:
         f"{recipe.optim.name}, seed {recipe.seed}"
     )
     print(f"{recipe.name}: {text}", flush=True)
+    announce_compilation(learner.device)
     try:
         with Loader(
             plan,

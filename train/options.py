@@ -109,6 +109,9 @@ class PlanOptions(_RunOptions):
         None, "new TOML file: write the recipe with the stages and epochs that use the budget best"
     )
     json: Path | None = setting(None, "write the forecast to this JSON file")
+    limit: str | None = setting(
+        None, "time for measuring, after which the remaining stages are estimated (default: 60s on a CPU, else none)"
+    )
 
 
 @settings("")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
@@ -34,6 +35,7 @@ from resolute.train.recipe.starter import chosen_recipe
 from resolute.train.run_folder import page_file
 
 from .plot_lr import Curve, changes, charts, regularization_text
+from .warmup import announce_compilation
 
 __all__ = ["Row", "draw", "main", "model_inputs"]
 
@@ -167,6 +169,7 @@ def main(args: ShowOptions) -> None:
     recipe = Recipe.from_text(chosen_recipe(args.recipe, args.set_, shards=args.shards, gpu=cuda.available()))
     out = page_file(args.out, f"{recipe.name}-show.html")
     shards = ShardSet.open(args.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, folds=recipe.data.folds)
+    announce_compilation(torch.device("cpu"))
     rows = model_inputs(shards, recipe, count=args.count)
     schedule = charts(Curve(recipe, len(shards.splits["train"]))) if changes(recipe) else ()
     draw(rows, out, title=f"Model input of {recipe.name}", charts=schedule)

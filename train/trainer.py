@@ -54,7 +54,15 @@ from .checkpoint import LAST
 from .early_stopping import NotFinite, Progress, all_finite
 from .loop import Learner
 from .setup import Options, set_up
-from .warmup import capture_graphs, check_micro_batches, enough_for_a_cpu, memory_to_spare, shapes, warm_up
+from .warmup import (
+    announce_compilation,
+    capture_graphs,
+    check_micro_batches,
+    enough_for_a_cpu,
+    memory_to_spare,
+    shapes,
+    warm_up,
+)
 
 __all__ = ["Options", "main", "run", "run_batches", "session"]
 
@@ -276,6 +284,10 @@ class _Session:
     def ready(self) -> Iterator[Loader]:
         """Warm up every shape, then give the loader, positioned at the run's next batch."""
         check_micro_batches(self.plan, self.learner)
+        if self.ranks.is_main:
+            announce_compilation(self.learner.device)
+            if self.recipe.precision.compile:
+                print("compiling the network for each resolution (precision.compile), which takes minutes", flush=True)
         self.decode = self._decode()
         with self._loader(self.decode, start=self.position) as loader:
             with memory_to_spare(self.learner.device):
@@ -283,15 +295,16 @@ class _Session:
             reset_peak_memory(self.learner.device)
             yield loader
 
-    def forecast(self, loader: Loader, *, began: float, folds: int = 1) -> Forecast:
+    def forecast(self, loader: Loader, *, began: float, folds: int = 1, limit_s: float | None = None) -> Forecast:
         """Measure and return what the run will take; training from here on is unaffected.
 
-        `began`: `time.perf_counter()` at the start of the process; `folds`: number of runs to forecast.
+        `began`: `time.perf_counter()` at the start of the process; `folds`: number of runs to forecast; `limit_s`: as
+        of `measure_stages`.
         """
         start_s, saving = time.perf_counter() - began, time.perf_counter()
         self._save()
         save_s = time.perf_counter() - saving
-        paces = measure_stages(self.plan, loader, self.learner)
+        paces = measure_stages(self.plan, loader, self.learner, limit_s=limit_s)
         loader.load_state_dict({"next_batch": self.position})
         return forecast(
             self.plan,

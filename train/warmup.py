@@ -13,6 +13,7 @@ from torch import nn
 
 from resolute import cuda
 from resolute.errors import ResoluteError
+from resolute.pipeline.jit import is_cached
 from resolute.pipeline.plan.plan import Phase, Plan
 from resolute.train.devices.hardware import peak_memory_bytes
 from resolute.train.devices.memory import fault_in
@@ -25,6 +26,7 @@ from resolute.train.recipe.schema import Recipe
 from .loop import Learner, in_layout, micro_batches
 
 __all__ = [
+    "announce_compilation",
     "capture_graphs",
     "check_micro_batches",
     "enough_for_a_cpu",
@@ -35,6 +37,17 @@ __all__ = [
 ]
 
 _SPARE_FRAC = 0.25
+
+
+def announce_compilation(device: torch.device) -> None:
+    """Print what a first use of the loader on this machine compiles, and how long that takes; nothing later on."""
+    from resolute.pipeline.graph.kernels.augment import apply_ops  # why here: it needs the compiler
+
+    if device.type == "cpu" and not is_cached(apply_ops):
+        print(
+            "compiling the kernels of the loader, once on this machine (about 15 s); they are cached for later runs",
+            flush=True,
+        )
 
 
 def shapes(

@@ -253,7 +253,9 @@ def _write(raw: Any, row: Any, longs: Any, floats: Any) -> None:
     """Write the finished image `raw` (res, res, 3) uint8 to the output, normalised unless that is uint8."""
     res = row[_RES]
     if row[_BYTES] > 0:
-        _byte_image(longs[_OUT], res)[:] = raw
+        source, to = raw.reshape(-1), _byte_image(longs[_OUT], res).reshape(-1)
+        for i in range(len(source)):
+            to[i] = source[i]
         return
     out = _float_image(longs[_OUT], res)
     normalise_rows(raw.reshape(res, 3 * res), out.reshape(res, 3 * res), floats[_SCALE:_SHIFT], floats[_SHIFT:_LAM])
@@ -327,5 +329,8 @@ def _run_mix(outs: Any, _to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: An
         else:
             raw = own.copy()
             x, y, w, h = row[_BOX], row[_BOX + 1], row[_BOX + 2], row[_BOX + 3]
-            raw[y : y + h, x : x + w] = partner[y : y + h, x : x + w]
+            for j in range(y, y + h):
+                to, source = raw[j].reshape(-1), partner[j].reshape(-1)
+                for i in range(3 * x, 3 * (x + w)):
+                    to[i] = source[i]
     _write(raw, row, longs, floats)

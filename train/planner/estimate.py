@@ -223,6 +223,12 @@ def table(result: Forecast) -> str:
     parts = ", ".join(f"{name} {format_duration(value)}" for name, value in result.parts_s().items())
     runs = f" in {result.folds} folds" if result.folds > 1 else ""
     lines.append(f"total {format_duration(result.total_s())}{runs}: {parts}")
+    for stage in result.stages:
+        if stage.pace.estimated_from is not None:
+            lines.append(
+                f"stage {stage.stage}: not measured, as the limit of time was reached; estimated from stage "
+                f"{stage.pace.estimated_from} by its pixels"
+            )
     if wrong := [stage for stage in result.stages if not stage.pace.is_possible]:
         numbers, pace = _list([stage.stage for stage in wrong]), wrong[0].pace
         lines.append(

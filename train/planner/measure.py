@@ -95,9 +95,14 @@ class Stopwatch:
         about_s: float,
         max_steps: int = 1_000_000,
     ) -> tuple[float, float]:
-        """(images/s, fraction of waiting) in steady state; takes about `about_s` s and at most `max_steps` steps."""
+        """(images/s, fraction of waiting) in steady state; takes about `about_s` s and at most `max_steps` steps.
+
+        Two steps if one takes longer than `about_s`.
+        """
         self.steps(source, work, 1)
-        step_s = self.steps(source, work, 1)[2]
+        rate, waiting, step_s = self.steps(source, work, 1)
+        if self.broadcast(int(step_s > about_s)):
+            return rate, waiting
         count = max(1, min(self.broadcast(max(_MIN_STEPS, round(about_s / step_s))), (max_steps - 2) * 2 // 3))
         self.steps(source, work, min(_SKIPPED, count // 2))
         return self.steps(source, work, count)[:2]
@@ -226,6 +231,19 @@ class Pace:
     stall_frac: float  # fraction of the live time in which the host was blocked waiting for a batch
     eval_images_per_s: float | None  # live validation; None if the stage has none
     memory_bytes: int  # peak memory after the live steps
+    estimated_from: int | None = None  # the stage that was measured in its place, as time was up
+
+    def at(self, times_pixels: float, *, stage: int) -> Pace:
+        """An estimate for images with `times_pixels` as many pixels as those of `stage`, which this pace is of."""
+        eval_rate = self.eval_images_per_s
+        return dataclasses.replace(
+            self,
+            loader_images_per_s=self.loader_images_per_s / times_pixels,
+            model_images_per_s=self.model_images_per_s / times_pixels,
+            live_images_per_s=self.live_images_per_s / times_pixels,
+            eval_images_per_s=None if eval_rate is None else eval_rate / times_pixels,
+            estimated_from=stage,
+        )
 
     @property
     def is_possible(self) -> bool:
@@ -304,11 +322,23 @@ def combined(paces: Sequence[Pace], samples: Sequence[int]) -> Pace:
     )
 
 
-def measure_stages(plan: Plan, loader: Loader, learner: Learner) -> list[Pace]:
-    """Measure every stage. The learner's state is restored; the loader's position is not."""
-    paces = []
-    for stage in range(len(plan.stages)):
+def measure_stages(plan: Plan, loader: Loader, learner: Learner, *, limit_s: float | None = None) -> list[Pace]:
+    """Measure every stage. The learner's state is restored; the loader's position is not.
+
+    `limit_s`: once this time is up, the remaining stages are estimated from one that was measured, by their pixels.
+    Stages with more pixels are measured first, as the run spends most of its time there.
+    """
+    watch, began = Stopwatch.of(learner), time.perf_counter()
+    pixels = [sum(leg.pixels for leg in legs(plan, stage)) for stage in range(len(plan.stages))]
+    paces: dict[int, Pace] = {}
+    for stage in sorted(range(len(plan.stages)), key=lambda stage: -pixels[stage]):
         parts = legs(plan, stage)
+        # why from the first rank: all have to measure the same stages
+        if paces and watch.broadcast(int(limit_s is not None and time.perf_counter() - began > limit_s)):
+            known = min(paces, key=lambda other: abs(plan.stages[other].max_res - plan.stages[stage].max_res))
+            ratio = (plan.stages[stage].max_res / plan.stages[known].max_res) ** 2
+            paces[stage] = paces[known].at(ratio, stage=paces[known].estimated_from or known)
+            continue
         reset_peak_memory(learner.device)
         with restored(learner):
             measured = [
@@ -316,7 +346,7 @@ def measure_stages(plan: Plan, loader: Loader, learner: Learner) -> list[Pace]:
                     plan,
                     loader,
                     stage,
-                    Stopwatch.of(learner),
+                    watch,
                     train=learner.train_step,
                     leg=leg,
                     validate=None if number else learner.eval_step,
@@ -327,8 +357,8 @@ def measure_stages(plan: Plan, loader: Loader, learner: Learner) -> list[Pace]:
                 )
                 for number, leg in enumerate(parts)
             ]
-        paces.append(combined(measured, [leg.samples for leg in parts]) if len(parts) > 1 else measured[0])
-    return paces
+        paces[stage] = combined(measured, [leg.samples for leg in parts]) if len(parts) > 1 else measured[0]
+    return [paces[stage] for stage in range(len(plan.stages))]
 
 
 def synthetic_batch(learner: Learner, plan: Plan, index: int, times: float = 1.0) -> Batch:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from resolute.console import counted
 from resolute.errors import ResoluteError
 from resolute.files import check_output, output_file, used_folder
 from resolute.pipeline.dataset.shard_set import ShardSet
@@ -26,6 +27,7 @@ from resolute.pipeline.plan.plan import Plan
 from resolute.train.cross_validation import chosen_folds
 from resolute.train.devices.distributed import Ranks, join
 from resolute.train.devices.hardware import describe, process_age_s
+from resolute.train.logs.run_log import format_duration
 from resolute.train.loop import Learner
 from resolute.train.options import PlanOptions
 from resolute.train.recipe.schema import Recipe
@@ -35,11 +37,13 @@ from resolute.train.trainer import session
 
 from .batch_size import out_of_memory
 from .estimate import Forecast, advice, parse_duration, table, to_json, with_doubled_batches
-from .measure import Stopwatch, synthetic_batch
+from .measure import Stopwatch, legs, synthetic_batch
 from .suggest import Candidates, choose, proposal, reasons
 
 __all__ = ["main", "plan", "scratch_run"]
 
+_CPU_LIMIT_S = 60.0  # of measuring
+_STAGE_S = 5  # that measuring a stage takes, unless its steps are slow
 _CLASSES = 3  # most and least frequent ones shown
 
 
@@ -58,7 +62,15 @@ def main(args: PlanOptions) -> int:
         chosen, folds = ([], 0) if args.folds is None else chosen_folds(args.folds)
         if chosen:
             options = dataclasses.replace(options, fold=(chosen[0], folds))
-        return plan(options, ranks, budget=args.budget, runs=max(1, len(chosen)), file=args.json, suggest=args.suggest)
+        return plan(
+            options,
+            ranks,
+            budget=args.budget,
+            runs=max(1, len(chosen)),
+            file=args.json,
+            suggest=args.suggest,
+            limit_s=parse_duration(args.limit) if args.limit else None,
+        )
 
 
 def plan(
@@ -69,11 +81,13 @@ def plan(
     runs: int = 1,
     file: Path | None = None,
     suggest: Path | None = None,
+    limit_s: float | None = None,
 ) -> int:
     """Print the forecast of the run of `options` and, with a `budget` such as "11m", advice; returns 0.
 
     `runs`: folds to train one after another; the one of `options` is measured. `file`: for the forecast as JSON.
-    `suggest`: for a recipe that fits the budget; its forecast is then printed.
+    `suggest`: for a recipe that fits the budget; its forecast is then printed. `limit_s`: see `measure_stages`; None: a
+    minute on a CPU.
     """
     budget_s = parse_duration(budget) if budget else None
     began = time.perf_counter() - process_age_s()  # why: a run's time includes starting Python and loading torch
@@ -85,34 +99,45 @@ def plan(
             text = dataclasses.replace(text, toml=candidates.toml)
             began += time.perf_counter() - reading  # why: a training does not do this
         options = dataclasses.replace(options, folder=folder, recipe=None, set_=(), first_recipe=text)
-        with session(options, ranks) as run, run.ready() as loader:
-            result, lines = run.forecast(loader, began=began, folds=runs), list[str]()
-            if candidates and suggest and budget_s:
-                # why first: all ranks have to choose the same; the candidates were validated in every epoch
-                result = dataclasses.replace(ranks.broadcast(result), eval_every=candidates.base.eval.every_epochs)
-                epochs = choose(
-                    result,
-                    candidates.weights(),
-                    least=candidates.least(),
-                    budget_s=budget_s,
-                    is_valid=candidates.is_valid,
-                )
-                lines, result = reasons(result, epochs, budget_s), proposal(result, epochs)
-                if ranks.is_main:
-                    origin = _origin(candidates.base, run.plan, run.learner, options.threads)
-                    candidates.write(suggest, epochs, [origin, *lines])
-                lines.append(f"{suggest}: written; make train RECIPE={suggest} SHARDS={options.shards}")
-            elif budget_s:
-                too_long = result.total_s() > budget_s
-                doubled = _with_doubled_batches(result, run.plan, run.learner) if too_long else None
-                lines = advice(result, budget_s, doubled, least=[stage.min_epochs for stage in run.plan.stages])
-            print(table(result))
-            print(_sampling_lines(run.plan), end="")
-            print("".join(f"{line}\n" for line in lines), end="", flush=True)
+        with session(options, ranks) as run:
+            if limit_s is None and run.learner.device.type == "cpu":
+                limit_s = _CPU_LIMIT_S
+            _announce(run.plan, limit_s)
+            with run.ready() as loader:
+                result, lines = run.forecast(loader, began=began, folds=runs, limit_s=limit_s), list[str]()
+                if candidates and suggest and budget_s:
+                    # why first: all ranks have to choose the same; the candidates were validated in every epoch
+                    result = dataclasses.replace(ranks.broadcast(result), eval_every=candidates.base.eval.every_epochs)
+                    epochs = choose(
+                        result,
+                        candidates.weights(),
+                        least=candidates.least(),
+                        budget_s=budget_s,
+                        is_valid=candidates.is_valid,
+                    )
+                    lines, result = reasons(result, epochs, budget_s), proposal(result, epochs)
+                    if ranks.is_main:
+                        origin = _origin(candidates.base, run.plan, run.learner, options.threads)
+                        candidates.write(suggest, epochs, [origin, *lines])
+                    lines.append(f"{suggest}: written; make train RECIPE={suggest} SHARDS={options.shards}")
+                elif budget_s:
+                    too_long = result.total_s() > budget_s
+                    doubled = _with_doubled_batches(result, run.plan, run.learner) if too_long else None
+                    lines = advice(result, budget_s, doubled, least=[stage.min_epochs for stage in run.plan.stages])
+                print(table(result))
+                print(_sampling_lines(run.plan), end="")
+                print("".join(f"{line}\n" for line in lines), end="", flush=True)
     if file is not None and ranks.is_main:
         with output_file(file) as opened:
             opened.write((json.dumps(to_json(result, budget_s, lines), indent=1) + "\n").encode())
     return 0
+
+
+def _announce(plan: Plan, limit_s: float | None) -> None:
+    count = sum(len(legs(plan, stage)) for stage in range(len(plan.stages)))
+    limit = "" if limit_s is None else f", {format_duration(limit_s)} at most or as long as a few steps take"
+    about_s = _STAGE_S * len(plan.stages)
+    print(f"measuring {counted(count, 'resolution')}: about {about_s} s after the warm-up{limit}", flush=True)
 
 
 def _origin(base: Recipe, plan: Plan, learner: Learner, threads: int) -> str:

@@ -234,7 +234,8 @@ def _paired(starts: Any, weights: Any, flip: bool) -> Any:
         total, before = np.float32(0.5), np.int64(0)
         for k in range(taps):
             total += weights[column, k] * np.float32(_ONE)
-            out[x // 2, k // 4, k // 2 % 2, x % 2, :, k % 2] = np.int64(total) - before
+            for channel in range(4):  # why loops, here and below: slices take seconds longer to compile
+                out[x // 2, k // 4, k // 2 % 2, x % 2, channel, k % 2] = np.int64(total) - before
             before = np.int64(total)
     return out
 
@@ -301,7 +302,8 @@ def resize(image: Any, hflip: bool, vflip: bool, out: Any, scale: Any, shift: An
         while ready < min(tops[y] + down_taps, height):
             at, slot = 3 * width * ready, ready % down_taps * pitch
             if at + len(guarded) > len(source):  # why: loads of the last pixels would read beyond the image
-                guarded[: 3 * width] = source[at : at + 3 * width]
+                for i in range(3 * width):
+                    guarded[i] = source[at + i]
                 _row(ring, slot, guarded, 0, starts, across, taps)
             else:
                 _row(ring, slot, source, at, starts, across, taps)
