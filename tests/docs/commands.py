@@ -16,7 +16,7 @@ LEFT_OUT = {
     ("docs/distributed_prep.md", ".*"): "needs a cluster; tests/prep/test_distributed_docs.py has stand-ins",
     ("docs/object_stores.md", ".*"): "needs a store; tests/train/test_object_store.py has one on loopback",
     ("docs/datasets.md", ".*"): "tests/docs/test_datasets.py runs them, each on a copy of its layout",
-    ("docs/several_gpus.md", "make train GPUS=8 .*"): "needs eight GPUs; CPU: tests/train/devices/test_distributed.py",
+    ("docs/several_gpus.md", ".*"): "needs eight GPUs; CPU: tests/train/devices/test_distributed.py",
     ("", "make env|pip install .*"): "installs the environment that the tests run in; tests/test_package.py: the wheel",
     ("", "make (test|check)"): "would run this test again",
     ("", "make bench .*"): "takes 90 s by design; tests/benchmarks/test_programs.py runs it on tiny data",

@@ -41,7 +41,8 @@ class Sandbox:
         for recipe in (ROOT / "train" / "recipes").glob("*.toml"):
             (folder / "train" / "recipes").mkdir(parents=True, exist_ok=True)
             (folder / "train" / "recipes" / recipe.name).write_text(RECIPE)
-        (folder / "base.toml").write_text(RECIPE)
+        for name in ("base.toml", "my.toml"):
+            (folder / name).write_text(RECIPE)
 
     def run(self, command: str) -> None:
         """Run a command to its end. Raises `AssertionError` with its output if it fails."""

@@ -450,14 +450,13 @@ def sections() -> dict[str, list[str]]:
 
 
 def run(command: str, folder: Path, *more: object) -> int:
-    """Run a command of the page in `folder`; `make shards` in this process."""
-    if not command.startswith("make shards "):
+    """Run a command of the page in `folder`; `resolute shards` in this process."""
+    if not command.startswith("resolute shards "):
         python = Path(sys.executable).parent
         environment = {**os.environ, "PATH": f"{python}:{os.environ['PATH']}"}
         return subprocess.run(["bash", "-ec", command], cwd=folder, env=environment, check=False).returncode
-    words = [word.partition("=") for word in shlex.split(command)[2:]]
-    options: list[object] = [f"--{name.lower().replace('_', '-')}={value}" for name, _, value in words]
-    return prep([*options, *more, "--out", folder / "set", "--res", "32", "--workers", 1])
+    words = shlex.split(command)[2:]
+    return prep([*words, *more, "--out", folder / "set", "--res", "32", "--workers", 1])
 
 
 def test_every_set_of_the_page_has_a_layout() -> None:
