@@ -12,7 +12,7 @@ import errno
 import importlib.util
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .urls import strip_credentials
@@ -29,6 +29,7 @@ __all__ = [
     "check_installed",
     "check_stack",
     "differences",
+    "different_values",
     "from_os_error",
     "is_unavailable",
     "strip_credentials",
@@ -134,12 +135,19 @@ def check(good: bool, key: str, got: object, expected: str) -> None:
 
 def differences(got: Any, expected: Any, name: str = "") -> list[str]:
     """Differences between two JSON-like values, one text each, such as "stages[1].res got 48, expected 64"."""
-    if isinstance(got, Mapping) and isinstance(expected, Mapping):
+    return [f"{key} got {own!r}, expected {other!r}" for key, own, other in different_values(got, expected, name)]
+
+
+def different_values(one: Any, other: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(key, value in one, value in the other) of each difference of JSON-like values: ("stages[1].res", 48, 64)."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
         dot = f"{name}." if name else ""
-        keys = [*got, *(key for key in expected if key not in got)]
-        return [text for key in keys for text in differences(got.get(key), expected.get(key), f"{dot}{key}")]
-    lists = all(isinstance(value, Sequence) and not isinstance(value, str) for value in (got, expected))
-    if lists and len(got) == len(expected):
-        pairs = enumerate(zip(got, expected, strict=True))
-        return [text for i, (a, b) in pairs for text in differences(a, b, f"{name}[{i}]")]
-    return [] if got == expected else [f"{name} got {got!r}, expected {expected!r}"]
+        for key in [*one, *(key for key in other if key not in one)]:
+            yield from different_values(one.get(key), other.get(key), f"{dot}{key}")
+        return
+    lists = all(isinstance(value, Sequence) and not isinstance(value, str) for value in (one, other))
+    if lists and len(one) == len(other):
+        for i, (a, b) in enumerate(zip(one, other, strict=True)):
+            yield from different_values(a, b, f"{name}[{i}]")
+    elif one != other:
+        yield name, one, other

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import pickle
 import re
@@ -18,7 +19,8 @@ from typing import Any, BinaryIO
 
 import torch
 
-from resolute.errors import ResoluteError, StorageError, differences
+from resolute.console import counted
+from resolute.errors import ResoluteError, StorageError, different_values
 from resolute.files import atomic_file, atomic_link, write_errors
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
 FORMAT = "resolute-checkpoint-2"
 LAST = "last.pt"
 _SEAL_BYTES = 64  # SHA-256 in hex digits
+_MAX_CHANGES, _MAX_SHOWN = 4, 60  # of differences, and characters of a value, in a message
 _WRONG_CONTENT = (RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile)
 
 
@@ -105,9 +108,12 @@ def load(path: Path, *, expect: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_same(path: Path, state: dict[str, Any], expect: dict[str, Any]) -> None:
-    if "recipe" in expect and (changes := differences(state["recipe"], expect["recipe"], "recipe")):
+    if "recipe" in expect and (changes := _recipe_changes(state["recipe"], expect["recipe"])):
+        more = f" and {len(changes) - _MAX_CHANGES} more" if len(changes) > _MAX_CHANGES else ""
+        kept = f" ({path.parent / 'recipe.toml'})" if (path.parent / "recipe.toml").exists() else ""
         raise ResoluteError(
-            f"{path}: made with another recipe: {'; '.join(changes)}; use another RUN, or the old recipe"
+            f"{path}: made with another recipe: {'; '.join(changes[:_MAX_CHANGES])}{more}; use another RUN for this "
+            f"recipe, or the run's own{kept}"
         )
     if "data" in expect:
         old, new = state["data"], expect["data"]
@@ -119,6 +125,22 @@ def _check_same(path: Path, state: dict[str, Any], expect: dict[str, Any]) -> No
                 f"{path}: made with other data: got a set that differs in {', '.join(names)}"
                 f"{f' (equal: {same})' if same else ''}, expected the run's own; use another RUN, or the old set"
             )
+
+
+def _recipe_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """What differs in two recipes' values, a text each; of stages, those that both have, and their number."""
+    counts = [len(values["stages"]) for values in (old, new)]
+    texts = [f"the run has {counted(counts[0], 'stage')}, the recipe {counts[1]}"] if counts[0] != counts[1] else []
+    run, recipe = ({**values, "stages": values["stages"][: min(counts)]} for values in (old, new))
+    return texts + [
+        f"{key}: the run has {_short(own)}, the recipe {_short(other)}"
+        for key, own, other in different_values(run, recipe)
+    ]
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
 def newest(folder: Path, name: str) -> Path:

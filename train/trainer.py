@@ -125,8 +125,9 @@ def session(options: Options, ranks: Ranks) -> Iterator[_Session]:
         opened = _Session(options, check_lock, text, *set_up(options, text, ranks))
         try:
             yield opened
-        except (DoesNotFit, RuntimeError) as error:
-            if not isinstance(error, DoesNotFit) and not out_of_memory(error):
+        except Exception as error:
+            opened.discard_failed_start()
+            if not isinstance(error, DoesNotFit) and not (isinstance(error, RuntimeError) and out_of_memory(error)):
                 raise
             # why min: the metrics of the last epoch are computed after the last batch
             index = min(opened.position, opened.plan.total_batches - 1)
@@ -183,6 +184,7 @@ class _Session:
         """`check_lock`: raises if the run's folder is no longer the one that was locked; called before each save."""
         self.options, self.recipe, self.plan, self.learner = options, recipe, plan, learner
         self._check_lock = check_lock
+        self._has_begun = False  # whether a batch has been trained on
         self.ranks = learner.ranks
         self.identity = {"recipe": recipe.values(), "data": plan.config["shards"], "shards": shards.hash}
         state = None
@@ -231,6 +233,21 @@ class _Session:
         self.skipped: Mapping[tuple[str, int, int], str] = {}  # the loader's: (split, res, sample) -> reason
         self.skipped_logged = 0  # number of them in the log
 
+    def discard_failed_start(self) -> None:
+        """Delete what a run has written that has failed before its first batch; its empty folder goes with its lock."""
+        if self._has_begun or self.position or not self.ranks.is_main:
+            return
+        recipe = self._recipe_folder / RECIPE_FILE
+        if not any(self._recipe_folder.glob("**/*.pt")):
+            for path in (self.log.path, recipe):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    @property
+    def _recipe_folder(self) -> Path:
+        """The folder that holds the run's recipe; folds have one recipe."""
+        return self.options.folder if self.options.fold is None else self.options.folder.parent
+
     def fit(self) -> int:
         names = self.options.loggers if self.ranks.is_main else ()
         if names:
@@ -255,6 +272,7 @@ class _Session:
                     self._calibrate(self.forecast(loader, began=began))
                 print(f"warmed up in {time.perf_counter() - began:.1f} s\n{self.table.head}", flush=True)
                 self.skipped = loader.skipped
+                self._has_begun = True
                 finished = run_batches(loader, self.learner, self.meter, self._after)
         except NotFinite as error:
             raise error.describe(plan, folder, write=self.ranks.is_main) from None
@@ -536,8 +554,7 @@ class _Session:
 
     def _write_start(self, shards: ShardSet, text: RecipeText) -> None:
         if self.ranks.is_main:
-            folder = self.options.folder if self.options.fold is None else self.options.folder.parent
-            with output_file(folder / RECIPE_FILE) as file:
+            with output_file(self._recipe_folder / RECIPE_FILE) as file:
                 file.write(text.toml.encode())
         self.log.write(
             {

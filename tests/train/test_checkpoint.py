@@ -55,7 +55,7 @@ def test_another_recipe_or_other_data_is_refused_with_the_differences_but_an_ext
     saved: Path,
 ) -> None:
     other = {"recipe": {"optim": {"lr": 0.5}, "stages": [{"res": 64}]}, "shards": "abc"}
-    with pytest.raises(ResoluteError, match=r"another recipe: recipe\.stages\[0\]\.res got 32, expected 64"):
+    with pytest.raises(ResoluteError, match=r"another recipe: stages\[0\]\.res: the run has 32, the recipe 64"):
         checkpoint.load(saved, expect=other)
     data = {"classes": "1", "train images at 32 px": "2", "train samples and labels": "3"}
     checkpoint.save(saved, {**IDENTITY, "data": data})

@@ -47,6 +47,7 @@ __all__ = [
 Decode = Literal["cpu", "gpu"]
 _SKIPPED, _TIMED = 8, 24  # steps per stage: the skipped ones use prefetched batches and are not representative
 _RUNNING_AHEAD = 4  # batches that a loader prefetches when it is opened
+_SLOW = 4  # times the intended time: a step that takes longer is timed by itself
 _MIN_STEPS = 2  # minimum number of timed steps
 _MAX_LEGS = 4  # measured in a ramp
 # why both ways: a machine that grows slower or faster meanwhile favours neither
@@ -97,13 +98,14 @@ class Stopwatch:
     ) -> tuple[float, float]:
         """(images/s, fraction of waiting) in steady state; takes about `about_s` s and at most `max_steps` steps.
 
-        Two steps if one takes longer than `about_s`.
+        Only two steps if one takes much longer than `about_s`.
         """
         self.steps(source, work, 1)
         rate, waiting, step_s = self.steps(source, work, 1)
-        if self.broadcast(int(step_s > about_s)):
+        agreed = self.broadcast(0 if step_s > _SLOW * about_s else max(_MIN_STEPS, round(about_s / step_s)))
+        if not agreed:
             return rate, waiting
-        count = max(1, min(self.broadcast(max(_MIN_STEPS, round(about_s / step_s))), (max_steps - 2) * 2 // 3))
+        count = max(1, min(agreed, (max_steps - 2) * 2 // 3))
         self.steps(source, work, min(_SKIPPED, count // 2))
         return self.steps(source, work, count)[:2]
 

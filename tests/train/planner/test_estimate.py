@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -19,6 +20,7 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
+from resolute.train.devices.distributed import Ranks
 from resolute.train.loop import Learner
 from resolute.train.planner.estimate import (
     Forecast,
@@ -77,6 +79,55 @@ def test_loader_model_and_training_are_each_timed_in_steady_state(shard_set: Sha
     assert got.stall_frac == pytest.approx(0.25)
     assert got.eval_images_per_s == pytest.approx(1 / 0.625)
     assert got.memory_bytes == 7
+
+
+def test_steps_that_take_much_longer_than_intended_are_timed_twice_at_most(shard_set: ShardSet) -> None:
+    plan = Plan(shard_set, [Stage(res=32, epochs=2, batch_size=2)], eval_batch_size=1)
+    machine = Machine(plan, load_s=0.125, train_s=100.0, eval_s=50.0)
+    steps = itertools.count()
+
+    def train(batch: Any) -> None:
+        next(steps)
+        machine.train(batch)
+
+    got = measure(
+        plan,
+        cast(Any, machine),
+        0,
+        machine.watch,
+        train=train,
+        validate=machine.validate,
+        memory=lambda: 7,
+        synthetic_batch=cast(Any, SimpleNamespace(spec=plan.batch(0))),
+    )
+    assert next(steps) == 4
+    assert got.live_images_per_s == pytest.approx(2 / 100, rel=0.02)
+    assert got.eval_images_per_s == pytest.approx(1 / 50, rel=0.03)
+
+
+def test_stages_beyond_the_limit_of_time_are_estimated_by_their_pixels(
+    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan(shard_set, [Stage(res=res, epochs=1, batch_size=4) for res in (32, 48, 64)])
+    measured: list[int] = []
+
+    def slow(plan: Plan, stream: Any, stage: int, *args: Any, **options: Any) -> Pace:
+        measured.append(stage)
+        return pace(1600, 800, 400)
+
+    monkeypatch.setattr("resolute.train.planner.measure.measure", slow)
+    monkeypatch.setattr("resolute.train.planner.measure.restored", contextlib.nullcontext)
+    monkeypatch.setattr("resolute.train.planner.measure.synthetic_batch", lambda *args: None)
+    learner: Any = SimpleNamespace(
+        device=torch.device("cpu"), ranks=Ranks(), train_step=None, eval_step=None, image_dtype=None
+    )
+    paces = measure_stages(plan, cast(Any, None), learner, limit_s=0.0)
+    assert measured == [2]  # the one with the most pixels
+    assert [each.estimated_from for each in paces] == [2, 2, None]
+    assert [each.live_images_per_s for each in paces] == pytest.approx([1600, 400 * (64 / 48) ** 2, 400])
+    measured.clear()
+    assert [each.estimated_from for each in measure_stages(plan, cast(Any, None), learner)] == [None] * 3
+    assert measured == [2, 1, 0]
 
 
 def test_every_rank_runs_the_number_of_steps_of_rank_0(shard_set: ShardSet) -> None:
