@@ -1,0 +1,64 @@
+"""The command after `next:` runs as printed, whatever the command that printed it was given."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from resolute.cli import COMMANDS, main
+from tests.conftest import make_photos
+
+Run = Callable[[str], str]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """run(line): runs a line as a user types it in an empty folder with photos; returns the command after `next:`."""
+    monkeypatch.chdir(tmp_path)
+    make_photos(tmp_path / "my photos", classes=2, each=20)
+
+    def call(line: str) -> str:
+        program, *words = shlex.split(line)
+        assert program == "resolute"
+        assert main(words) == 0, capsys.readouterr()
+        found = re.findall(r"^next: `(.*)`$", capsys.readouterr().out, re.MULTILINE)
+        assert len(found) <= 1
+        return found[0] if found else ""
+
+    return call
+
+
+def _chain(run: Run, line: str) -> list[str]:
+    """The names of the commands that follow each other, from `line` on."""
+    names = []
+    while line:
+        names.append(next(name for name in COMMANDS if line.startswith(f"resolute {name}")))
+        line = run(line)
+    return names
+
+
+SHARDS = "resolute shards 'my photos' --out 'my set' --res 32,48 --val-frac 0.2 --workers 1"
+FEW = "--set scale_epochs=0.05 --set 'model.name=test_resnet'"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick")
+def test_each_command_leads_to_the_next(run: Run) -> None:
+    assert _chain(run, SHARDS) == ["shards", "train", "eval", "export"]
+    assert _chain(run, f"resolute show 'my set' {FEW}") == ["show", "plan", "train", "eval", "export"]
+    assert _chain(run, f"resolute lr 'my set' {FEW}") == ["lr", "train", "eval", "export"]
+    assert _chain(run, "resolute lr --samples 100 --recipe demo") == ["lr"]
+    recipe = "resolute recipe 'my recipe.toml' --shards 'my set' --model test_resnet --budget 20s"
+    assert _chain(run, recipe) == ["recipe", "train", "eval", "export"]
+    assert run("resolute train 'my set' --recipe 'my recipe.toml' --run again") == "resolute eval --run=runs/again"
+    assert _chain(run, "resolute train --run again --more-epochs 2") == ["train", "eval", "export"]
+
+
+@pytest.mark.slow
+def test_a_set_that_jobs_have_made_is_trained_on(run: Run) -> None:
+    plan = "resolute jobs plan --src 'my photos' --out 'my set' --res 32,48 --val-frac 0.2"
+    assert _chain(run, plan) == ["jobs plan", "jobs range", "jobs finish", "train", "eval", "export"]
