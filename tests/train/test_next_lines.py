@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ Run = Callable[[str], str]
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """run(line): runs a line as a user types it in an empty folder with photos; returns the command after `next:`."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("resolute.train.recipe.starter._CPU", (1, 1, 1))  # an epoch of each stage
     make_photos(tmp_path / "my photos", classes=2, each=20)
 
     def call(line: str) -> str:
@@ -42,15 +44,17 @@ def _chain(run: Run, line: str) -> list[str]:
 
 
 SHARDS = "resolute shards 'my photos' --out 'my set' --res 32,48 --val-frac 0.2 --workers 1"
-FEW = "--set scale_epochs=0.05 --set 'model.name=test_resnet'"
+OTHER = "--set optim.lr=0.02 --set 'model.name=test_resnet'"
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_each_command_leads_to_the_next(run: Run) -> None:
     assert _chain(run, SHARDS) == ["shards", "train", "eval", "export"]
-    assert _chain(run, f"resolute show 'my set' {FEW}") == ["show", "plan", "train", "eval", "export"]
-    assert _chain(run, f"resolute lr 'my set' {FEW}") == ["lr", "train", "eval", "export"]
+    shutil.rmtree("runs")  # else the next ones have another recipe than the run of this name
+    assert _chain(run, f"resolute show 'my set' {OTHER}") == ["show", "plan", "train", "eval", "export"]
+    shutil.rmtree("runs")
+    assert _chain(run, f"resolute lr 'my set' {OTHER}") == ["lr", "train", "eval", "export"]
     assert _chain(run, "resolute lr --samples 100 --recipe demo") == ["lr"]
     recipe = "resolute recipe 'my recipe.toml' --shards 'my set' --model test_resnet --budget 20s"
     assert _chain(run, recipe) == ["recipe", "train", "eval", "export"]
