@@ -180,11 +180,11 @@ def page(runs: Sequence[Run], validation: Mapping[str, Any] | None = None, *, ti
         title=f"Run {run.name}",
         subtitle=f"{start.get('recipe', '')} {start.get('recipe_hash', '')} · {start.get('device', '')} · {state}",
         headline=[*_tiles(run)],
-        first=[*filter(None, _results(run, validation))],
+        first=[*_results(run)],
         about="What limited this run" + ", and what to change" * any(finding.bad for finding in findings),
         findings=findings,
         skipped=len(run.log.kind("skipped")),
-        sections=[*filter(None, _sections_of_one(run))],
+        sections=[*_sections_of_one(run, validation)],
     )
 
 
@@ -228,18 +228,17 @@ def _tiles(run: Run) -> Iterator[tuple[str, str]]:
         yield f"{100 * np.mean(used):.0f} %", "GPU utilisation"
 
 
-def _results(run: Run, validation: Mapping[str, Any] | None) -> Iterator[Section | None]:
-    """What the run has reached: loss, accuracy, and the errors of the best validation."""
+def _results(run: Run) -> Iterator[Section]:
     if run.stages:
         yield _section("Loss and accuracy", charts=[*filter(None, _learning(run, run.log.binned(_BINS)))])
-    if (found := sections(validation, run.epochs)) is not None:
-        yield _section(**found)
 
 
-def _sections_of_one(run: Run) -> Iterator[Section | None]:
+def _sections_of_one(run: Run, validation: Mapping[str, Any] | None) -> Iterator[Section]:
     start, bins, counts = run.log.start, run.log.binned(_BINS), class_counts(run.log)
     if run.stages:
         yield _section("Time", charts=[*filter(None, _times_of_steps(run, bins))])
+    if (found := sections(validation, run.epochs)) is not None:
+        yield _section(**found)
     yield _stages([run])
     yield _epochs(run)
     if run.stages:
