@@ -63,7 +63,7 @@ def test_a_finished_run_goes_on_from_its_weights_resumes_and_says_how(
     folder = tmp_path / "runs" / "small-plus-2"
     assert "starts from EMA weights of" in out or "starts from raw weights of" in out
     assert f"{folder}: resuming at batch" in out
-    assert f"to train on from here: `resolute train --run={folder} --more-epochs=2`" in out
+    assert f"more epochs: `resolute train --run={folder} --more-epochs=2`" in out
     recipe = Recipe.load(folder / "recipe.toml")
     assert [(stage.res, stage.epochs) for stage in recipe.stages] == [(48, 2)]
     start, *_ = read_log(folder / "run.jsonl")
