@@ -1,4 +1,4 @@
-"""The figures of README and `docs/` that come from result files, and the only place that words them.
+"""The figures of README and `docs/` that come from result files, with the sentences around them.
 
     python -m resolute.benchmarks.figures           # writes them into the pages
     python -m resolute.benchmarks.figures --check   # only says which pages are out of date
@@ -30,13 +30,12 @@ from resolute.errors import ResoluteError
 from resolute.files import output_file
 
 from .cli import Parser, command
-from .pictures import first_waits
 from .record import RESULTS
 
 __all__ = ["BLOCK", "FIGURES", "PAGES", "main", "written"]
 
 _ROOT = Path(__file__).resolve().parents[1]
-PAGES = tuple(_ROOT / name for name in ("README.md", "docs/index.md", "docs/benchmarks.md"))
+PAGES = tuple(_ROOT / name for name in ("README.md", "docs/index.md", "docs/benchmarks.md", "docs/gpu.md"))
 BLOCK = re.compile(r"<!-- figures: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 _LINK = "benchmarks/results/"  # as README links to result files; pages in docs/ go up a folder
 
@@ -65,7 +64,7 @@ def _processor(name: str) -> str:
 
 # ---- whole trainings -----------------------------------------------------------------------------------------------
 
-# progressive against fixed size: result files, and their photos in words; the first is in README's table
+# progressive and fixed size: result files, and their photos in words; the first is in the table of single parts
 _HALVES = {
     "half-imagenette": "Imagenette",
     "half-imagenette-more": "Imagenette, other photos",
@@ -100,13 +99,15 @@ def _tuned_rate(name: str, side: str) -> float:
 
 
 _WHOLE = ("whole", "whole-large")  # result files of `whole`
-_TOOLS = {
-    "ours": "Resolute, 96 to 224 px",
-    "ours-224": "Resolute, 224 px",
-    "plain": "plain PyTorch loop, 96 to 224 px",
-    "ffcv": "FFCV in a plain loop, 96 to 224 px",
-    "timm": "timm's train.py, 224 px",
-    "timm-sizes": "timm's train.py, its schedule of 96 to 224 px",
+_SIZES = "96 to 224"
+_TOOLS = {  # {tool: (name, px)}, first those with the same sizes and the same validation; some are not measured yet
+    "ours": ("**Resolute**", _SIZES),
+    "plain": ("plain PyTorch loop", _SIZES),
+    "ffcv": ("the same loop with FFCV", _SIZES),
+    "plain-stored": ("plain loop, photos resized once", _SIZES),
+    "timm-sizes": ("timm's `train.py`, its own sizes", _SIZES),
+    "timm": ("timm's `train.py`", "224"),
+    "ours-224": ("Resolute", "224"),
 }
 
 
@@ -124,90 +125,83 @@ def _mean(value: Sequence[float], digits: int = 1) -> str:
     return f"{value[0]:.{digits}f} ± {value[1]:.{digits}f}"
 
 
-def headline() -> str:
-    """README's first table: whole trainings, first those with the same sizes."""
-    rows, result = _wholes("whole"), _read("whole")
-    sizes = {"timm": "224"} | dict.fromkeys(("ours", "plain", "ffcv", "timm-sizes"), "96 to 224")
-    names = {
-        "ours": "**Resolute**",
-        "plain": "plain PyTorch loop",
-        "ffcv": "the same loop with FFCV",
-        "timm-sizes": "timm's `train.py`, its own sizes",
-        "timm": "timm's `train.py`",
-    }
-    table = []
-    for tool, name in names.items():
-        row = rows[tool, 0]
-        total, prep_s = row["wall_s"][0], row["prep_s"] or 0
-        start_s = _start_s(result, tool) - prep_s
-        parts = (start_s, prep_s, total - prep_s - start_s, total)
-        table.append((name, sizes[tool], f"{_mean(row['top1'])} %", *(f"{part:.0f}" for part in parts)))
-    heads = ("tool", "px", "top-1", "start-up, s", "prep, s", "training, s", "total, s")
-    seeds, epochs = rows["ours", 0]["seeds"], rows["ours", 0]["epochs"]
-    return (
-        f"{_table(heads, table)}\n\n"
-        f"Wall time from start to exit on {_processor('whole')}, measured on {result['date']} ({_file('whole')}). "
-        f"Each tool trains a tiny ResNet for {epochs} epochs on {_count(result['photos'])} original-size photos; means "
-        f"of {seeds} seeds, with standard errors."
-    )
-
-
 def _start_s(result: Mapping[str, Any], tool: str) -> float:
-    """Mean seconds from a tool's start to its first step, files that it prepares included.
+    """Mean seconds that a tool's first epoch takes longer than its second: starting and compiling."""
+    curves = [run["curve"] for run in result["runs"] if (run["tool"], run["round"]) == (tool, 0)]
+    return statistics.fmean(2 * first["elapsed_s"] - second["elapsed_s"] for first, second, *_ in curves)
 
-    The end of the first epoch less the median time of the other epochs of the first size.
-    """
-    first_size = result["case"]["stages"][0][1]  # epochs
-    starts = []
-    for run in result["runs"]:
-        if (run["tool"], run["round"]) == (tool, 0):
-            ends = [point["elapsed_s"] for point in run["curve"][:first_size]]
-            starts.append(ends[0] - statistics.median(after - before for before, after in pairwise(ends)))
-    return statistics.fmean(starts)
+
+def _parts(name: str, tool: str) -> tuple[str, ...]:
+    """Seconds of a tool's start-up, prep and training, and their sum, which starts before prep."""
+    row = _wholes(name)[tool, 0]
+    total, prep_s, start_s = row["wall_s"][0], row["prep_s"], _start_s(_read(name), tool)
+    return tuple(f"{seconds:.0f}" for seconds in (start_s, prep_s, total - prep_s - start_s, total))
+
+
+_PARTS = ("start-up, s", "prep, s", "training, s", "total, s")
+
+
+def headline() -> str:
+    """README's first table: whole trainings."""
+    rows, result = _wholes("whole"), _read("whole")
+    table = [
+        (name, px, f"{_mean(rows[tool, 0]['top1'])} %", *_parts("whole", tool))
+        if (tool, 0) in rows
+        else (name, px, "not measured yet", *[""] * len(_PARTS))
+        for tool, (name, px) in _TOOLS.items()
+    ]
+    large = _wholes("whole-large")
+    ours_s, plain_s = (large[tool, 0]["wall_s"][0] for tool in ("ours", "plain"))
+    return (
+        f"{_table(('tool', 'px', 'top-1', *_PARTS), table)}\n\n"
+        f"Wall time from start to exit on {_processor('whole')}, measured on {result['date']} ({_file('whole')}). "
+        f"Each tool trains a tiny ResNet for {rows['ours', 0]['epochs']} epochs on {_count(result['photos'])} "
+        f"original-size photos; means of {rows['ours', 0]['seeds']} seeds, with standard errors. "
+        "Start-up is the time by which the first epoch is longer than the second. "
+        f"With a wider network, Resolute takes {ours_s:.0f} s and the plain loop {plain_s:.0f} s "
+        f"({_file('whole-large')}). "
+        "timm validates at 224 px after every epoch, the other tools at the size of training. "
+        "FFCV compiles in each run. Resolute compiled in its first run and first preparation; both were "
+        f"[replaced]({_LINK}LOG.md) by later ones."
+    )
 
 
 def trainings() -> str:
-    """Photos to accuracy beside other tools, with equal epochs and in equal time."""
-    rows = []
+    """Photos to accuracy with several tools: with equal epochs for each network, and in the time of Resolute."""
+    parts = []
     for name in _WHOLE:
-        channels = _read(name)["case"]["model_kwargs"]["channels"]
-        network = f"{channels[0]} to {channels[-1]} channels"
-        for (tool, number), row in _wholes(name).items():
-            equal = row["equal_s"]
-            rows.append(
-                (
-                    network,
-                    _TOOLS[tool] + (", in the time of Resolute" if number else ""),
-                    str(row["epochs"]),
-                    f"{_mean(row['top1'])} %",
-                    f"{_mean(row['wall_s'], 0)} s",
-                    f"{row['prep_s']:.0f} s" if row["prep_s"] else "",
-                    f"{_mean(equal, 0)} s" if equal else "",
-                    f"{row['lr']:g}",
-                    str(row["workers"]),
-                    str(row["seeds"]),
-                )
+        rows, result = _wholes(name), _read(name)
+        channels, first = result["case"]["model_kwargs"]["channels"], rows["ours", 0]
+        table = [
+            (
+                *_TOOLS[tool],
+                f"{_mean(row['top1'])} %",
+                *_parts(name, tool)[:-1],
+                _mean(row["wall_s"], 0),
+                f"{row['lr']:g}",
+                str(row["workers"]),
             )
-    return _table(
-        (
-            "network",
-            "tool",
-            "epochs",
-            "top-1",
-            "whole command",
-            "of it preparing files",
-            "until timm's top-1 at 224 px",
-            "learning rate",
-            "workers",
-            "seeds",
-        ),
-        rows,
-    )
+            for tool in _TOOLS
+            if (row := rows.get((tool, 0)))
+        ]
+        parts.append(
+            f"#### {channels[0]} to {channels[-1]} channels\n\n"
+            f"{first['epochs']} epochs, {first['seeds']} seeds, measured on {result['date']} ({_file(name)}).\n\n"
+            f"{_table(('tool', 'px', 'top-1', *_PARTS, 'learning rate', 'workers'), table)}"
+        )
+    rows = _wholes(_WHOLE[0])
+    shorter = [
+        (*_TOOLS[tool], str(row["epochs"]), f"{_mean(row['top1'])} %", _mean(row["wall_s"], 0), str(row["seeds"]))
+        for tool in _TOOLS
+        for row in [rows.get((tool, int(tool != "ours")))]
+        if row and tool != "ours-224"
+    ]
+    heads = ("tool", "px", "epochs", "top-1", _PARTS[-1], "seeds")
+    return "\n\n".join([*parts, f"#### As many epochs as fit into the time of Resolute\n\n{_table(heads, shorter)}"])
 
 
 def results() -> str:
-    """README's table of single parts."""
-    switch, noise = _switch_ms(), "no measurable cost"
+    """The table of single parts."""
     rates = [rates["loaders"] for rates in _read("peers")["loader"]["res"]]
     photos = _count(_read(_TRAINING)["shards"]["progressive"]["train_samples"])
     prep = {tool: statistics.mean(took["seconds"]) for tool, took in _read("prep")["seconds"].items()}
@@ -234,15 +228,15 @@ def results() -> str:
                 _file("prep"),
             ),
             (
-                f"Imagenette, {photos} photos, 12 epochs of a tiny ResNet to 224 px",
+                f"Imagenette, {photos} photos, 12 epochs of a tiny ResNet to 224 px, time and top-1",
                 f"{ours['wall_s']['median']:.0f} s, {_percent(ours['final_top1'])} %",
-                f"all epochs at 224 px: {fixed['wall_s']['median']:.0f} s, {_percent(fixed['final_top1'])} %",
+                f"Resolute, all epochs at 224 px: {fixed['wall_s']['median']:.0f} s, {_percent(fixed['final_top1'])} %",
                 _file(_TRAINING),
             ),
             (
-                "lost at 128 → 160 and 160 → 224 px, without a model",
-                f"{noise} ({switch['ours']} ms)",
-                f"persistent DataLoader: {switch['v2-sized']} ms<br>rebuilt DataLoader: {switch['pillow']} ms",
+                "ms lost at 128 → 160 and 160 → 224 px, without a model",
+                _lost("ours"),
+                f"persistent DataLoader: {_lost('v2-sized')}<br>rebuilt DataLoader: {_lost('pillow')}",
                 _file("peers-switch"),
             ),
         ],
@@ -250,7 +244,7 @@ def results() -> str:
 
 
 def training() -> str:
-    """Progressive against fixed size, each with its own tuned learning rate, on all sets."""
+    """Progressive and fixed size, each with its own tuned learning rate, on all sets."""
     rows = []
     for name, title in _HALVES.items():
         ours, fixed = _sides(name)
@@ -261,8 +255,9 @@ def training() -> str:
                 _count(photos["val_samples"]),
                 *(f"{_percent(side['final_top1'])} %" for side in (ours, fixed)),
                 f"{_points(ours)} ({ours['final_top1']['n']} seeds)",
-                f"{ratio['median']:.2f}x ({_seconds(ours)} against {_seconds(fixed)})",
-                " and ".join(f"{_tuned_rate(name, side):g}" for side in ("progressive", "fixed224")),
+                *(_seconds(side) for side in (ours, fixed)),
+                f"{ratio['median']:.2f}",
+                ", ".join(f"{_tuned_rate(name, side):g}" for side in ("progressive", "fixed224")),
                 _file(name),
             )
         )
@@ -270,10 +265,12 @@ def training() -> str:
         (
             "training photos",
             "validated on",
-            "96 to 224 px",
-            "224 px",
+            "top-1, 96 to 224 px",
+            "top-1, 224 px",
             "difference in points ± standard error",
-            "whole command",
+            "wall time, 96 to 224 px",
+            "wall time, 224 px",
+            "ratio",
             "learning rates",
             "file",
         ),
@@ -325,7 +322,7 @@ _OLD, _NEW, *_OTHERS = [
     _Row("imagenette_cpu", "imagenette-small", "imagenette-small-seeds"),
     _Row("imagenette_cpu_whole", "imagenette-whole", "imagenette-whole-seeds"),
 ]
-_BOARD = [
+_LEADERBOARD = [
     _Row("imagenette_cpu_quick", "imagenette-board", "imagenette-board"),
     _Row("imagenette_20_epochs", "imagenette-board-20", "imagenette-board-20"),
 ]
@@ -340,7 +337,7 @@ def imagenette() -> str:
             row.length,
             row.top1(),
             row.top1("top1"),
-            f"{row.wall_s / 60:.1f} min, {row.wall_s / _OLD.wall_s:.2f}x",
+            f"{row.wall_s / 60:.1f} min ({row.wall_s / _OLD.wall_s:.2f})",
             row.files,
         )
         for row in (_OLD, _NEW, *_OTHERS)
@@ -353,15 +350,15 @@ def imagenette() -> str:
             "length",
             "top-1, averaged weights ± standard error",
             "last weights",
-            "whole command",
+            "wall time (ratio to the first row)",
             "files",
         ),
         rows,
     )
 
 
-def board() -> str:
-    """Imagenette by the rules of its board for 128 px."""
+def leaderboard() -> str:
+    """Imagenette by the rules of its leaderboard for 128 px."""
     rows = [
         (
             f"`{row.recipe}.toml`",
@@ -372,7 +369,7 @@ def board() -> str:
             f"{row.wall_s / 60:.1f} min",
             row.files,
         )
-        for row in _BOARD
+        for row in _LEADERBOARD
     ]
     return _table(
         (
@@ -382,7 +379,7 @@ def board() -> str:
             "validated on",
             "top-1, averaged weights ± standard error",
             "last weights",
-            "whole command",
+            "wall time",
             "file",
         ),
         rows,
@@ -473,21 +470,47 @@ def peers() -> str:
     header = ("images/s (CPU seconds per 1 000 images)", *(f"{rate['res']} px" for rate in rates), "workers", "threads")
     files = _read("peers")["ffcv"]["ffcv-raw"]["res"].values()
     times = sum(each["file_bytes"] for each in files) / sum(each["jpeg_bytes"] for each in files)
-    return f"{_table(header, rows)}\n\nFFCV's files of raw pixels take {times:.1f} times the disk space of the JPEGs."
+    ratios = [
+        (
+            title,
+            *(
+                f"{rate['loaders']['ours']['images_per_s']['median'] / each['images_per_s']['median']:.2f}"
+                for rate in rates
+                for each in [rate["loaders"][loader]]
+            ),
+            _psnr(loader),
+        )
+        for loader, title in _LOADERS.items()
+    ]
+    heads = ("rate of Resolute / rate of the loader", *(f"{rate['res']} px" for rate in rates), "PSNR to Pillow, dB")
+    return (
+        f"{_table(header, rows)}\n\n{_table(heads, ratios)}\n\n"
+        f"FFCV's files of raw pixels take {times:.1f} times the disk space of the JPEGs. PSNR is the range over sizes "
+        f"and crops, compared with Pillow's antialiased bilinear resize ({_file('peers')}, {_read('peers')['date']})."
+    )
 
 
-def _switch_ms() -> dict[str, str]:
-    """{loader: "29 and 20"}: ms lost at both changes, medians."""
-    changes = _read("peers-switch")["change"]["consumers"]["drained"]["changes"]
-    return {
-        loader: " and ".join(f"{change['loaders'][loader]['cost_s']['median'] * 1e3:.0f}" for change in changes)
-        for loader in changes[0]["loaders"]
-    }
+def _psnr(loader: str) -> str:
+    """Lowest and highest mean PSNR of a loader's images over all sizes and crops; empty if it was not measured."""
+    values = [each["psnr_db"][loader] for each in _read("peers")["quality"] if loader in each["psnr_db"]]
+    return f"{min(values):.0f} to {max(values):.0f}" if values and loader != "pillow" else ""
+
+
+def _lost(loader: str) -> str:
+    """Time that a loop without a model loses at both changes, ms: medians, or that nothing can be measured."""
+    changes = [
+        change["loaders"][loader]["cost_s"]
+        for change in _read("peers-switch")["change"]["consumers"]["drained"]["changes"]
+    ]
+    if all(min(cost["raw"]) <= 0 for cost in changes):
+        return "no measurable cost"
+    return ", ".join(f"{cost['median'] * 1e3:.0f}" for cost in changes)
 
 
 def switch() -> str:
     """Time lost by a loop that only takes batches."""
-    lost, result = _switch_ms(), _read("peers-switch")
+    result = _read("peers-switch")
+    changes = result["change"]["consumers"]["drained"]["changes"]
     names = {
         "ours": "Resolute",
         "v2-sized": "one persistent DataLoader whose sampler yields the size",
@@ -495,75 +518,189 @@ def switch() -> str:
         "ffcv-output-size": "FFCV with `output_size`",
         "pillow": "a DataLoader that is rebuilt",
     }
-    table = _table(
-        ("loader", "ms lost at 128 → 160 and 160 → 224 px"), [(name, lost[key]) for key, name in names.items()]
-    )
+
+    def cell(cost: Mapping[str, Any]) -> str:
+        median, lowest, highest = (
+            round(1e3 * seconds) for seconds in (cost["median"], min(cost["raw"]), max(cost["raw"]))
+        )
+        return f"{median} ({lowest} to {highest})"
+
+    heads = ("ms lost: median (lowest to highest)", *(f"{each['from_res']} → {each['to_res']} px" for each in changes))
+    rows = [(name, *(cell(each["loaders"][loader]["cost_s"]) for each in changes)) for loader, name in names.items()]
     return (
-        f"{table}\n\nA loop without a model takes batches of {result['settings']['batch_size']}; medians of "
-        f"{result['rounds']} rounds ({_file('peers-switch')})."
+        f"{_table(heads, rows)}\n\nA loop without a model takes batches of {result['settings']['batch_size']}, in "
+        f"{result['rounds']} rounds on {result['date']} ({_file('peers-switch')})."
     )
 
 
 def changes() -> str:
     """Time lost at each kind of change."""
-    lost = {change["kind"]: change["lost_steps"]["median"] for change in _read("changes-xeon")["changes"]}
-    kinds = {
-        "a new epoch": ("epoch to epoch",),
-        "training to validation": ("training to validation",),
-        "and back": ("validation to training",),
-        "resolution": ("resolution, up", "resolution, down"),
-        "batch size": ("batch size, half", "batch size, double"),
-        "fraction": ("fraction 1 to 0.7", "fraction 0.7 to 1"),
-        "augmentation": ("augmentation on", "augmentation off"),
-        "order": ("order, full to block", "order, block to full"),
-        "all at once": ("all at once",),
+    result = _read("changes-xeon")
+    names = {
+        "epoch to epoch": "a new epoch",
+        "resolution, up": "a larger resolution",
+        "resolution, down": "a smaller resolution",
+        "batch size, half": "half the batch size",
+        "batch size, double": "twice the batch size",
+        "fraction 1 to 0.7": "`fraction` from 1 to 0.7",
+        "fraction 0.7 to 1": "`fraction` from 0.7 to 1",
+        "order, full to block": "`order` from full to block",
+        "order, block to full": "`order` from block to full",
     }
-    cells = [", ".join(f"{lost[name]:.2f}".replace("-0.00", "0.00") for name in names) for names in kinds.values()]
-    return _table(list(kinds), [cells])
+
+    def row(change: Mapping[str, Any]) -> tuple[str, str, str]:
+        raw = change["lost_steps"]["raw"]
+        shown = [
+            f"{value:.2f}".replace("-0.00", "0.00") for value in (change["lost_steps"]["median"], min(raw), max(raw))
+        ]
+        return names.get(change["kind"], change["kind"]), shown[0], f"{shown[1]} to {shown[2]}"
+
+    table = _table(("change", "steps lost, median", "lowest to highest"), [row(change) for change in result["changes"]])
+    return f"{table}\n\nMeasured in {result['rounds']} rounds on {result['date']} ({_file('changes-xeon')})."
 
 
 def picture() -> str:
     """The caption of the stage-change picture."""
-    slowest = {
-        name: " and ".join(f"{max(waits[:5]) * 1e3:.0f}" for waits in stages[1:])
-        for name, stages in first_waits(_read("bench-cpu")).items()
-    }
     return (
-        f"Longest waits for a batch of 64 at the two changes: {slowest['ours']} ms with Resolute. With a DataLoader "
-        f"that is rebuilt for the new size: {slowest['peer']} ms. The model is replaced by a fixed pause per step "
-        f"({_file('bench-cpu')}, first round)."
+        f"The picture is older: one round of {_read('bench-cpu')['date']}, with a fixed pause in place of a model "
+        f"({_file('bench-cpu')})."
     )
+
+
+def storage() -> str:
+    """Share of its time that a simulated model waits for batches, by storage."""
+    result = _read("storage-tars")
+    names = {
+        "page cache": "local folder, in the page cache",
+        "20 ms per sample": "local folder, 20 ms added to every sample",
+        "store, empty cache": "object store, empty cache",
+    }
+    rows = [
+        (
+            names[row["name"]],
+            row["order"],
+            *([f"{100 * epoch['stall_frac']:.1f} %" for epoch in row["epochs"]] + [""])[:2],
+        )
+        for row in result["rows"]
+        if row["name"] in names
+    ]
+    settings = result["settings"]
+    return (
+        f"{_table(('storage', 'order', 'waiting, first epoch', 'second epoch'), rows)}\n\n"
+        f"The store answers after {settings['latency_ms']} ms and sends {settings['total_mib_per_s']} MiB/s "
+        f"({_file('storage-tars')}, {result['date']})."
+    )
+
+
+def _gpu_parts() -> Mapping[str, Any]:
+    """{part: values} of the check on a GPU."""
+    return {part["part"]: part["values"] for part in _read("gpu-check-h200")["parts"]}
+
+
+def _live_and_synthetic(values: Mapping[str, Any]) -> tuple[float, float]:
+    live, synthetic = (values["images_per_s"][kind]["median"] for kind in ("live", "synthetic"))
+    return live, synthetic
 
 
 def gpu() -> str:
     """The loader's rates and training on live data on a GPU."""
-    result = _read("gpu-check-h200")
-    values = {part["part"]: part["values"] for part in result["parts"]}
+    result, values = _read("gpu-check-h200"), _gpu_parts()
     machine = result["machine"]
     rows = []
     for size in result["settings"]["resolutions"]:
-        images = values["training"][str(size)]["images_per_s"]
-        live, synthetic = (images[kind]["median"] for kind in ("live", "synthetic"))
-        rows.append(
-            (
-                f"{size} px",
-                _count(values["loader"][f"{size} plain"]["images_per_s"]),
-                _count(live),
-                f"{live / synthetic:.3f}",
-            )
-        )
+        live, synthetic = _live_and_synthetic(values["training"][str(size)])
+        loaded = values["loader"][f"{size} plain"]["images_per_s"]
+        rows.append((f"{size} px", _count(loaded), _count(live), f"{live / synthetic:.3f}"))
     heads = (f"{machine['gpu']}, {machine['cores']} CPU cores", "loader, images/s", "ResNet-50, images/s")
+    cost = max(abs(each["cost_s"]) / each["steady_s"] for each in values["switch"]["costs"])
     return (
-        f"{_table((*heads, 'compared with synthetic images'), rows)}\n\n"
-        f"Measured once; a change of resolution has no measurable cost ({_file('gpu-check-h200')})."
+        f"{_table((*heads, 'ratio to synthetic images'), rows)}\n\n"
+        f"Measured once, on {result['date']} ({_file('gpu-check-h200')}); no other tool was measured. "
+        f"A change of resolution costs less than {math.ceil(100 * cost)} % of a step."
     )
+
+
+def gpu_training() -> str:
+    """All rates of the check on a GPU, by resolution."""
+    result, values = _read("gpu-check-h200"), _gpu_parts()
+    sizes = result["settings"]["resolutions"]
+
+    def loader(kind: str, value: Callable[[Mapping[str, Any]], str]) -> list[str]:
+        return [value(values["loader"][f"{size} {kind}"]) for size in sizes]
+
+    def rates(kind: str) -> list[str]:
+        return [_count(values["training"][str(size)]["images_per_s"][kind]["median"]) for size in sizes]
+
+    def ratios(images_per_s: Mapping[str, Any]) -> str:
+        rounds = zip(images_per_s["live"]["raw"], images_per_s["synthetic"]["raw"], strict=True)
+        each = [live / synthetic for live, synthetic in rounds]
+        return f"{min(each):.3f} to {max(each):.3f}"
+
+    batch, largest = _count(result["settings"]["train_batch_size"]), str(sizes[-1])
+    compiled = values["compiled"][largest]["images_per_s"]
+    blanks = [""] * (len(sizes) - 1)
+    rows = [
+        (
+            f"loader alone, batches of {_count(result['settings']['batch_size'])}, images/s",
+            *loader("plain", lambda each: _count(each["images_per_s"])),
+        ),
+        (
+            "the same with RandAugment, mixing and erasing, images/s",
+            *loader("policy", lambda each: _count(each["images_per_s"])),
+        ),
+        ("cores that the loader keeps busy", *loader("plain", lambda each: f"{each['cores']:.1f}")),
+        (
+            "cores for 1\u00a0000 images/s",
+            *loader("plain", lambda each: f"{1000 * each['cores'] / each['images_per_s']:.2f}"),
+        ),
+        (f"ResNet-50, bf16, batches of {batch}, on the loader's batches, images/s", *rates("live")),
+        ("ResNet-50 on one synthetic batch, images/s", *rates("synthetic")),
+        (
+            "ratio of both, lowest and highest of three rounds",
+            *(ratios(values["training"][str(size)]["images_per_s"]) for size in sizes),
+        ),
+        ("the same ratio with `compile = true`", *blanks, ratios(compiled)),
+        ("rate with `compile = true`, images/s", *blanks, _count(compiled["live"]["median"])),
+    ]
+    return (
+        f"{_table(('measurement', *(f'{size} px' for size in sizes)), rows)}\n\n"
+        f"From {_file('gpu-check-h200')}, measured on {result['date']}."
+    )
+
+
+def gpu_changes() -> str:
+    """What a change of resolution costs on a GPU."""
+    result, switch = _read("gpu-check-h200"), _gpu_parts()["switch"]
+    sizes = result["settings"]["resolutions"]
+    rows = [
+        (f"{before} → {after} px", *(f"{1e3 * cost[key]:.1f}" for key in ("cost_s", "noise_s", "steady_s")))
+        for (before, after), cost in zip(pairwise(sizes), switch["costs"], strict=True)
+    ]
+    heads = ("change", "ms lost in the first five steps", "noise of five steps, ms", "a usual step, ms")
+    return f"{_table(heads, rows)}\n\nThe warm-up before the run took {switch['warm_up_s']:.0f} s."
+
+
+def gpu_decoders() -> str:
+    """Rates of the ways to decode on a GPU."""
+    values = _gpu_parts()["decoders"]
+    names = {
+        "cpu None": "CPU",
+        "whole 0.0": "CUDA kernels (`hw_decoder_load=0`)",
+        "whole 0.65": "65 % by the JPEG engine (DALI's default)",
+        "whole 1.0": "all by the JPEG engine (Resolute's setting)",
+    }
+    rows = [
+        (name, _count(values[key]["images_per_s"]), f"{values[key]['cores']:.1f}", f"{values[key]['error']:.3f}")
+        for key, name in names.items()
+    ]
+    return _table(("decoder", "images/s", "cores", "mean difference from the CPU's pixels, of 255"), rows)
 
 
 # ---- prep ----------------------------------------------------------------------------------------------------------
 
 
 def prep() -> str:
-    """Prep beside other converters."""
+    """Prep and other converters."""
     from .prep.__main__ import FEW
 
     result = _read("prep")
@@ -578,7 +715,7 @@ def prep() -> str:
         return f"{min(result['psnr_db'][reference].values()):.1f} dB"
 
     return _table(
-        ("tool", "images/s", "steady", "PSNR before JPEG, lowest mean of the three sizes"),
+        ("tool", "images/s", "images/s without start-up", "PSNR before JPEG, lowest mean of the three sizes"),
         [
             (
                 "Resolute, one pass, hashed and synced",
@@ -593,13 +730,15 @@ def prep() -> str:
 
 
 def soak() -> str:
-    """The latest soak over all scenarios but train-all."""
-    result = _read("soak")
-    findings = len(result["findings"])
-    return (
-        f"{result['kills']} kills and {result['faults']} storage faults in {result['elapsed_s'] / 60:.0f} minutes: "
-        f"{findings or 'no'} findings ({_file('soak')})."
-    )
+    """The latest soaks."""
+    names = {"soak": "all scenarios but the next", "soak-train-all": "`train-all`: a run with many settings on"}
+    rows = []
+    for name, scenarios in names.items():
+        result = _read(name)
+        minutes = f"{result['elapsed_s'] / 60:.0f}"
+        counts = (str(result["kills"]), str(result["faults"]), minutes, str(len(result["findings"])))
+        rows.append((scenarios, *counts, result["date"], _file(name)))
+    return _table(("scenarios", "kills", "storage faults", "minutes", "findings", "date", "file"), rows)
 
 
 FIGURES: Mapping[str, Callable[[], str]] = {
@@ -610,13 +749,17 @@ FIGURES: Mapping[str, Callable[[], str]] = {
         trainings,
         training,
         imagenette,
-        board,
+        leaderboard,
         techniques,
         peers,
         switch,
         changes,
         picture,
+        storage,
         gpu,
+        gpu_training,
+        gpu_changes,
+        gpu_decoders,
         prep,
         soak,
     )

@@ -29,7 +29,7 @@ from resolute.files import output_file
 from .cli import Parser, chosen, command
 from .record import RESULTS
 
-__all__ = ["PICTURES", "draw_stage_change", "draw_whole", "drawn", "first_waits", "main"]
+__all__ = ["PICTURES", "draw_stage_change", "draw_whole", "drawn", "main"]
 
 _FOLDER = Path(__file__).resolve().parents[1] / "docs"
 _WIDTH, _HEIGHT = 860, 300
@@ -112,7 +112,7 @@ class _Plot:
         return "\n".join([*self._parts, "</svg>"]) + "\n"
 
 
-def first_waits(result: Mapping[str, Any]) -> dict[str, list[list[float]]]:
+def _first_waits(result: Mapping[str, Any]) -> dict[str, list[list[float]]]:
     """The wait for each batch of each stage, in s, of the first round: with "ours" and with a rebuilt "peer"."""
     waits = (result.get("change") or result["switch"])["consumers"]["paced"]["batch_s"]
     return {"ours": waits["ours"][0], "peer": waits["peer" if "peer" in waits else "pillow"][0]}
@@ -123,7 +123,7 @@ def draw_stage_change(result: Mapping[str, Any]) -> str:
     change = result.get("change") or result["switch"]
     paced = change["consumers"]["paced"]
     resolutions = change.get("resolutions") or result["shards"]["resolutions"]
-    first_rounds = first_waits(result)
+    first_rounds = _first_waits(result)
     # why the least: the picture puts the changes at the same place for both loaders
     per_stage = min(len(waits_s) for stages in first_rounds.values() for waits_s in stages)
     steps = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,25 @@ def test_a_page_shows_the_figures_of_the_result_files(page: Path) -> None:
 def test_every_figure_is_shown() -> None:
     shown = {name for page in PAGES for name in BLOCK.findall(page.read_text(encoding="utf-8"))}
     assert shown == set(FIGURES)
+
+
+def test_training_in_the_first_table_begins_with_an_epoch_as_long_as_the_second() -> None:
+    runs = json.loads((RESULTS / "whole.json").read_text(encoding="utf-8"))["runs"]
+    rows = re.findall(r"^\|.*\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", FIGURES["headline"](), re.MULTILINE)
+    tools = list(dict.fromkeys(run["tool"] for run in runs))
+    assert len(rows) == len(tools)
+    shown = {tuple(map(int, row)) for row in rows}
+    for tool in tools:
+        own = [run for run in runs if run["tool"] == tool and not run["round"]]
+        trained = []
+        for run in own:
+            first_s, second_s = (point["elapsed_s"] for point in run["curve"][:2])
+            trained.append(run["wall_s"] - first_s + (second_s - first_s))
+        assert any(
+            abs(training - statistics.fmean(trained)) <= 1
+            and abs(start + training - statistics.fmean(run["wall_s"] for run in own)) <= 1
+            for start, _, training, _ in shown
+        ), tool
 
 
 def test_a_figure_that_was_changed_by_hand_is_noticed() -> None:
