@@ -145,7 +145,7 @@ def headline() -> str:
     """README's first table: whole trainings."""
     rows, result = _wholes("whole"), _read("whole")
     table = [
-        (name, px, f"{_mean(rows[tool, 0]['top1'])} %", *_parts("whole", tool))
+        (name, px, _mean(rows[tool, 0]["top1"]), *_parts("whole", tool))
         if (tool, 0) in rows
         else (name, px, "not measured yet", *[""] * len(_PARTS))
         for tool, (name, px) in _TOOLS.items()
@@ -153,7 +153,7 @@ def headline() -> str:
     large = _wholes("whole-large")
     ours_s, plain_s = (large[tool, 0]["wall_s"][0] for tool in ("ours", "plain"))
     return (
-        f"{_table(('tool', 'px', 'top-1', *_PARTS), table)}\n\n"
+        f"{_table(('tool', 'px', 'top-1, %', *_PARTS), table)}\n\n"
         f"Wall time from start to exit on {_processor('whole')}, measured on {result['date']} ({_file('whole')}). "
         f"Each tool trains a tiny ResNet for {rows['ours', 0]['epochs']} epochs on {_count(result['photos'])} "
         f"original-size photos; means of {rows['ours', 0]['seeds']} seeds, with standard errors. "
@@ -175,7 +175,7 @@ def trainings() -> str:
         table = [
             (
                 *_TOOLS[tool],
-                f"{_mean(row['top1'])} %",
+                _mean(row["top1"]),
                 *_parts(name, tool)[:-1],
                 _mean(row["wall_s"], 0),
                 f"{row['lr']:g}",
@@ -187,16 +187,16 @@ def trainings() -> str:
         parts.append(
             f"#### {channels[0]} to {channels[-1]} channels\n\n"
             f"{first['epochs']} epochs, {first['seeds']} seeds, measured on {result['date']} ({_file(name)}).\n\n"
-            f"{_table(('tool', 'px', 'top-1', *_PARTS, 'learning rate', 'workers'), table)}"
+            f"{_table(('tool', 'px', 'top-1, %', *_PARTS, 'learning rate', 'workers'), table)}"
         )
     rows = _wholes(_WHOLE[0])
     shorter = [
-        (*_TOOLS[tool], str(row["epochs"]), f"{_mean(row['top1'])} %", _mean(row["wall_s"], 0), str(row["seeds"]))
+        (*_TOOLS[tool], str(row["epochs"]), _mean(row["top1"]), _mean(row["wall_s"], 0), str(row["seeds"]))
         for tool in _TOOLS
         for row in [rows.get((tool, int(tool != "ours")))]
         if row and tool != "ours-224"
     ]
-    heads = ("tool", "px", "epochs", "top-1", _PARTS[-1], "seeds")
+    heads = ("tool", "px", "epochs", "top-1, %", _PARTS[-1], "seeds")
     return "\n\n".join([*parts, f"#### As many epochs as fit into the time of Resolute\n\n{_table(heads, shorter)}"])
 
 
@@ -266,10 +266,10 @@ def training() -> str:
             "training photos",
             "validated on",
             "top-1, 96 to 224 px",
-            "top-1, 224 px",
+            "224 px",
             "difference in points ± standard error",
             "wall time, 96 to 224 px",
-            "wall time, 224 px",
+            "224 px",
             "ratio",
             "learning rates",
             "file",
@@ -677,7 +677,10 @@ def gpu_changes() -> str:
         for (before, after), cost in zip(pairwise(sizes), switch["costs"], strict=True)
     ]
     heads = ("change", "ms lost in the first five steps", "noise of five steps, ms", "a usual step, ms")
-    return f"{_table(heads, rows)}\n\nThe warm-up before the run took {switch['warm_up_s']:.0f} s."
+    return (
+        f"{_table(heads, rows)}\n\nThe warm-up before the run tunes cuDNN for all shapes of training and "
+        f"validation; it took {switch['warm_up_s']:.0f} s."
+    )
 
 
 def gpu_decoders() -> str:
