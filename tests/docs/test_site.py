@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+
+import resolute
+from tests import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -48,3 +52,23 @@ def test_files_that_pages_link_to_are_part_of_the_site(site: Path) -> None:
     }
     assert len(links) > 20
     assert [link for link in links if not (site / link).is_file()] == []
+
+
+def test_the_notebook_is_a_page_with_its_cells_and_a_link_to_the_file(site: Path) -> None:
+    text = (site / "notebook.html").read_text(encoding="utf-8")
+    for cell in json.loads((ROOT / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]:
+        line = next(line for line in cell["source"] if line.strip()).strip("# \n")
+        words = [word for word in re.findall(r"\w+", line) if len(word) > 3]
+        assert [word for word in words if word not in text] == []
+    assert '<a href="notebook.ipynb" download' in text
+    assert (site / "notebook.ipynb").is_file()
+    assert 'href="notebook.html"' in (site / "start.html").read_text(encoding="utf-8")
+
+
+def test_the_api_has_the_names_that_users_import(site: Path) -> None:
+    """In headings, signatures and the text; only anchors may have the modules' names."""
+    text = re.sub(r"<[^>]*>", "", (site / "api.html").read_text(encoding="utf-8"))
+    assert [name for name in resolute.__all__ if name != "__version__" and f"resolute.{name}" not in text] == []
+    assert re.findall(r"resolute\.(?:pipeline|errors|train|prep)[\w.]*", text) == []
+    for field in ("batch_size", "mixup_alpha", "soft_targets", "partner_labels", "global_size"):
+        assert field in text
