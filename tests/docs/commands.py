@@ -19,11 +19,12 @@ LEFT_OUT = {
     ("docs/several_gpus.md", ".*"): "needs eight GPUs; CPU: tests/train/devices/test_distributed.py",
     ("", "make env|pip install .*"): "installs the environment that the tests run in; tests/test_package.py: the wheel",
     ("", "make (test|check)"): "would run this test again",
-    ("", "make bench .*"): "takes 90 s by design; tests/benchmarks/test_programs.py runs it on tiny data",
+    ("", "resolute bench .*"): "takes 90 s by design; tests/benchmarks/test_programs.py runs it on tiny data",
     ("", r"python -m resolute.benchmarks\.\w+"): "writes into the checkout; tests/docs/test_figures.py compares",
-    ("docs/planning.md", "make train RECIPE=mine.toml .*"): "trains for the whole budget of eleven minutes",
-    ("docs/planning.md", "make plan RECIPE=base.toml SHARDS=shards BUDGET=11m"): "as the next, which writes a recipe",
-    ("docs/training.md", "make plan .*"): "as in docs/planning.md",
+    ("", "resolute recipe .*"): "here my.toml is tiny; tests/train/recipe/test_starter.py",
+    ("docs/planning.md", "resolute train shards --recipe mine.toml"): "trains for the whole budget of eleven minutes",
+    ("docs/planning.md", "resolute plan shards --recipe base.toml --budget 11m"): "as the next, which writes a recipe",
+    ("docs/training.md", "resolute plan .*"): "as in docs/planning.md",
 }
 
 

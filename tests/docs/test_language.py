@@ -11,21 +11,6 @@ from tests import ROOT
 from tests.docs.commands import pages
 
 WORDS, NUMBERS = 25, 3
-# pages that are still to be rewritten
-LATER = {
-    "docs/api.md",
-    "docs/freezing.md",
-    "docs/index.md",
-    "docs/learning_rate.md",
-    "docs/loop.md",
-    "docs/planning.md",
-    "docs/recipe_file.md",
-    "docs/recipe_keys.md",
-    "docs/recipes.md",
-    "docs/regularisation.md",
-    "docs/start.md",
-    "docs/training.md",
-}
 # what is not prose: code blocks, comments, headings, tables, titles of notes, objects of the API with their options
 NOT_PROSE = [
     re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE),
@@ -92,8 +77,6 @@ def faults(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_sentences_of_a_page_are_short(page: Path) -> None:
-    if str(page.relative_to(ROOT)) in LATER:
-        pytest.skip("still to be rewritten")
     found = faults(page.read_text(encoding="utf-8"))
     assert found == [], "\n".join([str(page.relative_to(ROOT)), *found])
 
