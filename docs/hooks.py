@@ -60,9 +60,8 @@ def notebook(path: Path) -> str:
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         text = "".join(cell["source"])
         parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
-    parts.insert(
-        1, f'<a href="{path.name}" download>Download the notebook</a> to run it.'
-    )  # HTML: stays a link to the file
+    # why HTML: links of Markdown to the notebook become links to this page
+    parts.insert(1, f'<a href="{path.name}" download>Download the notebook</a> to run it.')
     return "\n\n".join(parts)
 
 

@@ -56,7 +56,8 @@ def widened(samples: NDArray[np.void], dtype: np.dtype[Any]) -> NDArray[np.void]
 class Target:
     """The kind of a set's targets and their `names`: of the C classes, or of the D values, whose `units` may be "".
 
-    `ignored`: labels of a sample may be ignored, see above; only for the kind "labels".
+    `ignored`: whether labels of a sample may be unknown, and are then left out of loss and metrics; only for the kind
+    "labels".
     """
 
     kind: TargetKind

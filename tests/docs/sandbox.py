@@ -64,8 +64,8 @@ class Sandbox:
     # ---- what the pages expect in the folder -------------------------------------------------------------------------
 
     def add_demo(self) -> None:
-        """Demo photos, so that `make train` neither generates thousands of them nor trains for minutes."""
-        make_photos(self.folder / "demo" / "photos", classes=2, each=12)
+        """Demo photos, fewer than `make train` generates: its batches of 64 need 86 to train on."""
+        make_photos(self.folder / "demo" / "photos", classes=2, each=50)
         (self.folder / "demo" / "photos" / ".demo.json").write_text(json.dumps({}))
 
     def add_photos(self) -> None:

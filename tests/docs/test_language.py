@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests import ROOT
 from tests.docs.commands import pages
 
 WORDS, NUMBERS = 25, 3
+NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 # what is not prose: code blocks, comments, headings, tables, titles of notes, objects of the API with their options
 NOT_PROSE = [
     re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE),
@@ -75,9 +77,13 @@ def faults(text: str) -> list[str]:
     return found + [f"{word}: {part}" for part in prose(text) for word in AVOIDED.findall(part)]
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*pages(), NOTEBOOK], ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_sentences_of_a_page_are_short(page: Path) -> None:
-    found = faults(page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    if page == NOTEBOOK:
+        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"]
+        text = "\n\n".join("".join(cell["source"]) for cell in cells)
+    found = faults(text)
     assert found == [], "\n".join([str(page.relative_to(ROOT)), *found])
 
 
