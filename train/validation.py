@@ -284,7 +284,7 @@ def _histogram(errors: torch.Tensor) -> tuple[list[int], list[float], int]:
     ordered = errors[errors.isfinite()].sort().values
     if not len(ordered):
         return [], [], 0
-    cut = max(len(ordered) // 100, len(ordered) >= 5)
+    cut = max(len(ordered) // 100, int(len(ordered) >= 5))
     inner_low, inner_high = float(ordered[cut]), float(ordered[-1 - cut])
     margin = (inner_high - inner_low) / 2
     low, high = max(float(ordered[0]), inner_low - margin), min(float(ordered[-1]), inner_high + margin)

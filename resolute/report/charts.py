@@ -74,7 +74,7 @@ def chart(
     `marks`: (x, label) of stage starts. `start`: left end of the x axis (None: the first value). `top`: upper limit of
     the y axis. `zero`: start a linear y axis at 0. `log`: the logarithmic axes, of `xy`. `note`: text below the chart.
     `wide`: use the page's full width. `robust`: outliers do not flatten a linear y axis, see `without_outliers`. Values
-    beyond the ends of the axis are drawn at its ends; the note counts them.
+    beyond the ends of the axis are drawn at its ends, and the note says how far they reach.
     """
     series = [curve for curve in series if any(map(math.isfinite, curve.y))]
     if not series:
@@ -158,17 +158,10 @@ def without_outliers(values: Values, *, zero: bool = False) -> tuple[float, floa
 
 
 def _beyond(values: Values, low: float, high: float) -> str:
-    """How many values lie beyond an axis, and how far; empty if none does."""
-    above, below = [value for value in values if value > high], [value for value in values if value < low]
-    parts = [
-        f"{len(beyond):,} {'value is' if len(beyond) == 1 else 'values are'} {where} the axis, {far}"
-        for beyond, where, far in (
-            (above, "above", f"up to {short(max(above, default=0))}"),
-            (below, "below", f"down to {short(min(below, default=0))}"),
-        )
-        if beyond
-    ]
-    return f"{'; '.join(parts)}." if parts else ""
+    """How far values lie beyond the ends of an axis; empty if none does."""
+    above = f"Values above the axis reach {short(max(values))}." if max(values) > high else ""
+    below = f"Values below the axis reach {short(min(values))}." if min(values) < low else ""
+    return " ".join(filter(None, [above, below]))
 
 
 def short(value: float) -> str:

@@ -55,7 +55,7 @@ class EpochTable:
         titles = "".join(
             f" {prefix + metric.head:>{self._width(prefix, metric)}}" for prefix, _, metric in self._columns
         )
-        return f"epoch stage   px batch   loss  val loss{titles}        lr images/s waiting % train s  val s"
+        return f"epoch stage   px batch   loss  val loss{titles}       lr images/s waiting % train s val s"
 
     def row(self, record: dict[str, Any]) -> str:
         """The row of an epoch's record in run.jsonl."""
@@ -76,11 +76,11 @@ class EpochTable:
                 number("loss", 6, 3),
                 number("eval_loss", 9, 3),
                 *(cell(*column) for column in self._columns),
-                f"{record['lr']:9.3g}",
+                f"{record['lr']:8.3g}",
                 number("images_per_s", 8, 1),
                 number("stall_frac", 9, 2, 100),
                 number("train_s", 7, 1),
-                number("eval_s", 6, 1),
+                number("eval_s", 5, 1),
             ]
         )
 
@@ -92,7 +92,7 @@ class EpochTable:
 
     @staticmethod
     def _width(prefix: str, metric: Metric) -> int:
-        return len(prefix) + max(6, len(metric.head))
+        return max(6, len(prefix + metric.head))
 
 
 def summary(run: RunLogReader, folder: Path) -> str:

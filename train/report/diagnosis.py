@@ -41,7 +41,10 @@ class Finding:
 
 
 def stage_rows(run: RunLogReader) -> list[dict[str, Any]]:
-    """Statistics per stage: times in s, rates in images/s, fractions 0 to 1; None if not measured."""
+    """Statistics per stage: times in s, rates in images/s, fractions 0 to 1; None if not measured.
+
+    `later_*` and `burst_frac` are without the first 5 steps of the run.
+    """
     steps, rows = run.steps, []
     ceilings = {record["stage"]: record for record in run.kind("calibration")}
     costs = {
@@ -52,6 +55,9 @@ def stage_rows(run: RunLogReader) -> list[dict[str, Any]]:
     for stage in np.unique(steps["stage"]):
         own, ceiling = steps["stage"] == stage, ceilings.get(int(stage), {})
         wait, times = steps["wait_s"][own], np.sort(steps["time_s"][own])
+        # why: at the start of the run, the loader has nothing ready, whatever its speed
+        later = slice(0 if rows else SWITCH_STEPS, None)
+        later_wait = wait[later]
         epochs = [epoch for epoch in run.epochs if epoch["stage"] == stage]
         sizes = sorted({*map(int, steps["res"][own])})
         rows.append(
@@ -64,7 +70,11 @@ def stage_rows(run: RunLogReader) -> list[dict[str, Any]]:
                 "train_s": float(times.sum()),
                 "wait_s": float(wait.sum()),
                 "stall_frac": float(wait.sum() / times.sum()),
-                "burst_frac": float(np.sort(wait)[-max(1, len(wait) // 100) :].sum() / max(wait.sum(), 1e-9)),
+                "later_wait_s": float(later_wait.sum()),
+                "later_s": float(steps["time_s"][own][later].sum()),
+                "burst_frac": float(
+                    np.sort(later_wait)[-max(1, len(wait) // 100) :].sum() / max(later_wait.sum(), 1e-9)
+                ),
                 "first_wait_s": float(wait[:SWITCH_STEPS].sum() - SWITCH_STEPS * np.median(wait)),
                 "images_per_s": float(steps["samples"][own].sum() / times.sum()),
                 "unfed_images_per_s": float(steps["samples"][own].sum() / steps["compute_s"][own].sum()),
@@ -96,15 +106,14 @@ def diagnose(run: RunLogReader) -> list[Finding]:
 def _waiting(run: RunLogReader, rows: list[dict[str, Any]]) -> Iterator[Finding]:
     in_blocks = run.start.get("order") == "block"
     for row in rows:
-        # why without the run's first steps: the loader has nothing ready then, whatever its speed
-        start_s = max(0.0, row["first_wait_s"]) if row is rows[0] else 0.0
-        if row["wait_s"] - start_s < _STALL_FRAC * row["train_s"]:
+        if row["later_wait_s"] <= _STALL_FRAC * row["later_s"]:
             continue
         stall = (
-            f"Stage {row['stage']} ({row['res']} px) waited {100 * row['stall_frac']:.0f} % of its time for data "
-            f"({format_duration(row['wait_s'])})"
+            f"Stage {row['stage']} ({row['res']} px) waited {100 * row['later_wait_s'] / row['later_s']:.0f} % of its "
+            f"time for data ({format_duration(row['later_wait_s'])}"
+            f"{f', without its first {SWITCH_STEPS} steps' if row is rows[0] else ''})"
         )
-        if row["burst_frac"] >= _BURST_FRAC and row["steps"] >= 100 and not start_s > _BURST_FRAC * row["wait_s"]:
+        if row["burst_frac"] >= _BURST_FRAC and row["steps"] >= 100:
             advice = "" if in_blocks else 'Read in blocks (`data.order = "block"`), or keep'
             yield Finding(
                 True,

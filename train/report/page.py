@@ -221,7 +221,8 @@ def _tiles(run: Run, validation: Mapping[str, Any] | None) -> Iterator[tuple[str
         photos, majority = run.log.start.get("val_samples"), run.log.start.get("val_majority")
         constant = f"; always the most frequent class: {100 * majority:.1f} %" if majority else ""
         of_photos = f", of {photos:,} photos{constant}" if photos else ""
-        yield run.text(run.scores[-1][1]), f"{run.metric.title} at the end{of_photos}"
+        when = "at the end" if run.log.kind("end") else f"in epoch {run.scores[-1][0]['epoch']}"
+        yield run.text(run.scores[-1][1]), f"{run.metric.title} {when}{of_photos}"
         yield run.text(top), f"best {run.metric.title}, epoch {epoch['epoch']}"
         if validation is not None and validation["epoch"] == epoch["epoch"]:
             for name, error in errors_of_values(validation)[:_TILES]:
@@ -260,7 +261,8 @@ def _sections_of_one(run: Run, validation: Mapping[str, Any] | None) -> Iterator
     if (found := sections(validation, run.epochs)) is not None:
         yield _section(**found)
     yield _stages([run])
-    yield _epochs(run)
+    if epochs := run.epochs:
+        yield _epochs(run, epochs)
     if run.stages:
         yield _section("Schedule", charts=[*filter(None, _schedule(run, bins))])
     if counts is not None:
@@ -311,7 +313,7 @@ def _recipe_tables(text: str) -> list[Table]:
     rows = [[number, *(_plain(stage.get(key, "")) for key in keys)] for number, stage in enumerate(stages)]
     others = [(key, _plain(value)) for key, value in _leaves(table)]
     return [
-        ("Stages that the recipe sets", ("stage#", *keys), rows),
+        ("Stages that the recipe sets", ("stage", *keys), rows),
         ("Other keys that it sets", ("key", "value"), others),
     ]
 
@@ -548,8 +550,8 @@ def _or_dash(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
-def _epochs(run: Run) -> Section:
-    epochs, samples = run.epochs, run.log.start.get("val_samples", 0)
+def _epochs(run: Run, epochs: Sequence[Mapping[str, Any]]) -> Section:
+    samples = run.log.start.get("val_samples", 0)
 
     def number(digits: int, scale: float = 1.0) -> Callable[[float], str]:
         return lambda value: f"{scale * value:,.{digits}f}"
@@ -558,10 +560,7 @@ def _epochs(run: Run) -> Section:
         return lambda value: metric.text(value).removesuffix(" %")
 
     def of_metrics(key: str, title: str) -> list[tuple[str, str, Callable[[float], str]]]:
-        return [
-            (f"{key}{metric.key}", f"{title}{metric.head}", of_metric(metric))
-            for metric in (run.metrics if epochs else ())
-        ]
+        return [(f"{key}{metric.key}", f"{title}{metric.head}", of_metric(metric)) for metric in run.metrics]
 
     columns = [
         ("loss", "loss", number(3)),
@@ -578,7 +577,7 @@ def _epochs(run: Run) -> Section:
         ("gpu_frac", "GPU %", number(0, 100)),
     ]
     shown = [column for column in columns if any(epoch.get(column[0]) is not None for epoch in epochs)]
-    every = -(-len(epochs) // _ROWS) if epochs else 1
+    every = -(-len(epochs) // _ROWS)
     heads = ["epoch#", "stage#", "px#", "batch#", *(f"{title}#" for _, title, _ in shown)]
     rows = [
         (
@@ -592,7 +591,7 @@ def _epochs(run: Run) -> Section:
         if number % every == 0 or number == len(epochs)
     ]
     note = f"Every {every}th epoch is shown; run.jsonl has all. " if every > 1 else ""
-    if samples and run.scores and run.metric.counted:
+    if samples and run.metric.counted and run.scores:
         half = run.text(run.scores[-1][1]).partition("± ")[2].removesuffix(" %")
         note += (
             f"With {samples:,} photos, the last {run.metric.title} is known to ±{half} points (95 % interval, Wilson)."

@@ -22,7 +22,7 @@ from resolute.errors import ResoluteError
 from resolute.files import output_file
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
-from resolute.report.charts import Chart, Series, chart, short, without_outliers
+from resolute.report.charts import Chart, Series, chart, without_outliers
 from resolute.train.score import METRICS, with_interval
 
 __all__ = ["FILE", "confused_photos", "errors_of_values", "read_validation", "sections", "write_validation"]
@@ -242,9 +242,9 @@ def _of_values(table: Mapping[str, Any]) -> dict[str, Any]:
         points = sorted((true, got) for true, got in column["points"] if got is not None)
         if not points:
             continue
-        # why: as for the axis of the predicted values, an outlier would press all others together
-        low, high = without_outliers([true for true, _ in points])
-        shown = [(true, got) for true, got in points if low <= true <= high]
+        # why: one outlier would press all other points together
+        low, high = without_outliers([value for point in points for value in point])
+        shown = [point for point in points if low <= min(point) and max(point) <= high]
         beyond = counted(len(points) - len(shown), "photo")
         true, predicted = zip(*shown, strict=True)
         ends = [min(true), max(true)]
@@ -258,10 +258,7 @@ def _of_values(table: Mapping[str, Any]) -> dict[str, Any]:
                 unit=unit,
                 x_name="true",
                 zero=False,
-                robust=True,
-                note=f"{beyond} with other true values: {short(points[0][0])} to {short(points[-1][0])} in all."
-                if len(shown) < len(points)
-                else "",
+                note=f"Without {beyond} far from the others." if len(shown) < len(points) else "",
             )
         )
         edges, counts = column["errors"]["edges"], column["errors"]["counts"]
