@@ -45,7 +45,8 @@ def stage_rows(run: RunLogReader) -> list[dict[str, Any]]:
 
     `later_*` and `burst_frac` are without the first 5 steps of the run.
     """
-    steps, rows = run.steps, []
+    steps = run.steps
+    rows: list[dict[str, Any]] = []
     ceilings = {record["stage"]: record for record in run.kind("calibration")}
     costs = {
         cost["stage"]: cost
@@ -104,7 +105,7 @@ def diagnose(run: RunLogReader) -> list[Finding]:
 
 
 def _waiting(run: RunLogReader, rows: list[dict[str, Any]]) -> Iterator[Finding]:
-    in_blocks = run.start.get("order") == "block"
+    in_blocks, advice = run.start.get("order") == "block", _loader_advice(run)
     for row in rows:
         if row["later_wait_s"] <= _STALL_FRAC * row["later_s"]:
             continue
@@ -114,16 +115,17 @@ def _waiting(run: RunLogReader, rows: list[dict[str, Any]]) -> Iterator[Finding]
             f"{f', without its first {SWITCH_STEPS} steps' if row is rows[0] else ''})"
         )
         if row["burst_frac"] >= _BURST_FRAC and row["steps"] >= 100:
-            advice = "" if in_blocks else 'Read in blocks (`data.order = "block"`), or keep'
+            cure = "Keep" if in_blocks else 'Read in blocks (`data.order = "block"`), or keep'
             yield Finding(
                 True,
                 (
                     f"{stall}, {100 * row['burst_frac']:.0f} % of it in 1 % of the steps: cold files, not a slow "
-                    f"loader. {advice or 'Keep'} the shards on a local disk."
+                    f"loader. {cure} the shards on a local disk."
                 ),
             )
         else:
-            yield Finding(True, f"{stall}: {_rates(row)} {_loader_advice(run)}")
+            yield Finding(True, f"{stall}: {_rates(row)} {advice}".rstrip())
+            advice = ""  # once is enough
     train_s, wait_s = (sum(row[key] for row in rows) for key in ("train_s", "wait_s"))
     if wait_s < _STALL_FRAC * train_s:
         compute = 100 * (1 - wait_s / train_s)

@@ -184,7 +184,9 @@ def page(runs: Sequence[Run], validation: Mapping[str, Any] | None = None, *, ti
     (run,) = runs
     start, steps = run.log.start, sum(row["steps"] for row in run.stages)
     findings = diagnose(run.log)
-    state = "finished" if run.log.kind("end") else f"{steps:,} of {start.get('total_steps', 0):,} steps done"
+    state = f"{steps:,} of {start.get('total_steps', 0):,} steps done"
+    for end in run.log.kind("end"):
+        state = f"stopped early: {reason}" if (reason := end.get("stopped_early")) else "finished"
     return render(
         _TEMPLATE,
         title=f"Run {run.name}",

@@ -182,6 +182,25 @@ def test_waiting_for_the_first_batches_of_a_run_is_no_flaw(tmp_path: Path) -> No
     assert flaw.endswith("not a slow loader. Keep the shards on a local disk.")
 
 
+def test_the_same_advice_is_given_once(tmp_path: Path) -> None:
+    write_log(tmp_path, waits=(0.3, 0.3, 0.02), machine={"threads": 1})
+    first, second = _flaws(tmp_path)
+    assert first.endswith("Use more threads: `--threads 4` (it ran with 1).")
+    assert re.fullmatch(
+        r"Stage 1 \(160 px\) waited (?:29|3\d) % of its time .* images/s, \d+ without the waits\.", second
+    )
+
+
+def test_a_page_says_why_a_run_stopped_early(tmp_path: Path) -> None:
+    def stopped(record: dict[str, Any]) -> None:
+        if record["kind"] == "end":
+            record["stopped_early"] = "top-1 no better than 43.48 % for 2 epochs"
+
+    assert " · stopped early: top-1 no better than 43.48 % for 2 epochs</p>" in _drawn(_rewritten(tmp_path, stopped))[0]
+    write_log(tmp_path)
+    assert " · finished</p>" in _drawn(tmp_path)[0]
+
+
 def test_rarer_validations_are_advised_relative_to_the_recipe(tmp_path: Path) -> None:
     def rare(record: dict[str, Any]) -> None:
         if record["kind"] == "start":
