@@ -46,7 +46,7 @@ from .loop import Learner
 from .setup import Options, set_up
 from .warmup import announce_compilation, check_micro_batches
 
-__all__ = ["RangeTest", "fall_frac", "main", "range_test", "smoothed", "suggestion"]
+__all__ = ["RangeTest", "doubt", "main", "range_test", "smoothed", "suggestion"]
 
 _DIVERGED = 4.0  # Source: fastai ParamScheduler.after_batch: smooth_loss > 4 * best_loss
 _STOP_SMOOTHING = 0.9  # weight of earlier losses when looking for divergence
@@ -57,7 +57,7 @@ _TRUST = (
     "in the fifth 6 times; try a third of it and three times as much"
 )
 # why they differ: the step of Adam and its kin does not grow with the gradient
-_HARDLY = 0.1  # fall of the loss, as a fraction: below it the suggestion tells little
+_HARDLY, _NOISES = 0.05, 2.0  # a fall of the loss of less, as a fraction of the first or over the noise, is small
 _RANGES = {"momentum": (1e-3, 1e1), "betas": (1e-5, 1e-1)}
 
 
@@ -139,14 +139,14 @@ def suggestion(test: RangeTest) -> float:
     """
     curve = smoothed(test.losses, test.width)
     lowest = int(curve.argmin())
-    noise = float(np.std(test.losses[: lowest + 1] - curve[: lowest + 1]))
-    first, last, fall = f"{test.lrs[0]:.3g}", f"{test.lrs[-1]:.3g}", float(curve[0] - curve[lowest])
+    fall, noise = _fall_and_noise(test, curve)
+    first, last, unit = f"{test.lrs[0]:.3g}", f"{test.lrs[-1]:.3g}", 100 / abs(float(curve[0]))
     if lowest < test.width:
         raise ResoluteError(f"--min-lr: got {first}, but the loss only rises from there, expected it to fall; lower it")
     if fall <= noise:
         raise ResoluteError(
-            f"--steps: got {len(test.losses)}, with a loss that falls by {fall:.2g} from LR {first} to {last} and "
-            f"noise of {noise:.2g}, expected a clear fall; raise it"
+            f"--steps: got {len(test.losses)}, in which the loss fell by {unit * fall:.1f} % only (noise "
+            f"{unit * noise:.1f} %) from LR {first} to {last}, expected a clear fall; raise it"
         )
     if not test.diverged and curve[lowest:].max() <= curve[lowest] + noise:
         raise ResoluteError(f"--max-lr: got {last}, but the loss has not risen by then, expected it to; raise it")
@@ -155,10 +155,23 @@ def suggestion(test: RangeTest) -> float:
     return float(f"{lr:.2g}")
 
 
-def fall_frac(test: RangeTest) -> float:
-    """By which fraction of its first value the smoothed loss falls."""
+def doubt(test: RangeTest) -> str:
+    """Why the suggestion is uncertain, as a sentence; empty if it is not.
+
+    It is uncertain if the smoothed loss falls by less than 5 % of its first value, or by less than twice its noise, see
+    `suggestion`: the rate half-way down such a fall depends on chance.
+    """
     curve = smoothed(test.losses, test.width)
-    return float((curve[0] - curve.min()) / abs(curve[0]))
+    fall, noise = (value / abs(float(curve[0])) for value in _fall_and_noise(test, curve))
+    if fall >= max(_HARDLY, _NOISES * noise):
+        return ""
+    return f"The loss fell by {100 * fall:.1f} % only (noise {100 * noise:.1f} %): the suggestion is uncertain."
+
+
+def _fall_and_noise(test: RangeTest, curve: NDArray[np.float64]) -> tuple[float, float]:
+    """From the first to the lowest smoothed loss, and the standard deviation of the losses around it till then."""
+    lowest = int(curve.argmin())
+    return float(curve[0] - curve[lowest]), float(np.std(test.losses[: lowest + 1] - curve[: lowest + 1]))
 
 
 def draw(test: RangeTest, path: Path, *, suggested: float | None, title: str, subtitle: str) -> None:
@@ -179,7 +192,8 @@ def draw(test: RangeTest, path: Path, *, suggested: float | None, title: str, su
         x_name="LR",
         wide=True,
         start=float(test.lrs[0]),
-        note=f"Suggested: half the last rate at which the smoothed loss is half-way down or lower. {_TRUST}.",
+        note=f"Suggested: half the last rate at which the smoothed loss is half-way down or lower. {_TRUST}. "
+        + ("" if suggested is None else doubt(test)),
     )
     with output_file(path) as file:
         file.write(figures_page(title=title, subtitle=subtitle, charts=[drawn]))
@@ -244,5 +258,5 @@ def main(args: LrFindOptions) -> None:
         draw(test, out, suggested=suggested, title=f"Learning rate range test of {recipe.name}", subtitle=text)
         print(out)
     print(f"optim.lr = {suggested:g} (the recipe has {recipe.optim.lr:g}). {_TRUST}.")
-    if (fall := fall_frac(test)) < _HARDLY:
-        print(f"The loss fell by {100 * fall:.1f} % only, so the suggestion tells little; add --steps {2 * args.steps}")
+    if uncertain := doubt(test):
+        print(f"{uncertain} Try again with `--steps {2 * args.steps}`.")

@@ -190,7 +190,9 @@ class PredictOptions(_Inference):
         "a competition's sample_submission.csv: write a submission with its header, ids and order; an id is a "
         "photo's path or name, with or without suffix",
     )
-    topk: int | None = setting(None, "classes per row, most likely first (default: 5)", ge=1, le=10**9)
+    topk: int | None = setting(
+        None, "classes per row, most likely first (default: 5, or all if there are fewer)", ge=1, le=10**9
+    )
     threshold: float | None = setting(
         None, "several labels per sample: probability from which on one is predicted (default: 0.5)", ge=0, le=1
     )

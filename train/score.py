@@ -38,6 +38,11 @@ class Metric:
         return f"{with_interval(value, samples) if self.counted else f'{100 * value:.2f}'} %"
 
     @property
+    def head(self) -> str:
+        """The title of a column of values without unit: "top-1 %"."""
+        return f"{self.title} %" if self.percent else self.title
+
+    @property
     def scale(self) -> float:
         return 100.0 if self.percent else 1.0
 
@@ -58,13 +63,14 @@ METRICS: Mapping[str, tuple[Metric, ...]] = {
 }
 
 
-_FEWEST_FOR_TOP5 = 10  # classes: with fewer, half of all guesses would be right
+_FEWEST_FOR_TOP5 = 10  # classes: with fewer, more than half of all guesses would be right
 
 
 def shown_metrics(kind: str, *, outputs: int, units: Sequence[str] = ()) -> tuple[Metric, ...]:
     """The metrics of a kind of target that tell something about `outputs` classes or values.
 
-    Without top-5 for few classes, and without RMSE and MAE over several values unless they have one unit.
+    Without top-5 for fewer than ten classes. Without RMSE and MAE over several values that have no unit, or different
+    ones: their mean would mix units.
     """
     metrics = METRICS[kind]
     if kind == "class" and outputs < _FEWEST_FOR_TOP5:

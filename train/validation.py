@@ -255,8 +255,7 @@ def _value_details(head: Head, predicted: torch.Tensor, true: torch.Tensor) -> D
     every = -(-len(true) // _POINTS)
     columns = []
     for d, name in enumerate(head.target.names):
-        error = errors[:, d][errors[:, d].isfinite()]
-        counts, edges = torch.histogram(error, _BINS) if len(error) else (torch.zeros(0), torch.zeros(0))
+        counts, edges, outside = _histogram(errors[:, d])
         columns.append(
             {
                 "name": name,
@@ -270,10 +269,28 @@ def _value_details(head: Head, predicted: torch.Tensor, true: torch.Tensor) -> D
                         true[::every, d].tolist(), map(_finite, predicted[::every, d].tolist()), strict=True
                     )
                 ],
-                "errors": {"counts": counts.to(torch.int64).tolist(), "edges": edges.tolist()},
+                "errors": {"counts": counts, "edges": edges, "outside": outside},
             }
         )
     return {"r2": float(mean_r2), "rmse": float(rmse.mean()), "mae": float(mae.mean())}, {"columns": columns}
+
+
+def _histogram(errors: torch.Tensor) -> tuple[list[int], list[float], int]:
+    """Counts and edges of the finite `errors` (N,) float64, and how many lie outside.
+
+    The edges span the range without the lowest and highest hundredth, and without one of five errors or more at each
+    end. Half of it more is added at each end. A single large error would leave all others in one bin.
+    """
+    ordered = errors[errors.isfinite()].sort().values
+    if not len(ordered):
+        return [], [], 0
+    cut = max(len(ordered) // 100, int(len(ordered) >= 5))
+    inner_low, inner_high = float(ordered[cut]), float(ordered[-1 - cut])
+    margin = (inner_high - inner_low) / 2
+    low, high = max(float(ordered[0]), inner_low - margin), min(float(ordered[-1]), inner_high + margin)
+    counts, edges = torch.histogram(ordered, _BINS, range=(low, high))
+    inside = int(counts.sum())
+    return counts.to(torch.int64).tolist(), edges.tolist(), len(ordered) - inside
 
 
 _DETAILS = {"class": _class_details, "labels": _label_details, "values": _value_details}

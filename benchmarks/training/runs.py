@@ -24,7 +24,7 @@ import numpy as np
 import resolute
 from resolute.errors import ResoluteError
 from resolute.files import atomic_write
-from resolute.train.logs.run_log import RunLogReader, switch_costs
+from resolute.train.logs.run_log import RunLogReader, noise_s, switch_costs
 from resolute.train.recipe.schema import Recipe
 
 __all__ = ["Runner", "Side", "changed", "figures", "measure", "train"]
@@ -156,6 +156,7 @@ def _stages(log: RunLogReader) -> list[dict[str, Any]]:
                 "step_s": float(np.median(steps["time_s"][own])),
                 "image_s": float(np.median(steps["time_s"][own] / steps["samples"][own])),
                 "switch_cost_s": cost.get("cost_s"),
+                "switch_noise_s": noise_s(cost) if cost else None,
                 "switch_slowest_ratio": cost.get("slowest_ratio"),
                 "ramp_changes": [change for change in changes if change["stage"] == stage and change["in_stage"]],
             }

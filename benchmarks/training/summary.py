@@ -54,9 +54,9 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
 def _figures(runs: Sequence[Run]) -> dict[str, Any]:
     stages = []
     for each in zip(*(run["stages"] for run in runs), strict=False):  # why not strict: runs may have stopped early
-        names = ("step_s", "image_s", "switch_cost_s", "switch_slowest_ratio")
+        names = ("step_s", "image_s", "switch_cost_s", "switch_noise_s", "switch_slowest_ratio")
         same = {name: each[0][name] for name in ("stage", "res", "batch_size")}
-        stages.append(same | {name: _repeated([stage[name] for stage in each]) for name in names})
+        stages.append(same | {name: _repeated([stage.get(name) for stage in each]) for name in names})
     plans = [run["plan"] for run in runs]
     ratios = ("ratio", "training_ratio", "total_ratio")
     return {
@@ -220,7 +220,8 @@ def tables(result: dict[str, Any]) -> str:
                 "batch",
                 "ms per step",
                 "ms per image",
-                "lost at the change ms",
+                "change cost ms",
+                "its noise ± ms",
                 "slowest / median",
             ],
             [
@@ -232,6 +233,7 @@ def tables(result: dict[str, Any]) -> str:
                     _spread(stage["step_s"], 1, 1e3),
                     _spread(stage["image_s"], 2, 1e3),
                     _spread(stage["switch_cost_s"], 0, 1e3),
+                    _spread(stage.get("switch_noise_s"), 0, 1e3),  # older results do not have it
                     _spread(stage["switch_slowest_ratio"], 2),
                 ]
                 for name, values in recipes.items()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Chart", "Series", "chart", "short"]
+__all__ = ["Chart", "Series", "chart", "short", "without_outliers"]
 
 Values = Sequence[float]
 _WIDTH, _HEIGHT = 1000, 300  # the SVG's coordinate system; the page scales it
@@ -73,8 +73,8 @@ def chart(
 
     `marks`: (x, label) of stage starts. `start`: left end of the x axis (None: the first value). `top`: upper limit of
     the y axis. `zero`: start a linear y axis at 0. `log`: the logarithmic axes, of `xy`. `note`: text below the chart.
-    `wide`: use the page's full width. `robust`: a few outliers do not flatten a linear y axis: it ends above the other
-    values, and the note says so.
+    `wide`: use the page's full width. `robust`: outliers do not flatten a linear y axis, see `without_outliers`. Values
+    beyond the ends of the axis are drawn at its ends, and the note says how far they reach.
     """
     series = [curve for curve in series if any(map(math.isfinite, curve.y))]
     if not series:
@@ -82,16 +82,16 @@ def chart(
     xs = [x for curve in series for x in (*curve.x, *(curve.right or ()))] + [x for x, _ in marks]
     ys = [y for curve in series for y in curve.y if math.isfinite(y)]
     left, right = min(xs) if start is None else start, max(xs)
-    if robust and top is None and (top := _top_without_outliers(ys)) is not None:
-        note = " ".join(filter(None, [note, f"The axis ends at {short(top)}; the highest value is {short(max(ys))}."]))
-    high = min(max(ys), top or math.inf)
+    bottom, high = without_outliers(ys, zero=zero) if robust else (min(ys), max(ys))
+    high = min(high, top or math.inf)
     if "y" in log:
         low = min([*ys, *(b for curve in series for b in curve.base or ())])
         ticks = _log_ticks(low, high)
     else:
-        low = 0.0 if zero else min(ys)
+        low = 0.0 if zero else bottom
         ticks = _ticks(low, high)
         low, high = min(low, ticks[0]), max(high, ticks[-1])
+        note = " ".join(filter(None, [note, _beyond(ys, low, high)]))
     x_ticks = (_log_ticks if "x" in log else _ticks)(left, right)
     across, up = _scale(left, right, log="x" in log), _scale(low, high, log="y" in log)
 
@@ -133,17 +133,35 @@ def chart(
     )
 
 
-_OUTLIERS = 0.02  # fraction of the values, and at least one, that may be outliers
+_OUTLIERS = 0.02  # fraction of the values, and at least one, at each end that may be outliers
+_FEWEST = 5  # values: of fewer, none is an outlier
 
 
-def _top_without_outliers(values: Values) -> float | None:
-    """An end of the axis above all values but a few that are more than twice as far up as the others; else None."""
+def without_outliers(values: Values, *, zero: bool = False) -> tuple[float, float]:
+    """The ends of an axis for `values`: their range without outliers.
+
+    An end is cut if the range from the other end to it is more than twice as long as without 2 % of the values, and
+    without one at least. It then lies a quarter beyond the values that are left. `zero`: the axis starts at 0.
+    """
     ordered = sorted(values)
     count = max(1, int(_OUTLIERS * len(ordered)))
-    low, usual, highest = ordered[0], ordered[max(0, len(ordered) - 1 - count)], ordered[-1]
-    if usual <= low or highest - low <= 2 * (usual - low):
-        return None
-    return usual + 0.25 * (usual - low)
+    low, high = (0.0 if zero else ordered[0]), ordered[-1]
+    if len(ordered) < _FEWEST:
+        return low, high
+    inner_low, inner_high = (0.0 if zero else ordered[count]), ordered[-1 - count]
+    span = inner_high - inner_low
+    if span > 0 and high - inner_low > 2 * span:
+        high = inner_high + span / 4
+    if span > 0 and inner_high - low > 2 * span:
+        low = inner_low - span / 4
+    return low, high
+
+
+def _beyond(values: Values, low: float, high: float) -> str:
+    """How far values lie beyond the ends of an axis; empty if none does."""
+    above = f"Values above the axis reach {short(max(values))}." if max(values) > high else ""
+    below = f"Values below the axis reach {short(min(values))}." if min(values) < low else ""
+    return " ".join(filter(None, [above, below]))
 
 
 def short(value: float) -> str:

@@ -18,7 +18,7 @@ from resolute.benchmarks.gpu_check import correctness
 from resolute.benchmarks.gpu_check.check import run_part
 from resolute.benchmarks.gpu_check.parts import PARTS, run
 from resolute.benchmarks.gpu_check.result import Part, Report, Result, Settings
-from resolute.benchmarks.gpu_check.speed import busy_and_gaps, overlap, switch_costs
+from resolute.benchmarks.gpu_check.speed import busy_and_gaps, overlap
 from resolute.cli import main
 from tests import ROOT
 from tests.support.commands import Command, Ended
@@ -192,18 +192,6 @@ def test_gaps_are_where_no_span_is() -> None:
     busy, gaps = busy_and_gaps(reversed(spans))
     assert (busy, gaps) == (0.75, [200.0])
     assert busy_and_gaps([]) == (0.0, [])
-
-
-def test_a_switch_costs_what_its_first_steps_take_beyond_steady_ones() -> None:
-    stages = [0] * 4 + [1] * 8 + [2] * 8
-    steps_s = [1.0] * 4 + [3.0] + [2.0] * 7 + [4.0] * 8
-    first, second = switch_costs(stages, steps_s)
-    assert (first["stage"], first["cost_s"], first["steady_s"], first["slowest_ratio"]) == (1, 1.0, 2.0, 1.5)
-    assert (second["stage"], second["cost_s"], second["slowest_ratio"]) == (2, 0.0, 1.0)
-    assert first["noise_s"] == second["noise_s"] == 0
-    # the noise: what steps long after a switch cost by chance
-    own = [1.0] * 5 + [1.0, 1.0, 1.5, 1.0, 1.0, 1.0, 1.0]
-    assert switch_costs([0] + [1] * 12, [1.0, *own])[0]["noise_s"] == 0.5
 
 
 def test_averaging_overlaps_where_other_kernels_run_meanwhile() -> None:

@@ -190,6 +190,7 @@ def test_figures_equal_those_of_the_log(tmp_path: Path) -> None:
     first, second = result["stages"]
     assert (first["res"], first["steps"], first["step_s"], first["switch_cost_s"]) == (32, 16, 1.0, None)
     assert (second["switch_cost_s"], second["switch_slowest_ratio"]) == pytest.approx((2.0, 1.25))
+    assert (first["switch_noise_s"], second["switch_noise_s"]) == (None, None)  # too few groups of steps
     assert [epoch["top1"] for epoch in result["epochs"]] == [None, 0.5, None, 0.5]
     lines = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "run.jsonl").write_text("".join(lines[:-1]))

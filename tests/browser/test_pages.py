@@ -35,7 +35,8 @@ TARGETS = r"""[...document.querySelectorAll("a[href], button, input, select, tex
   .filter(node => node.tabIndex >= 0 && node.checkVisibility({visibilityProperty: true, opacityProperty: true}))"""
 FOCUS = f"""(() => {{ const node = document.activeElement, style = getComputedStyle(node);
   return [{TARGETS}.indexOf(node), style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0]; }})()"""
-READING = "document.querySelector('.read').textContent"
+PLOT = "document.querySelector('.plot:has([aria-label^=\"Step time\"])')"
+READING = f"{PLOT}.closest('.chart').querySelector('.read').textContent"
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +86,11 @@ def test_charts_show_their_values_at_the_pointer_and_at_the_place_set_by_keys(br
     log = RunLogReader(tmp_path / "run" / "run.jsonl")
     log.read()
     with browser.open(write_page(log, tmp_path / "run").as_uri(), width=NARROW) as tab:
-        tab.run("document.querySelector('.plot').scrollIntoView()")
-        box = tab.run("document.querySelector('.plot').getBoundingClientRect().toJSON()")
+        tab.run(f"{PLOT}.scrollIntoView()")
+        box = tab.run(f"{PLOT}.getBoundingClientRect().toJSON()")
         tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=box["x"] + box["width"] / 2, y=box["y"] + 10)
         assert tab.run(READING).startswith(f"step 160 · compute {1e3 * steps[160]['compute_s']:.1f}")
-        tab.run("document.querySelector('.plot').focus()")
+        tab.run(f"{PLOT}.focus()")
         tab.press("End")
         assert tab.run(READING).startswith(f"step 319 · compute {1e3 * steps[319]['compute_s']:.1f}")
         tab.press("ArrowLeft")

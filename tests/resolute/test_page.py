@@ -41,17 +41,24 @@ def test_missing_values_leave_a_chart_out_and_bars_empty_but_undefined_ones_are_
         rendered(tmp_path, "{{ absent }}")
 
 
-def test_an_outlier_does_not_flatten_a_robust_chart_and_the_note_names_it() -> None:
-    def drawn(values: list[float], *, robust: bool) -> Chart:
+def test_outliers_do_not_flatten_a_robust_chart_and_the_note_says_how_far_they_reach() -> None:
+    def drawn(values: list[float], *, robust: bool, zero: bool = True) -> Chart:
         series = [Series(name="y", colour="a", x=[float(i) for i in range(len(values))], y=values)]
-        made = chart("y", series, unit="", robust=robust)
+        made = chart("y", series, unit="", robust=robust, zero=zero)
         assert made is not None
         return made
 
     usual = [1.0 + i / 100 for i in range(100)]
     high = drawn([*usual, 500.0], robust=True)
-    assert "The axis ends at 2.23; the highest value is 500." in high.note
-    assert float(high.y_ticks[-1][1]) < 4
+    assert high.note == "Values above the axis reach 500."
+    assert 2 <= float(high.y_ticks[-1][1]) < 4
+    low = drawn([-30.0, *usual], robust=True, zero=False)
+    assert low.note == "Values below the axis reach -30."
+    assert 0 <= float(low.y_ticks[0][1]) <= 1
+    both = drawn([-30.0, *usual, 500.0], robust=True, zero=False)
+    assert both.note == "Values above the axis reach 500. Values below the axis reach -30."
     for values, robust in ((usual, True), ([*usual, 500.0], False), ([*usual, 2.5], True)):
         assert drawn(values, robust=robust).note == ""
-    assert "highest value is 90" in drawn([2.0, 1.8, 1.6, 90.0, 1.4], robust=True).note
+    assert drawn([2.0, 1.8, 1.6, 90.0, 1.4], robust=True).note == "Values above the axis reach 90."
+    assert drawn([2.0, 1.8, 90.0], robust=True).note == ""  # of so few, none is an outlier
+    assert drawn([*usual[:3], *[9.0] * 97], robust=True).note == ""  # most values are none

@@ -20,7 +20,7 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.train.loop import Learner
-from resolute.train.lr_find import RangeTest, range_test, suggestion
+from resolute.train.lr_find import RangeTest, doubt, range_test, suggestion
 from resolute.train.recipe.schema import Recipe
 from tests import ROOT
 from tests.support.networks import CPU
@@ -55,7 +55,11 @@ def test_stored_range_tests_give_the_stored_suggestions() -> None:
             r"--max-lr: got 10, but the loss has not risen by then, expected it to; raise",
         ),
         (np.linspace(2.3, 9.0, 100), True, r"--min-lr: got 0\.001, but the loss only rises from there, expected it"),
-        (2.3 + np.sin(np.arange(100.0) ** 2), False, r"--steps: got 100, with a loss that falls by .* and noise of"),
+        (
+            2.3 + np.sin(np.arange(100.0) ** 2),
+            False,
+            r"--steps: got 100, in which the loss fell by \d+\.\d % only \(noise \d+\.\d %\)",
+        ),
     ],
 )
 def test_a_curve_without_a_valley_gives_no_suggestion(
@@ -63,6 +67,27 @@ def test_a_curve_without_a_valley_gives_no_suggestion(
 ) -> None:
     with pytest.raises(ResoluteError, match=message):
         suggestion(_test(losses, diverged=diverged))
+
+
+def test_a_suggestion_from_a_loss_that_hardly_fell_is_called_uncertain() -> None:
+    def losses(fall: float, noise: float) -> NDArray[np.float64]:
+        """From 2, down by the fraction `fall` and up again, with the deviation `noise` as a fraction."""
+        curve = np.concatenate([np.full(20, 1.0), np.linspace(1.0, 1.0 - fall, 40), np.linspace(1.0 - fall, 1.5, 40)])
+        return 2 * (curve + noise * np.random.default_rng(0).choice((-1.0, 1.0), 100))
+
+    assert doubt(_test(losses(0.2, 0.02))) == ""
+    for fall, noise in ((0.03, 0.001), (0.2, 0.12)):  # less than a twentieth; less than twice the noise
+        test = _test(losses(fall, noise))
+        assert suggestion(test) > 0
+        found = re.fullmatch(
+            r"The loss fell by (\S+) % only \(noise (\S+) %\): the suggestion is uncertain\.", doubt(test)
+        )
+        assert found is not None
+        assert float(found[1]) == pytest.approx(100 * fall, rel=0.35)
+        assert float(found[2]) == pytest.approx(100 * noise, rel=0.35)
+    for stored in STORED["sweeps"].values():
+        lrs, curve = np.array(stored["lr"]), np.array(stored["loss"])
+        assert doubt(RangeTest(lrs=lrs, losses=curve, width=len(lrs) / 25, diverged=False)) == ""
 
 
 def test_a_noisy_loss_near_zero_is_no_divergence() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def run(shards: ShardSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_learns_and_keeps_evaluates_and_draws_the_epoch_with_the_best_metric(
-    kind: str, shards: ShardSet, run: Path, tmp_path: Path
+    kind: str, shards: ShardSet, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     epochs = [record for record in read_log(run / "run.jsonl") if record["kind"] == "epoch"]
     key = {"labels": "mAP", "values": "r2"}[kind]
@@ -86,17 +87,29 @@ def test_a_run_learns_and_keeps_evaluates_and_draws_the_epoch_with_the_best_metr
     assert saved.best_score == max(scores[3:])  # at the last resolution
     assert read_log(run / "run.jsonl")[-2][f"best_{key}"] == saved.best_score
     out = tmp_path / "eval.json"
+    capsys.readouterr()
     assert main(["eval", str(run), "--shards", shards.root, "--json", str(out), "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    if kind == "values":  # one is in mm, the other has no unit
+        assert re.search(r"^  res  weights +R²$", printed, re.MULTILINE)
+        assert re.search(r"^  size: MAE \S+, RMSE \S+ mm, R² ", printed, re.MULTILINE)
     rows = json.loads(out.read_text())["rows"]
     assert max(row[key] for row in rows) == pytest.approx(saved.best_score, abs=1e-5)
     page = (run / "report.html").read_text(encoding="utf-8")
-    for text in ("first", "second", "average precision") if kind == "labels" else ("size [mm]", "RMSE"):
+    for text in (
+        ("first", "second", "average precision")
+        if kind == "labels"
+        else (' mm</b><span class="soft">RMSE of size, ', "size: errors")
+    ):
         assert text in page
 
 
-def test_predictions_are_in_the_form_of_the_target(kind: str, shards: ShardSet, run: Path, tmp_path: Path) -> None:
+def test_predictions_are_in_the_form_of_the_target(
+    kind: str, shards: ShardSet, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "pred.csv"
     assert main(["predict", str(run), "--src", shards.root, "--out", str(out), "--device", "cpu"]) == 0
+    assert ("RMSE" in capsys.readouterr().out) is False  # of values in different units
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 15

@@ -180,6 +180,19 @@ def test_the_metrics_of_values_are_in_their_units() -> None:
     assert sum(details["raw"]["columns"][0]["errors"]["counts"]) == N
 
 
+def test_a_single_large_error_does_not_widen_the_bins_of_the_others() -> None:
+    outputs, targets = of_kind(VALUES)
+    targets[0, 0] += 1e6
+    columns = outcome(VALUES, outputs, targets, batch=16, world_size=1)[1]["raw"]["columns"]
+    for column, outside in zip(columns, (1, 0), strict=True):
+        errors = column["errors"]
+        assert (sum(errors["counts"]), errors["outside"]) == (N - outside, outside)
+        assert sum(count > 0 for count in errors["counts"]) > 10
+    few = torch.full((3, 2), 1.0)  # of so few, none is left out
+    errors = outcome(VALUES, few, torch.zeros(3, 2), batch=3, world_size=1)[1]["raw"]["columns"][0]["errors"]
+    assert (sum(errors["counts"]), errors["outside"]) == (3, 0)
+
+
 def test_a_metric_that_is_not_finite_is_none() -> None:
     outputs, targets = of_kind(VALUES)
     metrics, _ = outcome(VALUES, torch.full_like(outputs, math.nan), targets, batch=16, world_size=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from resolute import cuda
+from resolute.console import counted
 from resolute.errors import ResoluteError
 
 from .distributed import Ranks
@@ -48,4 +49,4 @@ def _pick(name: str, ranks: Ranks | None) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    return cuda.device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return cuda.device_name(device) if device.type == "cuda" else f"CPU, {counted(torch.get_num_threads(), 'thread')}"

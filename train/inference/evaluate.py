@@ -17,7 +17,7 @@ from resolute.train.devices.device import pick_device
 from resolute.train.loop import eval_logits
 from resolute.train.options import EvalOptions
 from resolute.train.run_folder import existing_run
-from resolute.train.score import METRICS, Metric
+from resolute.train.score import METRICS, Metric, shown_metrics
 from resolute.train.validation import Validation, score_batch
 
 from .saved_run import SavedRun, left_out_note, open_eval_set, open_saved_run, training_overlap, validation_loader
@@ -89,7 +89,8 @@ def main(args: EvalOptions) -> None:
         f"{saved.path} (step {saved.step}), {counted(rows[0]['samples'], 'sample')} of {shards.root}, {args.split}, "
         f"flip {'on' if flip else 'off'}"
     )
-    metrics = METRICS[saved.head.target.kind]
+    target = saved.head.target
+    metrics = shown_metrics(target.kind, outputs=len(target), units=target.units)
     print("  res  weights " + " ".join(metric.title.rjust(_width(metric)) for metric in metrics))
     for row in rows:
         values = (_number(metric, row[metric.key]) for metric in metrics)

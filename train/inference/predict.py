@@ -39,7 +39,7 @@ from resolute.train.loop import eval_logits
 from resolute.train.model.head import Head
 from resolute.train.options import PredictOptions
 from resolute.train.run_folder import existing_run
-from resolute.train.score import METRICS
+from resolute.train.score import shown_metrics
 from resolute.train.validation import metrics_of
 from resolute.urls import is_url
 
@@ -289,7 +289,8 @@ def _accuracy(head: Head, known: list[tuple[torch.Tensor, torch.Tensor]], correc
     if predictions.shape != targets.shape:  # other classes
         return ""
     metrics = metrics_of(head, predictions, targets)
-    texts = [f"{metric.title} {metric.text(metrics[metric.key])}" for metric in METRICS[head.target.kind]]
+    shown = shown_metrics(head.target.kind, outputs=len(head.target), units=head.target.units)
+    texts = [f"{metric.title} {metric.text(metrics[metric.key])}" for metric in shown]
     return f", {', '.join(texts)}"
 
 

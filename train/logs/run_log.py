@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from resolute.console import counted
 from resolute.errors import ResoluteError
 from resolute.train.score import best_epoch
 
 __all__ = [
     "SWITCH_STEPS",
     "RunLogReader",
-    "change_name",
     "change_text",
     "format_duration",
     "is_measurable",
+    "noise_s",
     "switch_costs",
 ]
 
@@ -123,11 +124,11 @@ def switch_costs(
     """The cost of each change of stage, or of resolution in a ramp: extra time of the first steps over usual ones.
 
     `stages`, `times_s`, `res` (px): (steps,). A usual step takes the median time of the stage's steps at the same
-    resolution. `cost_s`: time of the first 5 steps - that of usual ones; `median_s`: the mean of the latter;
-    `slowest_ratio`: the largest ratio of a step to a usual one; `noise_s`: 5th and 95th percentile of what later groups
-    of 5 steps at the same resolution took longer than usual ones, None for fewer than 4 groups; `from_res`: of the step
-    before, px. In a stage that draws a
-    resolution for each step, only its start is a change.
+    resolution. `cost_s`: time of the first 5 steps - that of usual ones; `steps`: their number, if there are fewer;
+    `median_s`: the mean time of usual ones; `slowest_ratio`: the largest ratio of a step to a usual one; `noise_s`: 5th
+    and 95th percentile of what later groups of 5 steps at the same resolution took longer than usual ones, None for
+    fewer than 4 groups; `from_res`: of the step before, px. In a stage that draws a resolution for each step, only its
+    start is a change.
     """
     usual = np.empty_like(times_s)
     for shape in np.unique(np.stack([stages, res]), axis=1).T:
@@ -152,6 +153,7 @@ def switch_costs(
                     "res": int(res[first[0]]),
                     "from_res": int(res[first[0] - 1]),
                     "in_stage": start > 0,
+                    "steps": len(first),
                     "cost_s": float((times_s[first] - usual[first]).sum()),
                     "median_s": float(usual[first].mean()),
                     "slowest_ratio": float((times_s[first] / usual[first]).max()),
@@ -161,34 +163,33 @@ def switch_costs(
     return costs
 
 
+def noise_s(cost: dict[str, Any]) -> float | None:
+    """The noise of a cost from `switch_costs`, s: 90 % of the other groups of 5 steps differ less from usual ones.
+
+    It is the larger distance from 0 of their 5th and 95th percentile; None if there are fewer than 4 groups.
+    """
+    return None if cost["noise_s"] is None else max(map(abs, cost["noise_s"]))
+
+
 def is_measurable(cost: dict[str, Any]) -> bool:
-    """Whether a cost from `switch_costs` is beyond its noise: more than what other groups of steps differ by."""
-    return cost["noise_s"] is None or cost["cost_s"] > max(map(abs, cost["noise_s"]))
+    """Whether a cost from `switch_costs` is larger than its noise, see `noise_s`; not if the noise is unknown."""
+    noise = noise_s(cost)
+    return noise is not None and cost["cost_s"] > noise
 
 
 def change_text(cost: dict[str, Any]) -> str:
-    """A cost from `switch_costs` in words, with its noise: "no measurable cost: first 5 steps +0.2 s, …"."""
-    if cost["noise_s"] is None:
-        first, unit = _signed(cost["cost_s"])
-        return f"first {SWITCH_STEPS} steps {first} {unit}; too few other steps to know the noise"
-    noise_s = max(map(abs, cost["noise_s"]))
-    what = f"cost {format_duration(cost['cost_s'])}" if is_measurable(cost) else "no measurable cost"
-    first, unit = _signed(cost["cost_s"], beside=noise_s)
-    noise = _signed(noise_s, beside=cost["cost_s"])[0].removeprefix("+")
-    return f"{what}: first {SWITCH_STEPS} steps {first} {unit}, other groups of {SWITCH_STEPS} steps ±{noise} {unit}"
-
-
-def change_name(cost: dict[str, Any]) -> str:
-    """What changes at a cost from `switch_costs`: "128 -> 160 px"."""
-    before, res = cost["from_res"], cost["res"]
-    return f"{before} -> {res} px" if before != res else f"stage {cost['stage'] - 1} -> {cost['stage']}, {res} px"
-
-
-def _signed(seconds: float, *, beside: float = 0.0) -> tuple[str, str]:
-    """Signed time, in ms if it and `beside` are below 0.1 s, and the unit."""
-    if max(abs(seconds), abs(beside)) < 0.1:
-        return f"{1e3 * seconds:+.1f}", "ms"
-    return f"{seconds:+.1f}" if max(abs(seconds), abs(beside)) >= 1 else f"{seconds:+.2f}", "s"
+    """A cost from `switch_costs` in words, with its noise: "no measurable cost at 128 -> 160 px: first 5 steps …"."""
+    before, res, noise = cost["from_res"], cost["res"], noise_s(cost)
+    change = f"{before} -> {res} px" if before != res else f"stage {cost['stage'] - 1} -> {cost['stage']}"
+    largest = max(abs(cost["cost_s"]), noise or 0.0)
+    scale, digits, unit = (1e3, 1, "ms") if largest < 0.1 else (1.0, 2 if largest < 1 else 1, "s")
+    first = f"first {counted(cost['steps'], 'step')} {scale * cost['cost_s']:+.{digits}f} {unit}"
+    if noise is None:
+        return f"change {change}: {first}; too few other steps to know the noise"
+    what = f"change {change} cost {scale * cost['cost_s']:.{digits}f} {unit}"
+    if not is_measurable(cost):
+        what = f"no measurable cost at {change}"
+    return f"{what}: {first}, other groups of {SWITCH_STEPS} steps ±{scale * noise:.{digits}f} {unit}"
 
 
 def format_duration(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from resolute.report.charts import Chart, Series, chart
 from resolute.train.logs.run_log import RunLogReader
 
-__all__ = ["HEADS", "ClassCounts", "class_counts", "class_rows"]
+__all__ = ["HEADS", "ClassCounts", "class_counts", "class_rows", "with_bars"]
 
 HEADS = ("class", "in the set#", "seen per epoch#", "each sample per epoch#")
 _ENDS = 10  # most and least frequent classes in the table
-_BARS = 40  # classes, at most, whose samples are drawn as bars
 _POINTS = 600  # of the chart; more would be below a pixel each
 _WIDE = 10.0  # largest / smallest value: above it, the axis is logarithmic
 
@@ -27,19 +26,6 @@ class ClassCounts:
     names: Sequence[str]
     samples: NDArray[np.int64]
     seen: NDArray[np.float64]
-
-    def bars(self) -> list[tuple[str, float, str]]:
-        """A bar for each class, by falling number of samples: name, samples, both counts; none for many classes."""
-        if len(self.names) > _BARS:
-            return []
-        return [
-            (
-                self.names[k],
-                float(self.samples[k]),
-                f"{self.samples[k]:,} in the set, {self.seen[k]:,.0f} seen per epoch",
-            )
-            for k in _by_size(self.samples)
-        ]
 
     def chart(self) -> Chart | None:
         """Samples in the set and seen per epoch, by the rank of the class."""
@@ -88,6 +74,18 @@ def class_rows(
     if left_out > 1:
         rows.insert(ends, (f"({left_out:,} more classes)", "", "", ""))
     return rows
+
+
+def with_bars(
+    heads: Sequence[str], rows: Sequence[tuple[str, ...]]
+) -> tuple[Sequence[str], list[tuple[str | Mapping[str, float], ...]]]:
+    """`heads` and `rows`, as from `class_rows`, with a bar for the samples in the set, for the macro `table`."""
+    counts = [int(row[1].replace(",", "") or 0) for row in rows]
+    most = max(counts, default=0) or 1
+    bars: list[str | Mapping[str, float]] = [
+        {"bar": count / most} if row[1] else "" for row, count in zip(rows, counts, strict=True)
+    ]
+    return (*heads[:2], "", *heads[2:]), [(*row[:2], bar, *row[2:]) for row, bar in zip(rows, bars, strict=True)]
 
 
 def _by_size(samples: NDArray[np.int64]) -> NDArray[np.intp]:

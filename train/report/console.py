@@ -8,13 +8,15 @@ from typing import Any
 
 from resolute.errors import as_typed
 from resolute.pipeline.dataset.target import Target
-from resolute.train.logs.run_log import RunLogReader, change_name, change_text, switch_costs
+from resolute.train.logs.run_log import RunLogReader, change_text, switch_costs
 from resolute.train.score import Metric, best_score, main_metric, shown_metrics
 
 from .page import write_page
-from .validation import read_validation
+from .validation import errors_of_values, read_validation
 
 __all__ = ["EpochTable", "Reports", "summary"]
+
+_ERRORS = 8  # of values in the summary, at most
 
 
 class Reports:
@@ -51,9 +53,9 @@ class EpochTable:
     @property
     def head(self) -> str:
         titles = "".join(
-            f" {prefix + metric.title:>{self._width(prefix, metric)}}" for prefix, _, metric in self._columns
+            f" {prefix + metric.head:>{self._width(prefix, metric)}}" for prefix, _, metric in self._columns
         )
-        return f"epoch stage   px batch   loss  val loss{titles}       lr  images/s  waiting %  train s  val s"
+        return f"epoch stage   px batch   loss  val loss{titles}       lr images/s waiting % train s val s"
 
     def row(self, record: dict[str, Any]) -> str:
         """The row of an epoch's record in run.jsonl."""
@@ -74,11 +76,11 @@ class EpochTable:
                 number("loss", 6, 3),
                 number("eval_loss", 9, 3),
                 *(cell(*column) for column in self._columns),
-                f"{record['lr']:8.4f}",
-                number("images_per_s", 9, 1),
-                number("stall_frac", 10, 2, 100),
-                number("train_s", 8, 1),
-                number("eval_s", 6, 1),
+                f"{record['lr']:8.3g}",
+                number("images_per_s", 8, 1),
+                number("stall_frac", 9, 2, 100),
+                number("train_s", 7, 1),
+                number("eval_s", 5, 1),
             ]
         )
 
@@ -90,7 +92,7 @@ class EpochTable:
 
     @staticmethod
     def _width(prefix: str, metric: Metric) -> int:
-        return len(prefix) + max(6, len(metric.title))
+        return max(6, len(prefix + metric.head))
 
 
 def summary(run: RunLogReader, folder: Path) -> str:
@@ -102,13 +104,10 @@ def summary(run: RunLogReader, folder: Path) -> str:
     ended, top = (_score(metric, epoch) for epoch in (last, best))
     lines = [
         f"\n{metric.title} {ended} at the end, best {top} (epoch {best['epoch']}){_of_photos(start)}",
-        *_errors_of_values(folder),
+        *_errors(folder),
         f"{last['elapsed_s']:.1f} s: training {train_s:.1f} s, validation {sum(e['eval_s'] for e in epochs):.1f} s; "
         f"waiting for data {100 * wait_s / train_s:.2f} % of training",
-        *(
-            f"change {change_name(cost)}: {change_text(cost)}"
-            for cost in switch_costs(steps["stage"], steps["time_s"], steps["res"])
-        ),
+        *map(change_text, switch_costs(steps["stage"], steps["time_s"], steps["res"])),
         f"{folder}: report.html, recipe.toml, run.jsonl, validation.json, best.pt, last.pt",
     ]
     more = {"run": str(folder), "more_epochs": str(sum(epoch["stage"] == last["stage"] for epoch in epochs))}
@@ -126,13 +125,13 @@ def _of_photos(start: dict[str, Any]) -> str:
     return f", of {count:,} photos{constant}"
 
 
-def _errors_of_values(folder: Path) -> list[str]:
+def _errors(folder: Path) -> list[str]:
     """The RMSE of each value, in its unit, in the best validation; none for other kinds of targets."""
     table = read_validation(folder)
-    if table is None or table["kind"] != "values":
-        return []
-    errors = (f"{each['name']} {_short(each['rmse'])} {each['unit']}".rstrip() for each in table["columns"])
-    return [f"RMSE: {', '.join(errors)}"]
+    errors = [] if table is None else errors_of_values(table)
+    shown = [f"{name} {error}" for name, error in errors[:_ERRORS]]
+    more = [f"{len(errors) - _ERRORS} more in the report"] * (len(errors) > _ERRORS)
+    return [f"RMSE in epoch {table['epoch']}: {', '.join([*shown, *more])}"] if table and errors else []
 
 
 def _score(metric: Metric, epoch: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Diagnosis of a run from its log: what limited it and what to change, with numbers.
 
-Waiting for data, the cost of each stage change, the share of validation, an idle GPU, and too many epochs.
+Waiting for data, changes of resolution that cost time, the share of validation, an idle GPU, and too many epochs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import numpy as np
 from resolute.train.logs.run_log import (
     SWITCH_STEPS,
     RunLogReader,
-    change_name,
     change_text,
     format_duration,
     is_measurable,
@@ -32,6 +31,7 @@ _EVAL_FRAC = 0.15  # validation time / time of the run
 _BUSY_FRAC, _MEMORY_FRAC = 0.85, 0.6  # of a GPU: below them, larger batches may help
 _WORSE = 0.005  # best score - last score
 _EARLY = 0.8  # epoch of the best score / last epoch
+_SMALLER = "`resolute shards` with a lower `--quality`"
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,12 @@ class Finding:
 
 
 def stage_rows(run: RunLogReader) -> list[dict[str, Any]]:
-    """Statistics per stage: times in s, rates in images/s, fractions 0 to 1; None if not measured."""
-    steps, rows = run.steps, []
+    """Statistics per stage: times in s, rates in images/s, fractions 0 to 1; None if not measured.
+
+    `later_*` and `burst_frac` are without the first 5 steps of the run.
+    """
+    steps = run.steps
+    rows: list[dict[str, Any]] = []
     ceilings = {record["stage"]: record for record in run.kind("calibration")}
     costs = {
         cost["stage"]: cost
@@ -52,6 +56,9 @@ def stage_rows(run: RunLogReader) -> list[dict[str, Any]]:
     for stage in np.unique(steps["stage"]):
         own, ceiling = steps["stage"] == stage, ceilings.get(int(stage), {})
         wait, times = steps["wait_s"][own], np.sort(steps["time_s"][own])
+        # why: at the start of the run, the loader has nothing ready, whatever its speed
+        later = slice(0 if rows else SWITCH_STEPS, None)
+        later_wait = wait[later]
         epochs = [epoch for epoch in run.epochs if epoch["stage"] == stage]
         sizes = sorted({*map(int, steps["res"][own])})
         rows.append(
@@ -64,7 +71,11 @@ def stage_rows(run: RunLogReader) -> list[dict[str, Any]]:
                 "train_s": float(times.sum()),
                 "wait_s": float(wait.sum()),
                 "stall_frac": float(wait.sum() / times.sum()),
-                "burst_frac": float(np.sort(wait)[-max(1, len(wait) // 100) :].sum() / max(wait.sum(), 1e-9)),
+                "later_wait_s": float(later_wait.sum()),
+                "later_s": float(steps["time_s"][own][later].sum()),
+                "burst_frac": float(
+                    np.sort(later_wait)[-max(1, len(wait) // 100) :].sum() / max(later_wait.sum(), 1e-9)
+                ),
                 "first_wait_s": float(wait[:SWITCH_STEPS].sum() - SWITCH_STEPS * np.median(wait)),
                 "images_per_s": float(steps["samples"][own].sum() / times.sum()),
                 "unfed_images_per_s": float(steps["samples"][own].sum() / steps["compute_s"][own].sum()),
@@ -79,14 +90,14 @@ def stage_rows(run: RunLogReader) -> list[dict[str, Any]]:
 
 
 def diagnose(run: RunLogReader) -> list[Finding]:
-    """All findings, problems first. Empty before the first step."""
+    """All findings, problems first; each names a number of this run. Empty before the first step."""
     rows = stage_rows(run)
     if not rows:
         return []
     findings = [
         *_waiting(run, rows),
         *_changes(rows),
-        *(_validation(run.epochs) if run.epochs else ()),
+        *(_validation(run) if run.epochs else ()),
         *_gpu(run),
         *_best(run),
     ]
@@ -94,23 +105,27 @@ def diagnose(run: RunLogReader) -> list[Finding]:
 
 
 def _waiting(run: RunLogReader, rows: list[dict[str, Any]]) -> Iterator[Finding]:
+    in_blocks, advice = run.start.get("order") == "block", _loader_advice(run)
     for row in rows:
-        if row["stall_frac"] < _STALL_FRAC:
+        if row["later_wait_s"] <= _STALL_FRAC * row["later_s"]:
             continue
         stall = (
-            f"Stage {row['stage']} ({row['res']} px) waited {100 * row['stall_frac']:.0f} % of its time for data "
-            f"({format_duration(row['wait_s'])})"
+            f"Stage {row['stage']} ({row['res']} px) waited {100 * row['later_wait_s'] / row['later_s']:.0f} % of its "
+            f"time for data ({format_duration(row['later_wait_s'])}"
+            f"{f', without its first {SWITCH_STEPS} steps' if row is rows[0] else ''})"
         )
         if row["burst_frac"] >= _BURST_FRAC and row["steps"] >= 100:
+            cure = "Keep" if in_blocks else 'Read in blocks (`data.order = "block"`), or keep'
             yield Finding(
                 True,
                 (
                     f"{stall}, {100 * row['burst_frac']:.0f} % of it in 1 % of the steps: cold files, not a slow "
-                    'loader. Read in blocks (`data.order = "block"`), or keep the shards on a local disk.'
+                    f"loader. {cure} the shards on a local disk."
                 ),
             )
         else:
-            yield Finding(True, f"{stall}: {_rates(row)} {_loader_advice(run)}")
+            yield Finding(True, f"{stall}: {_rates(row)} {advice}".rstrip())
+            advice = ""  # once is enough
     train_s, wait_s = (sum(row[key] for row in rows) for key in ("train_s", "wait_s"))
     if wait_s < _STALL_FRAC * train_s:
         compute = 100 * (1 - wait_s / train_s)
@@ -136,35 +151,39 @@ def _loader_advice(run: RunLogReader) -> str:
     if threads and cores and threads < cores:
         return f"Use more threads: `--threads {cores}` (it ran with {threads})."
     if machine.get("gpu"):
-        return "All cores are in use: try decoding on the GPU (`--decode auto`), or make smaller shards (`QUALITY=…`)."
-    return "Loader and model use all cores: use more cores, or make smaller shards (`QUALITY=…`)."
+        return f"All cores are in use: try decoding on the GPU (`--decode auto`), or make smaller images ({_SMALLER})."
+    return f"Loader and model use all cores: use more cores, or make smaller images ({_SMALLER})."
 
 
 def _changes(rows: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Changes whose cost is measurable, and more than a part of the time of their first steps."""
     for row in rows:
-        if (cost := row["switch"]) is None:
+        cost, waited_s = row["switch"], row["first_wait_s"]
+        if cost is None or not is_measurable(cost) or cost["cost_s"] <= _SWITCH_FRAC * SWITCH_STEPS * cost["median_s"]:
             continue
-        step_s, waited_s = cost["median_s"], row["first_wait_s"]
-        bad = is_measurable(cost) and cost["cost_s"] > _SWITCH_FRAC * SWITCH_STEPS * step_s
-        text = f"The change {change_name(cost)}: {change_text(cost)}"
-        if bad:
-            cause = (
-                "Files of the new resolution were not cached: use more memory or a faster disk."
-                if waited_s > cost["cost_s"] / 2
-                else "Cause: shapes that the warm-up missed, or other work on the machine."
-            )
-            text += f"; {format_duration(max(0.0, waited_s))} of it was waiting for data. {cause}"
-        yield Finding(bad, text if bad else f"{text}.")
+        cause = (
+            "Files of the new resolution were not cached: use more memory or a faster disk."
+            if waited_s > cost["cost_s"] / 2
+            else "Cause: shapes that the warm-up missed, or other work on the machine."
+        )
+        text = change_text(cost)
+        yield Finding(
+            True,
+            f"{text[0].upper()}{text[1:]}; {format_duration(max(0.0, waited_s))} of it was waiting for data. {cause}",
+        )
 
 
-def _validation(epochs: list[dict[str, Any]]) -> Iterator[Finding]:
+def _validation(run: RunLogReader) -> Iterator[Finding]:
+    epochs = run.epochs
     eval_s, elapsed_s = sum(epoch["eval_s"] for epoch in epochs), epochs[-1]["elapsed_s"]
-    if eval_s > _EVAL_FRAC * elapsed_s:
+    validated = sum(epoch["eval_s"] > 0 for epoch in epochs)
+    if eval_s > _EVAL_FRAC * elapsed_s and validated > 1:
+        every = 2 * run.start.get("recipe_values", {}).get("eval", {}).get("every_epochs", 1)
         yield Finding(
             True,
             (
                 f"Validation took {100 * eval_s / elapsed_s:.0f} % of the run ({format_duration(eval_s)}): "
-                f"`eval.every_epochs = 2` would save about {format_duration(eval_s / 2)}."
+                f"`eval.every_epochs = {every}` would save about {format_duration(eval_s / 2)}."
             ),
         )
 

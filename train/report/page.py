@@ -23,17 +23,25 @@ from resolute.errors import ResoluteError
 from resolute.files import output_file
 from resolute.report.charts import Chart, Series, chart, short
 from resolute.report.page import render
-from resolute.train.logs.run_log import SWITCH_STEPS, Columns, RunLogReader, format_duration, is_measurable
+from resolute.train.logs.run_log import (
+    SWITCH_STEPS,
+    Columns,
+    RunLogReader,
+    change_text,
+    format_duration,
+    is_measurable,
+    noise_s,
+)
 from resolute.train.options import CompareOptions, ReportOptions
 from resolute.train.recipe.schema import Recipe
 from resolute.train.recipe.toml import recipe_text
 from resolute.train.run_folder import existing_run, page_file
 from resolute.train.score import METRICS, Metric, best_score, main_metric, shown_metrics
 
-from .classes import HEADS, class_counts, class_rows
+from .classes import HEADS, class_counts, class_rows, with_bars
 from .curves import schedule_charts
 from .diagnosis import Finding, diagnose, stage_rows
-from .validation import read_validation, sections
+from .validation import errors_of_values, read_validation, sections
 
 __all__ = ["REPORT", "Run", "compare", "differences", "first_reached_s", "open_runs", "page", "report", "write_page"]
 
@@ -45,6 +53,8 @@ _STYLES = [(colour, kind) for kind in ("line", "dash", "dots") for colour in "ab
 _LEVELS = (0.5, 0.75, 0.9, 0.95, 1.0)  # of the best score of the run whose best is lowest
 # keys of a log's first record that are no settings, or are compared apart from the others
 _APART = ("kind", "recipe", "recipe_hash", "recipe_text", "recipe_values", "class_names", "class_samples", "machine")
+_SHOWN_ABOVE = ("kind", "recipe", "recipe_hash", "recipe_text", "val_majority")  # in the report of one run
+_TILES = 4  # errors of values at the head of a report, at most
 _HARDWARE = ("device", "cpu", "threads", "cores", "gpu")  # in which runs differ whose times are not comparable
 
 Section = dict[str, Any]  # values of the template's loop
@@ -174,12 +184,14 @@ def page(runs: Sequence[Run], validation: Mapping[str, Any] | None = None, *, ti
     (run,) = runs
     start, steps = run.log.start, sum(row["steps"] for row in run.stages)
     findings = diagnose(run.log)
-    state = "finished" if run.log.kind("end") else f"{steps:,} of {start.get('total_steps', 0):,} steps done"
+    state = f"{steps:,} of {start.get('total_steps', 0):,} steps done"
+    for end in run.log.kind("end"):
+        state = f"stopped early: {reason}" if (reason := end.get("stopped_early")) else "finished"
     return render(
         _TEMPLATE,
         title=f"Run {run.name}",
         subtitle=f"{start.get('recipe', '')} {start.get('recipe_hash', '')} · {start.get('device', '')} · {state}",
-        headline=[*_tiles(run)],
+        headline=[*_tiles(run, validation)],
         first=[*_results(run)],
         about="What limited this run" + ", and what to change" * any(finding.bad for finding in findings),
         findings=findings,
@@ -196,7 +208,6 @@ def _section(title: str, *tables: Table, **parts: Any) -> Section:
         "note": "",
         "charts": (),
         "sheets": (),
-        "bars": (),
         "texts": (),
         **parts,
     }
@@ -205,15 +216,19 @@ def _section(title: str, *tables: Table, **parts: Any) -> Section:
 # one run
 
 
-def _tiles(run: Run) -> Iterator[tuple[str, str]]:
+def _tiles(run: Run, validation: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     epochs, rows = run.epochs, run.stages
     if run.scores:
         epoch, top = run.best
         photos, majority = run.log.start.get("val_samples"), run.log.start.get("val_majority")
         constant = f"; always the most frequent class: {100 * majority:.1f} %" if majority else ""
         of_photos = f", of {photos:,} photos{constant}" if photos else ""
-        yield run.text(run.scores[-1][1]), f"{run.metric.title} at the end{of_photos}"
+        when = "at the end" if run.log.kind("end") else f"in epoch {run.scores[-1][0]['epoch']}"
+        yield run.text(run.scores[-1][1]), f"{run.metric.title} {when}{of_photos}"
         yield run.text(top), f"best {run.metric.title}, epoch {epoch['epoch']}"
+        if validation is not None and validation["epoch"] == epoch["epoch"]:
+            for name, error in errors_of_values(validation)[:_TILES]:
+                yield error, f"RMSE of {name}, epoch {epoch['epoch']}"
     if epochs:
         count = f"{len(epochs)} {'epoch' if len(epochs) == 1 else 'epochs'}"
         yield format_duration(epochs[-1]["elapsed_s"]), f"for {count}, validation included"
@@ -230,24 +245,35 @@ def _tiles(run: Run) -> Iterator[tuple[str, str]]:
 
 def _results(run: Run) -> Iterator[Section]:
     if run.stages:
-        yield _section("Loss and accuracy", charts=[*filter(None, _learning(run, run.log.binned(_BINS)))])
+        title = "Loss"
+        if run.epochs:
+            title += f" and {'accuracy' if run.metric.key == 'top1' else run.metric.title}"
+        yield _section(title, charts=[*filter(None, _learning(run, run.log.binned(_BINS)))])
 
 
 def _sections_of_one(run: Run, validation: Mapping[str, Any] | None) -> Iterator[Section]:
     start, bins, counts = run.log.start, run.log.binned(_BINS), class_counts(run.log)
     if run.stages:
-        yield _section("Time", charts=[*filter(None, _times_of_steps(run, bins))])
+        changes = [change_text(row["switch"]) for row in run.stages if row["switch"]]
+        yield _section(
+            "Time",
+            note="\n".join(f"{text[0].upper()}{text[1:]}." for text in changes),
+            charts=[*filter(None, _times_of_steps(run, bins))],
+        )
     if (found := sections(validation, run.epochs)) is not None:
         yield _section(**found)
     yield _stages([run])
-    yield _epochs(run)
+    if epochs := run.epochs:
+        yield _epochs(run, epochs)
     if run.stages:
         yield _section("Schedule", charts=[*filter(None, _schedule(run, bins))])
     if counts is not None:
         rows = class_rows(counts.names, counts.samples, counts.seen)
-        bars = counts.bars()
+        is_whole = len(rows) == len(counts.names)
         yield _section(
-            "Classes", ("", HEADS, rows), bars=bars, charts=[] if bars else [*filter(None, [counts.chart()])]
+            "Classes",
+            ("", *with_bars(HEADS, rows)),
+            charts=[] if is_whole else [*filter(None, [counts.chart()])],
         )
     yield _section(
         "Recipe",
@@ -260,7 +286,7 @@ def _sections_of_one(run: Run, validation: Mapping[str, Any] | None) -> Iterator
     facts = {
         key: value
         for key, value in {**start.get("machine", {}), **start}.items()
-        if value is not None and not isinstance(value, (dict, list)) and key not in ("kind", "recipe_text")
+        if value is not None and not isinstance(value, (dict, list)) and key not in _SHOWN_ABOVE
     }
     yield _section(
         "Machine and data",
@@ -288,7 +314,10 @@ def _recipe_tables(text: str) -> list[Table]:
     keys = list(dict.fromkeys(key for stage in stages for key in stage))
     rows = [[number, *(_plain(stage.get(key, "")) for key in keys)] for number, stage in enumerate(stages)]
     others = [(key, _plain(value)) for key, value in _leaves(table)]
-    return [("Stages of the recipe", ("stage", *keys), rows), ("Other keys", ("key", "value"), others)]
+    return [
+        ("Stages that the recipe sets", ("stage", *keys), rows),
+        ("Other keys that it sets", ("key", "value"), others),
+    ]
 
 
 def _leaves(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -321,8 +350,7 @@ def _times_of_steps(run: Run, bins: Columns) -> Iterator[Chart | None]:
     where = f"step {x[longest]:,.0f}"
     if not single:
         where = f"one of the {bins['count'][longest]:,.0f} steps from {x[longest]:,.0f} on"
-    note = f"Longest step: {ms['time_s_max'][longest]:,.0f} ms, {where}"
-    note += f"; the axis ends at {top:,.0f} ms." if ms["time_s_max"][longest] > top else "."
+    note = f"Longest step: {ms['time_s_max'][longest]:,.0f} ms, {where}."
     peak = [] if single else [Series(name="longest of each bin", colour="soft", x=x, y=ms["time_s_max"])]
     yield chart(
         "Step time",
@@ -365,6 +393,7 @@ def _times_of_steps(run: Run, bins: Columns) -> Iterator[Chart | None]:
         note=""
         if any(row["model_images_per_s"] for row in rows)
         else "The ceilings of loader and model alone were not measured in this run (--calibrate).",
+        robust=True,
     )
     yield chart(
         "Stalls",
@@ -423,6 +452,7 @@ def _learning(run: Run, bins: Columns) -> Iterator[Chart | None]:
             x_name=unit,
             start=0.0,
             zero=metric.percent,
+            robust=not metric.percent,
             marks=[(at, f"{epoch['res']} px") for at, epoch, before in begun if epoch["stage"] != before["stage"]],
         )
 
@@ -464,8 +494,8 @@ def _stages(runs: Sequence[Run]) -> Section:
         "epochs#",
         "steps#",
         "images/s#",
-        "loader alone#",
-        "model alone#",
+        "loader alone images/s#",
+        "model alone images/s#",
         "waiting %#",
         "median step ms#",
         "99 % below ms#",
@@ -492,15 +522,15 @@ def _stages(runs: Sequence[Run]) -> Section:
         for run in runs
         for row in run.stages
     ]
-    first = len(runs) == 1
     note = (
-        f"Change cost: what the first {SWITCH_STEPS} steps of a stage took longer than usual ones. Its noise is what "
-        f"later groups of {SWITCH_STEPS} steps differ by, up to the 95th percentile. Other work on the machine can add "
-        "to any cost."
+        f"Change cost: how much longer the first {SWITCH_STEPS} steps of a stage took than usual ones. Noise: 90 % of "
+        f"the other groups of {SWITCH_STEPS} steps differ less from usual ones. A cost within its noise is not "
+        "measurable."
     )
+    shown = [k for k in range(len(runs) == 1, len(heads)) if any(row[k] != "-" for row in rows)]
     return _section(
         "Stages",
-        ("", heads[first:], [row[first:] for row in rows]),
+        ("", [heads[k] for k in shown], [[row[k] for k in shown] for row in rows]),
         note=note if any(row["switch"] for run in runs for row in run.stages) else "",
     )
 
@@ -508,48 +538,49 @@ def _stages(runs: Sequence[Run]) -> Section:
 def _cost(switch: dict[str, Any] | None) -> str | list[tuple[str, str]]:
     if switch is None:
         return "-"
-    if switch["noise_s"] is None:
+    if (noise := noise_s(switch)) is None:
         return [(f"{switch['cost_s']:+.3f}", "noise unknown")]
-    noise = f"noise ±{max(map(abs, switch['noise_s'])):.3f}"
-    return [(f"{switch['cost_s']:+.3f}", noise if is_measurable(switch) else f"not measurable, {noise}")]
+    return [
+        (
+            f"{switch['cost_s']:+.3f}",
+            f"noise ±{noise:.3f}" if is_measurable(switch) else f"not measurable, ±{noise:.3f}",
+        )
+    ]
 
 
 def _or_dash(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
-def _epochs(run: Run) -> Section:
-    epochs, samples = run.epochs, run.log.start.get("val_samples", 0)
+def _epochs(run: Run, epochs: Sequence[Mapping[str, Any]]) -> Section:
+    samples = run.log.start.get("val_samples", 0)
 
     def number(digits: int, scale: float = 1.0) -> Callable[[float], str]:
         return lambda value: f"{scale * value:,.{digits}f}"
 
     def of_metric(metric: Metric) -> Callable[[float], str]:
-        return lambda value: metric.text(value, samples).removesuffix(" %")
+        return lambda value: metric.text(value).removesuffix(" %")
 
     def of_metrics(key: str, title: str) -> list[tuple[str, str, Callable[[float], str]]]:
-        return [
-            (f"{key}{metric.key}", f"{title}{metric.title}", of_metric(metric))
-            for metric in (run.metrics if epochs else ())
-        ]
+        return [(f"{key}{metric.key}", f"{title}{metric.head}", of_metric(metric)) for metric in run.metrics]
 
     columns = [
+        ("loss", "loss", number(3)),
+        ("eval_loss", "val loss", number(3)),
+        *of_metrics("", ""),
+        ("ema_eval_loss", "EMA val loss", number(3)),
+        *of_metrics("ema_", "EMA "),
+        ("lr", "LR", short),
         ("images_per_s", "images/s", number(1)),
         ("stall_frac", "waiting %", number(2, 100)),
         ("train_s", "train s", number(2)),
-        ("eval_s", "eval s", number(2)),
-        ("loss", "loss", number(3)),
-        ("eval_loss", "eval loss", number(3)),
-        *of_metrics("", ""),
-        ("ema_eval_loss", "EMA loss", number(3)),
-        *of_metrics("ema_", "EMA "),
+        ("eval_s", "val s", number(2)),
         ("memory_bytes", "GiB", number(2, 2**-30)),
         ("gpu_frac", "GPU %", number(0, 100)),
-        ("lr", "LR", short),
     ]
     shown = [column for column in columns if any(epoch.get(column[0]) is not None for epoch in epochs)]
-    every = -(-len(epochs) // _ROWS) if epochs else 1
-    heads = ["epoch", "stage#", "px#", "batch#", *(f"{title}#" for _, title, _ in shown)]
+    every = -(-len(epochs) // _ROWS)
+    heads = ["epoch#", "stage#", "px#", "batch#", *(f"{title}#" for _, title, _ in shown)]
     rows = [
         (
             epoch["epoch"],
@@ -562,8 +593,11 @@ def _epochs(run: Run) -> Section:
         if number % every == 0 or number == len(epochs)
     ]
     note = f"Every {every}th epoch is shown; run.jsonl has all. " if every > 1 else ""
-    if samples and epochs and run.metric.counted:
-        note += f"±: half the 95 % interval (Wilson) of a fraction of {samples:,} photos."
+    if samples and run.metric.counted and run.scores:
+        half = run.text(run.scores[-1][1]).partition("± ")[2].removesuffix(" %")
+        note += (
+            f"With {samples:,} photos, the last {run.metric.title} is known to ±{half} points (95 % interval, Wilson)."
+        )
     return _section("Epochs", ("", heads, rows), note=note)
 
 
@@ -686,6 +720,7 @@ def _compared_charts(runs: Sequence[Run]) -> Iterator[Chart | None]:
         start=0.0,
         zero=False,
         wide=True,
+        robust=not metric.percent,
     )
     yield chart(
         f"{_title(metric)} against epochs",
@@ -694,6 +729,7 @@ def _compared_charts(runs: Sequence[Run]) -> Iterator[Chart | None]:
         x_name="epoch",
         zero=False,
         wide=True,
+        robust=not metric.percent,
     )
     yield chart("Training loss", curves("epoch", 1, "loss"), unit="", x_name="epoch", zero=False, robust=True)
     yield chart("Validation loss", curves("epoch", 1, "eval_loss"), unit="", x_name="epoch", zero=False, robust=True)

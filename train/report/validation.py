@@ -17,14 +17,15 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from resolute.console import counted
 from resolute.errors import ResoluteError
 from resolute.files import output_file
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
-from resolute.report.charts import Chart, Series, chart
+from resolute.report.charts import Chart, Series, chart, without_outliers
 from resolute.train.score import METRICS, with_interval
 
-__all__ = ["FILE", "confused_photos", "read_validation", "sections", "write_validation"]
+__all__ = ["FILE", "confused_photos", "errors_of_values", "read_validation", "sections", "write_validation"]
 
 FILE = "validation.json"
 _PAIRS = 8  # most confused pairs shown with photos
@@ -148,7 +149,8 @@ def _of_classes(table: Mapping[str, Any]) -> dict[str, Any]:
             if sample in photos
         ]
         if figures:
-            sheets.append((f"{pair['label']} taken for {pair['predicted']}: {pair['count']:,}", figures))
+            count = counted(pair["count"], "photo")
+            sheets.append((f"{pair['label']} taken for {pair['predicted']}: {count}", figures))
     worst = sorted((row for row in classes if row["samples"]), key=lambda row: row["accuracy"])[:_ROWS]
     pairs = [(pair["label"], pair["predicted"], f"{pair['count']:,}") for pair in table["confused"][:20]]
     size = confusion["classes_per_cell"]
@@ -226,34 +228,48 @@ def _of_labels(table: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def errors_of_values(table: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, RMSE with its unit) of each value in a validation's details; none for other kinds of targets."""
+    return [
+        (column["name"], f"{_short(column['rmse'])} {column['unit']}".rstrip()) for column in table.get("columns", ())
+    ]
+
+
 def _of_values(table: Mapping[str, Any]) -> dict[str, Any]:
     charts: list[Chart | None] = []
     for column in table["columns"]:
-        name = f"{column['name']} [{column['unit']}]" if column["unit"] else column["name"]
+        name, unit = column["name"], column["unit"]
         points = sorted((true, got) for true, got in column["points"] if got is not None)
         if not points:
             continue
-        true, predicted = zip(*points, strict=True)
+        # why: one outlier would press all other points together
+        low, high = without_outliers([value for point in points for value in point])
+        shown = [point for point in points if low <= min(point) and max(point) <= high]
+        beyond = counted(len(points) - len(shown), "photo")
+        true, predicted = zip(*shown, strict=True)
         ends = [min(true), max(true)]
         charts.append(
             chart(
-                name,
+                f"{name}: predicted and true",
                 [
-                    Series(name="predicted", colour="a", kind="points", x=true, y=predicted),
+                    Series(name="a photo", colour="a", kind="points", x=true, y=predicted),
                     Series(name="predicted = true", colour="soft", kind="dash", x=ends, y=ends),
                 ],
-                unit="predicted",
+                unit=unit,
                 x_name="true",
                 zero=False,
+                note=f"Without {beyond} far from the others." if len(shown) < len(points) else "",
             )
         )
         edges, counts = column["errors"]["edges"], column["errors"]["counts"]
+        outside = column["errors"].get("outside", 0)
         charts.append(
             chart(
                 f"{name}: errors",
                 [Series(name="photos", colour="b", kind="columns", x=edges[:-1], right=edges[1:], y=counts)],
                 unit="photos",
-                x_name="predicted - true",
+                x_name=f"predicted - true, {unit}" if unit else "predicted - true",
+                note=f"{counted(outside, 'photo')} with larger errors." if outside else "",
             )
         )
     rows = [

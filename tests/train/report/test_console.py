@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
 
 from resolute.pipeline.dataset.target import Target, TargetKind
-from resolute.train.logs.run_log import RunLogReader, change_text
+from resolute.train.logs.run_log import RunLogReader, change_text, is_measurable, noise_s, switch_costs
 from resolute.train.report.console import EpochTable, summary
 
 # of a run of 10 steps at 32 px and 25 at 64 px
@@ -63,27 +67,52 @@ def test_the_summary_equals_the_log(tmp_path: Path) -> None:
     text = summary(run, tmp_path)
     assert "top-1 35.00 % at the end, best 40.00 % (epoch 0)" in text
     assert "9.0 s: training 8.0 s, validation 1.0 s; waiting for data 25.00 %" in text
-    assert "change 32 -> 64 px: cost 400 ms: first 5 steps +0.40 s, other groups of 5 steps ±0.00 s" in text
+    assert "\nchange 32 -> 64 px cost 0.40 s: first 5 steps +0.40 s, other groups of 5 steps ±0.00 s\n" in text
     assert text.splitlines()[-1] == f"next: `resolute eval --run={tmp_path}`"
 
 
+def _costs(first_s: float, *others_s: float, rounds: int = 4) -> list[dict[str, Any]]:
+    """Of a change from 32 to 64 px, after steps of 1 s: its first step takes `first_s` longer, and in each round, the
+    first of each other group of 5 steps `others_s`."""
+    groups = [first_s, *others_s * rounds]
+    times_s = np.array([1.0] * 10 + [1.0 + extra_s * (i == 0) for extra_s in groups for i in range(5)])
+    stages = (np.arange(len(times_s)) >= 10).astype(float)
+    return switch_costs(stages, times_s, 32 + 32 * stages)
+
+
+def test_the_noise_of_a_change_is_what_90_percent_of_the_other_groups_of_steps_stay_below() -> None:
+    (cost,) = _costs(0.0, *([0.1] * 18), 9.0, 9.0, rounds=1)  # two groups of 20 are slower
+    assert noise_s(cost) == 9.0
+    (cost,) = _costs(0.0, *([0.1] * 39), 9.0, rounds=1)  # one of 40
+    assert noise_s(cost) == pytest.approx(0.1)
+    (cost,) = _costs(0.0, -0.5, 0.2)  # a group may be faster, too
+    assert noise_s(cost) == pytest.approx(0.5)
+    (cost,) = _costs(0.0, 0.1, rounds=3)  # too few groups
+    assert noise_s(cost) is None
+    assert not is_measurable(cost)
+
+
 def test_a_cost_is_measurable_only_beyond_what_other_steps_differ_by() -> None:
-    def text(cost_s: float, *noise_s: float) -> str:
-        return change_text({"cost_s": cost_s, "noise_s": list(noise_s) or None})
+    def text(first_s: float, *others_s: float) -> str:
+        (cost,) = _costs(first_s, *others_s)
+        return change_text(cost)
 
     others = "other groups of 5 steps"
-    assert text(0.2, -0.4, 0.3) == f"no measurable cost: first 5 steps +0.20 s, {others} ±0.40 s"
-    assert text(-1.2, -0.4, 0.3) == f"no measurable cost: first 5 steps -1.2 s, {others} ±0.4 s"
-    assert text(1.3, -0.4, 0.3) == f"cost 1.3 s: first 5 steps +1.3 s, {others} ±0.4 s"
-    assert text(0.0008, -0.0004, 0.0012) == f"no measurable cost: first 5 steps +0.8 ms, {others} ±1.2 ms"
-    assert text(0.3) == "first 5 steps +0.30 s; too few other steps to know the noise"
+    assert text(0.2, 0.4) == f"no measurable cost at 32 -> 64 px: first 5 steps +0.20 s, {others} ±0.40 s"
+    assert text(-1.2, 0.4) == f"no measurable cost at 32 -> 64 px: first 5 steps -1.2 s, {others} ±0.4 s"
+    assert text(1.3, 0.4) == f"change 32 -> 64 px cost 1.3 s: first 5 steps +1.3 s, {others} ±0.4 s"
+    assert text(0.0008, 0.0012) == f"no measurable cost at 32 -> 64 px: first 5 steps +0.8 ms, {others} ±1.2 ms"
+    assert text(0.3) == "change 32 -> 64 px: first 5 steps +0.30 s; too few other steps to know the noise"
+    times_s, ones = np.array([1.0] * 10 + [1.5, 1.0]), np.ones(12)
+    (cost,) = switch_costs((np.arange(12) >= 10).astype(float), times_s, 32 * ones)
+    assert change_text(cost) == "change stage 0 -> 1: first 2 steps +0.0 ms; too few other steps to know the noise"
 
 
 def test_top5_is_shown_from_ten_classes_on_and_errors_of_several_values_only_in_one_unit() -> None:
     def titles(kind: TargetKind, outputs: int, units: tuple[str, ...] = ()) -> list[str]:
         names = tuple(map(str, range(outputs)))
         table = EpochTable.of(Target(kind=kind, names=names, units=units), has_ema=True)
-        assert len(table.head) <= 121
+        assert len(table.head) <= 120
         return [metric.title for metric in table.metrics]
 
     assert titles("class", 9) == ["top-1"]
@@ -99,9 +128,13 @@ def test_rows_stand_below_their_heads() -> None:
     table = EpochTable.of(Target(kind="class", names=tuple("0123456789")), has_ema=True)
     head, row = table.head, table.row(EPOCHS[0])
     assert len(head) == len(row)
-    assert " ".join(row.split()) == "0 0 32 8 1.500 1.250 40.00 90.00 30.00 0.1000 20.0 25.00 4.0 0.5"
+    assert " ".join(row.split()) == "0 0 32 8 1.500 1.250 40.00 90.00 30.00 0.1 20.0 25.00 4.0 0.5"
     for title, value in (("val loss", "1.250"), ("images/s", "20.0"), ("val s", "0.5")):
         assert row[: head.index(title) + len(title)].endswith(value)
+    for lr, shown in ((2e-5, "2e-05"), (0.000123456, "0.000123")):
+        row = table.row({**EPOCHS[0], "lr": lr})
+        assert len(row) == len(head)
+        assert f" {shown} " in row
 
 
 def test_the_summary_says_on_how_many_photos_and_what_a_constant_answer_would_reach(tmp_path: Path) -> None:
@@ -115,4 +148,7 @@ def test_the_summary_says_on_how_many_photos_and_what_a_constant_answer_would_re
     assert f"more epochs: `resolute train --run={tmp_path} --more-epochs=1`" in text
     table = {"kind": "values", "epoch": 1, "columns": [{"name": "h", "unit": "cm", "rmse": 1.5}]}
     (tmp_path / "validation.json").write_text(json.dumps(table))
-    assert "\nRMSE: h 1.5 cm\n" in summary(run, tmp_path)
+    assert "\nRMSE in epoch 1: h 1.5 cm\n" in summary(run, tmp_path)
+    table["columns"] = [{"name": f"v{i}", "unit": "", "rmse": i} for i in range(10)]
+    (tmp_path / "validation.json").write_text(json.dumps(table))
+    assert "v6 6, v7 7, 2 more in the report\n" in summary(run, tmp_path)
