@@ -312,16 +312,22 @@ def _parse(name: str, options: type, words: Sequence[str]) -> dict[str, str] | N
     )
     app["--help"].group = "Parameters"
     app.default(_function(command, options))
-    values: dict[str, str] | None = _run(app, words)
+    values: dict[str, str] | None = _run(app, words, options)
     for option, value in (values or {}).items():
         if value == "":
             raise ResoluteError(f"{option_name(option)}: got an empty value; give it one or leave it out")
     return values
 
 
-def _run(app: App, words: Sequence[str]) -> Any:
-    """Run `app`; its mistakes become `ResoluteError`s."""
-    from cyclopts import CycloptsError, MissingArgumentError, UnknownCommandError, UnusedCliTokensError
+def _run(app: App, words: Sequence[str], options: type | None = None) -> Any:
+    """Run `app`, which has these options; its mistakes become `ResoluteError`s."""
+    from cyclopts import (
+        CycloptsError,
+        MissingArgumentError,
+        UnknownCommandError,
+        UnknownOptionError,
+        UnusedCliTokensError,
+    )
 
     try:
         return app(words, exit_on_error=False, print_error=False)
@@ -329,11 +335,37 @@ def _run(app: App, words: Sequence[str]) -> Any:
         text = " ".join(str(error).split()).rstrip(".")
         if isinstance(error, MissingArgumentError) and error.argument:
             text = f"{error.argument.name}: missing"
+        elif isinstance(error, UnknownOptionError) and options is not None:
+            option = (error.token.keyword or error.token.value).partition("=")[0]
+            if advice := _meant_options(option, options):
+                raise ResoluteError(f"{option}: no such option; {advice}") from None
+            text = f"{option}: no such option"
         elif isinstance(error, UnknownCommandError):
-            text = text.partition(" Available commands")[0].rstrip(".?")
+            text = text.partition(" Available commands")[0].rstrip(".")
         elif isinstance(error, UnusedCliTokensError):
             text = f"got {' '.join(error.unused_tokens or ())}, expected no more values"
-        raise ResoluteError(f"{text}; see `{' '.join(app.name)} --help`") from None
+        raise ResoluteError(
+            f"{text}{' See' if text.endswith('?') else '; see'} `{' '.join(app.name)} --help`"
+        ) from None
+
+
+def _meant_options(option: str, options: Any) -> str:
+    """The question whether an unknown option means another one, or a key of a recipe; "" if it resembles none."""
+    from .settings import as_question, everywhere, meant, option_name
+
+    known = {name.rstrip("_"): field for name, field in options.__pydantic_fields__.items()}
+    keys: dict[str, list[str]] = {}
+    if "set" in known:
+        for name, places in everywhere(_load("train.recipe.schema:Recipe")).items():
+            texts = [place.partition(",")[0].replace("stages.", "stages[0].") for place in places]
+            keys[name] = [f"--set '{text}=VALUE'" if "[" in text else f"--set {text}=VALUE" for text in texts]
+    found = []
+    for each in meant(option.lstrip("-"), known, keys):
+        name, _, choice = each.partition(" = ")
+        found.append(
+            each if each.startswith("--") else " ".join([option_name(name), *filter(None, [choice.strip('"')])])
+        )
+    return as_question(found) if found else ""
 
 
 def _function(command: Command, options: type) -> Callable[..., dict[str, str]]:

@@ -24,7 +24,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, dataclass_transform
 
@@ -37,12 +37,15 @@ from .errors import ResoluteError
 
 __all__ = [
     "Setting",
+    "as_question",
     "build",
     "checked",
     "closest",
     "definitions",
     "describe",
     "described",
+    "everywhere",
+    "meant",
     "option_name",
     "repeatable",
     "setting",
@@ -54,7 +57,9 @@ T = TypeVar("T")
 P = ParamSpec("P")
 _MAX_SHOWN = 200  # characters of a wrong value
 _MAX_MEANT = 4  # names that may be meant
-_FEW = 2  # letters, which too many names begin with
+_FEW = 3  # letters, which too many names contain
+# parts of names that say nothing of what is set
+_GENERIC = frozenset(("alpha", "epochs", "factor", "kind", "mode", "name", "prob", "rate", "scale", "size", "steps"))
 _WORDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 _NAMES = {int: "integer", float: "number", bool: "`true`, `false`", str: "text", dict: "table"}
 
@@ -76,11 +81,12 @@ def described(help: str, **bounds: Any) -> Any:
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-def settings(where: str, renamed: Mapping[str, str] | None = None) -> Callable[[type[T]], type[T]]:
+def settings(where: str, other_names: Mapping[str, str] | None = None) -> Callable[[type[T]], type[T]]:
     """Make a class a frozen, keyword-only dataclass whose constructor checks its arguments.
 
     where: name of the group, which begins the messages ("augment" for "augment.flip_prob: got …"); "" for none.
-    renamed: earlier names of settings and their current ones, for the message about an earlier name.
+    other_names: names that settings had before or have in other libraries, and their names here ("augment.scale"), for
+    the message about such a name.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -103,7 +109,7 @@ def settings(where: str, renamed: Mapping[str, str] | None = None) -> Callable[[
         __init__.__qualname__ = f"{cls.__qualname__}.__init__"  # in Python's message about unnamed arguments
         made.__init__, made.__repr__ = __init__, __repr__
         made.__settings_name__ = where
-        made.__settings_renamed__ = renamed or {}
+        made.__settings_other_names__ = other_names or {}
         return typing.cast(type[T], made)
 
     return decorate
@@ -193,10 +199,11 @@ def describe(error: ValidationError, cls: Any, where: str) -> ResoluteError:
     if first["type"] == "missing" and isinstance(first["loc"][-1], str):  # else an item of a list
         return ResoluteError(f"{name}: missing, expected {expected}; add it")
     if first["type"] == "unexpected_keyword_argument":
-        if now := getattr(owner, "__settings_renamed__", {}).get(names[-1]):
-            return ResoluteError(f"{name}: no such setting, expected {now}, its current name; rename it")
+        others = getattr(owner, "__settings_other_names__", {})
+        if now := next((others[each] for each in others if _alike(each, names[-1])), None):
+            return ResoluteError(f"{name}: no such setting, expected {now}; rename it")
         known = getattr(owner, "__pydantic_fields__", {})
-        return ResoluteError(f"{name}: no such setting; {closest(names[-1], known)}")
+        return ResoluteError(f"{name}: no such setting; {closest(names[-1], known, everywhere(cls, without=owner))}")
     got = repr(first["input"])
     got = got if len(got) <= _MAX_SHOWN else f"{got[:_MAX_SHOWN]}…"
     return ResoluteError(f"{name}: got {got}, expected {expected}; correct it")
@@ -207,31 +214,116 @@ def option_name(name: str) -> str:
     return "--" + name.rstrip("_").replace("_", "-")
 
 
-def closest(name: str, known: Mapping[str, Any]) -> str:
+def closest(name: str, known: Mapping[str, Any], elsewhere: Mapping[str, Sequence[str]] | None = None) -> str:
     """Advice on an unknown name: the known ones that may be meant, best first, or all of them.
 
-    known: {name: its definition}; if that is a field with choices, these count too.
+    - `known`: {name: its definition}; choices and help of a field are compared too
+    - `elsewhere`: see `everywhere`
     """
-    found = list(dict.fromkeys(_meant(name.lower(), known)))
-    if not found:
-        return f"known: {', '.join(known)}"
-    others = f" (or {', '.join(found[1:_MAX_MEANT])})" if len(found) > 1 else ""
+    found = meant(name, known, elsewhere)
+    return as_question(found) if found else f"known: {', '.join(known)}"
+
+
+def as_question(found: Sequence[str]) -> str:
+    """A few names that may be meant, the best one first: "did you mean lr? (or head_lr_scale)"."""
+    others = f" (or {', '.join(found[1:])})" if len(found) > 1 else ""
     return f"did you mean {found[0]}?{others}"
 
 
-def _meant(name: str, known: Mapping[str, Any]) -> Iterator[str]:
-    """Known names like `name`: with its words, choices of that name, then those spelled alike or with a common part."""
+def everywhere(cls: Any, *, without: Any = None) -> dict[str, list[str]]:
+    """{name: its settings} of a class and all groups in it: {"lr": ["optim.lr"], "learning_rate": ["optim.lr"]}.
+
+    `without`: a group that is left out.
+    """
+    found: dict[str, list[str]] = {}
+    left_out = f"{getattr(without, '__settings_name__', '')}."
+
+    def visit(group: Any, outer: tuple[Any, ...]) -> None:
+        where = group.__settings_name__
+        own = group.__settings_other_names__ if where else {}
+        inner = []
+        for name, field in group.__pydantic_fields__.items():
+            groups = [member for member in _members(field.annotation) if hasattr(member, "__settings_name__")]
+            if field.description and not groups:
+                own = {**own, name: f"{where}.{name}" if where else f"{name}, at the top of the file"}
+            inner += groups
+        for name, place in own.items() if group is not without else ():
+            if not place.startswith(left_out) and place not in found.setdefault(name, []):
+                found[name].append(place)
+        for member in inner:
+            if member not in outer:
+                visit(member, (*outer, group))
+
+    visit(cls, ())
+    return found
+
+
+def meant(name: str, known: Mapping[str, Any], elsewhere: Mapping[str, Sequence[str]] | None = None) -> list[str]:
+    """The few names that may be meant by an unknown one, best first; see `closest`."""
+    elsewhere = elsewhere or {}
+    name = name.lower().replace("-", "_")
+    own = name.split("_")
+    places = [place for each in elsewhere.values() for place in each]
     parts = {each: each.split("_") for each in known}
-    yield from (each for each in known if each.startswith(f"{name}_") or name in parts[each])
-    if len(name) > _FEW:
-        yield from (each for each in known if each.startswith(name) or name.startswith(each))
-    for each, field in known.items():
-        choices = [choice for arm in _members(getattr(field, "annotation", None)) for choice in typing.get_args(arm)]
-        for choice in choices:
-            if isinstance(choice, str) and choice.replace("-", "").replace("_", "") == re.sub("[-_]", "", name):
-                yield f'{each} = "{choice}"'
-    yield from difflib.get_close_matches(name, known, n=1)
-    yield from (each for each in known if any(len(part) > _FEW and part in name for part in parts[each]))
+    others = {each: each.split("_") for each in elsewhere}
+    # the first of these with any name decides; each is weaker than the one before
+    found: Iterator[list[str]] = iter(
+        (
+            [
+                *(each for each in known if each == f"{name}s" or each.startswith(f"{name}_")),
+                *elsewhere.get(name, ()),
+                *(each for each in places if each.replace(".", "_") == name),
+                *(each for each in known if name in parts[each]),
+            ],
+            difflib.get_close_matches(name, known, n=1, cutoff=0.8),
+            [
+                f'{each} = "{choice}"'
+                for each, field in known.items()
+                for choice in _choices(field)
+                if _alike(choice, name)
+            ],
+            [each for each in known if _contains(own, parts[each])],
+            [each for each in known if len(name) >= _FEW and (each.startswith(name) or name.startswith(each))],
+            [
+                place
+                for each in others
+                if each.startswith(f"{name}_") or name in others[each]
+                for place in elsewhere[each]
+            ],
+            [each for each, field in known.items() if _in_words(own, getattr(field, "description", None))],
+            [each for each in difflib.get_close_matches(name, known, n=1) if each[0] == name[0]],
+            [each for each in known if any(len(part) > _FEW and part in name for part in {*parts[each]} - _GENERIC)],
+        )
+    )
+    return [*dict.fromkeys(next(filter(None, found), []))][:_MAX_MEANT]
+
+
+def _choices(field: Any) -> list[str]:
+    """The texts that a setting may have."""
+    arms = _members(getattr(field, "annotation", None))
+    return [
+        each
+        for arm in arms
+        if typing.get_origin(arm) is Literal
+        for each in typing.get_args(arm)
+        if isinstance(each, str)
+    ]
+
+
+def _alike(one: str, other: str) -> bool:
+    return re.sub("[-_]", "", one) == re.sub("[-_]", "", other)
+
+
+def _contains(parts: Sequence[str], inner: Sequence[str]) -> bool:
+    """Whether `inner` is a run of `parts` that says what is set: "jitter" in "color_jitter"."""
+    runs = [parts[start : start + len(inner)] for start in range(len(parts) - len(inner) + 1)]
+    return [*inner] in [[*run] for run in runs] and not {*inner} <= _GENERIC
+
+
+def _in_words(parts: Sequence[str], text: str | None) -> bool:
+    """Whether a help text has all parts of a name as words, or as beginnings of words."""
+    words = re.findall("[a-z]+", (text or "").lower())
+    return all(len(part) >= _FEW and any(word.startswith(part) for word in words) for part in parts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ __all__ = [
     "AUTO",
     "MAX_BATCH",
     "MAX_EPOCHS",
+    "OTHER_STAGE_NAMES",
     "Augment",
     "BatchShape",
     "BatchSize",
@@ -37,6 +38,12 @@ __all__ = [
 AUTO: Final = "auto"  # batch size that is measured before training
 # Sanity limits: larger values would fail in a library or never finish starting.
 _MAX_RES, MAX_BATCH, MAX_EPOCHS = 16_384, 2**20, 100_000
+
+OTHER_STAGE_NAMES = {
+    "bs": "stages.batch_size",
+    **dict.fromkeys(("size", "resolution", "image_size", "img_size", "input_size", "train_crop_size"), "stages.res"),
+    **dict.fromkeys(("eval_size", "val_size", "val_resize_size"), "stages.eval_res"),
+}
 
 Res = Annotated[int, Field(ge=1, le=_MAX_RES)]
 BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH)]
@@ -56,7 +63,7 @@ BINS = 31  # magnitudes of RandAugment and TrivialAugment: 0 to 30. Source: torc
 
 @settings(
     "augment",
-    renamed={
+    other_names={
         "crop_area": "augment.scale",
         "crop_ratio": "augment.ratio",
         "policy_ops": "augment.num_ops",
@@ -68,6 +75,15 @@ BINS = 31  # magnitudes of RandAugment and TrivialAugment: 0 to 30. Source: torc
         "mix_prob": "augment.mixup_prob",
         "cutmix_prob": "augment.mixup_switch_prob",
         "mix_per": "augment.mixup_mode",
+        # of timm and torchvision
+        **dict.fromkeys(("aa", "auto_augment", "three_augment", "trivial_augment_wide"), "augment.policy"),
+        "hflip": "augment.flip_prob",
+        "vflip": "augment.vflip_prob",
+        "gray": "augment.grey_prob",
+        "grayscale": "augment.grey_prob",
+        "reprob": "augment.random_erasing_prob",
+        "random_erase": "augment.random_erasing_prob",
+        "remode": "augment.random_erasing_fill",
     },
 )
 class Augment:
@@ -165,7 +181,7 @@ class BatchShape:
     batch_size: int
 
 
-@settings("stages")
+@settings("stages", other_names=OTHER_STAGE_NAMES)
 class Stage:
     """A number of epochs with the same settings; one `[[stages]]` table of a recipe.
 

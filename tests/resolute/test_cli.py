@@ -44,8 +44,17 @@ print({"torch", "numpy", "numba", "timm", "fsspec"} & {*sys.modules}, file=sys.s
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["jobs", "finsh"], 'resolute: Unknown command "finsh". Did you mean "finish"; see `resolute --help`'),
-        (["shards", "--scr", "x"], "resolute shards: Unknown option: --scr. Did you mean --src?"),
+        (["jobs", "finsh"], 'resolute: Unknown command "finsh". Did you mean "finish"? See `resolute --help`'),
+        (["shards", "--scr", "x"], "resolute shards: --scr: no such option; did you mean --src?"),
+        (["shards", "--resolution=128"], "resolute shards: --resolution: no such option; did you mean --res?"),
+        (["train", "a", "--gpu", "2"], "resolute train: --gpu: no such option; did you mean --gpus? (or "),
+        (["train", "a", "--lr", "2"], "resolute train: --lr: no such option; did you mean --set optim.lr=VALUE?"),
+        (
+            ["plan", "a", "--img-size", "2"],
+            "resolute plan: --img-size: no such option; did you mean --set 'stages[0].res",
+        ),
+        (["predict", "a", "--ema"], "resolute predict: --ema: no such option; did you mean --weights ema?"),
+        (["eval", "a", "--zzz", "2"], "resolute eval: --zzz: no such option; see `resolute eval --help`"),
         (["verify"], "resolute verify: --shards: missing, expected text"),
         (["shards", "--src="], "resolute shards: --src: got an empty value"),
         (["shards", "--quality", "101"], "resolute shards: --quality: got '101', expected integer, 1 to 100"),

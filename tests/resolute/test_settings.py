@@ -14,7 +14,7 @@ from pydantic import Field
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.stage import Augment, Stage
 from resolute.settings import checked, described, setting, settings
-from resolute.train.recipe.schema import Loss, Optim, Schedule
+from resolute.train.recipe.schema import Loss, Optim, Recipe, Schedule
 
 Half = Annotated[float, Field(ge=0, lt=0.5)]
 
@@ -69,17 +69,23 @@ def test_arguments_of_a_function_are_checked_and_converted_in_the_same_words() -
         (Augment, "mixup", "did you mean mixup_alpha? (or mixup_prob, mixup_switch_prob, mixup_mode)"),
         (Augment, "cutmix", "did you mean cutmix_alpha?"),
         (Augment, "erasing", "did you mean random_erasing_prob? (or "),
-        (Augment, "color_jitter", "did you mean jitter? (or jitter_prob)"),
+        (Augment, "color_jitter", "did you mean jitter?"),
         (Augment, "randaugment", 'did you mean policy = "randaugment"?'),
         (Augment, "rand_augment", 'did you mean policy = "randaugment"?'),
-        (Augment, "hflip", "did you mean flip_prob?"),
+        (Augment, "horizontal_flip", "did you mean flip_prob?"),
+        (Augment, "brightness", "did you mean jitter?"),
+        (Augment, "random_resized_crop", "did you mean scale?"),
+        (Augment, "zzz_prob", "known: scale, ratio, "),
         (Augment, "mixup_alfa", "did you mean mixup_alpha?"),
-        (Stage, "resolution", "did you mean res?"),
+        (Stage, "num_epochs", "did you mean epochs?"),
+        (Stage, "mixup", "did you mean augment.mixup_alpha? (or "),
         (Stage, "epoch", "did you mean epochs?"),
         (Stage, "batch", "did you mean batch_size? (or base_batch_size)"),
         (Loss, "smoothing", "did you mean label_smoothing?"),
         (Loss, "bce", 'did you mean kind = "bce"?'),
         (Optim, "lrr", "did you mean lr?"),
+        (Optim, "base_lr", "did you mean lr?"),
+        (Optim, "optimizer", "did you mean name?"),
         (Optim, "clip", "did you mean clip_norm? (or clip_value, clip_agc)"),
         (Schedule, "warmup", "did you mean warmup_epochs?"),
         (Schedule, "xyz", "known: kind, progress, "),
@@ -90,3 +96,28 @@ def test_an_unknown_setting_is_answered_with_those_that_may_be_meant(cls: Any, n
     with pytest.raises(ResoluteError) as error:
         cls(**stage, **{name: 1})
     assert f"{name}: no such setting; {advice}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        ({"lr": 0.1}, "lr: no such setting; did you mean optim.lr?"),
+        ({"epochs": 3}, "epochs: no such setting; did you mean stages.epochs? (or scale_epochs)"),
+        ({"model_name": "resnet18"}, "model_name: no such setting; did you mean model.name?"),
+        ({"img_size": 128}, "img_size: no such setting; did you mean stages.res?"),
+        ({"augments": {}}, "augments: no such setting, expected augment; rename it"),
+        ({"data": {"batch_size": 8}}, "data.batch_size: no such setting; did you mean stages.batch_size? (or eval."),
+        ({"data": {"seed": 8}}, "data.seed: no such setting; did you mean seed, at the top of the file?"),
+        ({"augment": {"crop_pct": 1}}, "stages.augment.crop_pct: no such setting; did you mean eval.crop_pct?"),
+        ({"augment": {"reprob": 1}}, "stages.augment.reprob: no such setting, expected augment.random_erasing_prob; "),
+        (
+            {"augment": {"re_prob": 1}},
+            "stages.augment.re_prob: no such setting, expected augment.random_erasing_prob; ",
+        ),
+        ({"schedule": {"warmup": 3}}, "schedule.warmup: no such setting; did you mean warmup_epochs? (or ema.warmup)"),
+    ],
+)
+def test_a_key_in_the_wrong_place_of_a_recipe_is_answered_with_its_place(table: dict[str, Any], line: str) -> None:
+    with pytest.raises(ResoluteError) as error:
+        Recipe.parse({"stages": [{"res": 1, "epochs": 1, "batch_size": 1}], **table}, name="x")
+    assert str(error.value).startswith(f"recipe: {line}")

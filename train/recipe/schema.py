@@ -111,7 +111,7 @@ class Data:
         check(fold is None or folds is None or fold < folds, "data.fold", fold, f"0 to {(folds or 0) - 1}")
 
 
-@settings("eval", renamed={"crop_frac": "eval.crop_pct"})
+@settings("eval", other_names={"crop_frac": "eval.crop_pct"})
 class Eval:
     every_epochs: int = setting(1, "epochs between validations; the last epoch is always validated", ge=1)
     batch_size: BatchSize = setting(256, "samples per validation batch, over all ranks")
@@ -121,7 +121,7 @@ class Eval:
     flip: bool = setting(False, "test-time flip: average the logits of each image and its mirror image")
 
 
-@settings("")
+@settings("", other_names={"augmentation": "augment", "augments": "augment", "optimizer": "optim"})
 class Recipe:
     name: str
     stages: tuple[RecipeStage, ...]

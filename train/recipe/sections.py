@@ -21,10 +21,15 @@ _USES = {"sgd": (True, False), "adamw": (False, True), "lamb": (False, True)}
 
 @settings(
     "model",
-    renamed={
+    other_names={
         "options": "model.kwargs",
         "antialias": "model.blurpool",
         "checkpoint_blocks": "model.grad_checkpointing",
+        "arch": "model.name",
+        "model": "model.name",
+        "pretrained": "model.weights",
+        "dropout": "model.drop_rate",
+        "sync_bn": "model.norm",
     },
 )
 class Model:
@@ -65,10 +70,14 @@ class Model:
 
 @settings(
     "optim",
-    renamed={
+    other_names={
         "smoothing": "loss.label_smoothing",
         "centralise": "optim.gradient_centralization",
         "accumulate": "optim.grad_accum_steps",
+        "opt": "optim.name",
+        "learning_rate": "optim.lr",
+        "wd": "optim.weight_decay",
+        **dict.fromkeys(("clip_grad", "grad_clip"), "optim.clip_norm"),
     },
 )
 class Optim:
@@ -134,11 +143,14 @@ class Optim:
 
 @settings(
     "schedule",
-    renamed={
+    other_names={
         "warmup_frac": "schedule.pct_start",
         "start_div": "schedule.div_factor",
         "final_div": "schedule.final_div_factor",
         "momentum_low": "schedule.base_momentum",
+        "sched": "schedule.kind",
+        "scheduler": "schedule.kind",
+        "lr_scheduler": "schedule.kind",
     },
 )
 class Schedule:
@@ -329,7 +341,7 @@ class Loss:
         return {key: self.kind not in kinds and f"loss.kind is {self.kind}" for key, kinds in readers.items()}
 
 
-@settings("distill", renamed={"options": "distill.kwargs"})
+@settings("distill", other_names={"options": "distill.kwargs"})
 class Distill:
     """Knowledge distillation from a teacher that sees the same images. Source: Hinton et al., arXiv 1503.02531."""
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from pydantic import Field
 
 from resolute.errors import check
-from resolute.pipeline.plan.stage import BINS, Augment, Probability, Stage
+from resolute.pipeline.plan.stage import BINS, OTHER_STAGE_NAMES, Augment, Probability, Stage
 from resolute.settings import setting, settings
 
 __all__ = ["AUGMENT_STRENGTHS", "RecipeStage", "Regularization"]
@@ -60,7 +60,7 @@ class Regularization:
         }
 
 
-@settings("stages")
+@settings("stages", other_names=OTHER_STAGE_NAMES)
 class RecipeStage(Stage):
     """A stage of a recipe: `[[stages]]`. What it adds to `Stage` changes the training, not the stream of batches, but
     for the strengths of augmentation in `regularization`.

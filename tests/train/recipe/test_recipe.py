@@ -62,12 +62,12 @@ def test_mistakes_are_reported_with_the_expected_value(change: dict[str, object]
     [
         (f"{cls.__name__.lower()}.{old}", new)
         for cls in (Augment, Distill, Eval, Model, Optim, Schedule)
-        for old, new in vars(cls)["__settings_renamed__"].items()
+        for old, new in vars(cls)["__settings_other_names__"].items()
     ],
 )
 def test_an_old_name_of_a_key_is_refused_with_its_current_name(old: str, new: str) -> None:
     section, key = old.split(".")
-    with pytest.raises(ResoluteError, match=f"{old}: no such setting, expected {new}, its current name; rename it"):
+    with pytest.raises(ResoluteError, match=f"{old}: no such setting, expected {new}; rename it"):
         Recipe.parse({**ONE_STAGE, section: {key: 1}}, name="x")
     assert new in {f"{key.section}.{key.name}" for key in keys()}
 
