@@ -71,7 +71,10 @@ def with_index(device: str | torch.device) -> torch.device:
 
 def resolve_device(device: str | torch.device) -> torch.device:
     """Resolve "cpu", "cuda" or "cuda:N" (see `with_index`). Raises `ResoluteError` if the device is not available."""
-    kind = torch.device(device).type
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:  # no such name
+        kind = ""
     if kind not in ("cpu", "cuda"):
         raise ResoluteError(f"device: got {device}, expected cpu or cuda; choose one")
     if kind == "cuda" and not available():

@@ -18,8 +18,8 @@ __all__ = ["Epoch", "EpochBatches", "epochs"]
 class EpochBatches:
     """The training or the validation batches of an epoch. Iterating yields those that are left.
 
-    It first moves the loader to them, past batches that the loader has not returned. Raises `ResoluteError` for a
-    second iteration after all were returned, and for a validation before the first training batch of its epoch.
+    It first moves the loader to them, past batches that the loader has not returned. Raises `ResoluteError` for batches
+    that the loader has returned or left out, and for a validation before the first training batch of its epoch.
     """
 
     def __init__(self, loader: Loader, phase: Phase | None, *, before: Phase | None = None) -> None:
@@ -27,7 +27,6 @@ class EpochBatches:
         self._loader, self._before = loader, before
         self._first = 0 if phase is None else phase.first
         self._end = self._first + (0 if phase is None else phase.batches)
-        self._all_returned = False
 
     def __len__(self) -> int:
         """Number of its batches, those that the loader has returned included."""
@@ -39,10 +38,10 @@ class EpochBatches:
         return self._loader.position >= self._end
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._all_returned and self.is_over:
+        if len(self) and self._loader._has_passed(self._end):
             raise ResoluteError(
-                f"Loader: a second loop over the same {len(self)} batches of an epoch, which have all been returned; "
-                'go on to the next epoch, or go back with load_state_dict({"next_batch": …})'
+                f"Loader: a loop over {len(self)} batches of an epoch that have all been returned or left out; go on "
+                f'to the next epoch, or go back with load_state_dict({{"next_batch": {self._first}}})'
             )
         before = self._before
         if len(self) and before is not None and self._loader.position <= before.first:
@@ -54,11 +53,14 @@ class EpochBatches:
 
     def _left(self) -> Iterator[Batch]:
         if len(self) and self._loader.position < self._first:
-            self._loader.load_state_dict({"next_batch": self._first})
+            self._loader._move_to(self._first)
         while self._loader.position < self._end:
-            batch = next(self._loader)
-            self._all_returned = self.is_over
-            yield batch
+            yield next(self._loader)
+        if self._loader.position > self._end and self._loader._has_passed(self._end):
+            raise ResoluteError(
+                "Loader: a loop over the batches of an epoch goes on, but another one has moved the loader to batch "
+                f"{self._loader.position}, past these; loop over one epoch after the other"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -167,6 +167,8 @@ class Loader(Iterator[Batch]):
         Raises `ResoluteError` if the device is not available, or an option is out of range;
         `StorageError` if the storage fails.
         """
+        if not isinstance(plan, Plan):
+            raise ResoluteError(f"Loader.plan: got {type(plan).__name__}, expected a Plan; build one of the shard set")
         _check_range("Loader.rank", rank, 0, world_size - 1)
         _check_range("Loader.start", start, 0, plan.total_batches)
         self.plan, self.rank, self.world_size = plan, rank, world_size
@@ -191,8 +193,8 @@ class Loader(Iterator[Batch]):
         self.skipped: dict[tuple[str, int, int], str] = {}  # (split, stored res, sample): reason
         self._replacements: dict[tuple[str, int], dict[int, int]] = {}  # damaged sample: its replacement
         self._prefetch_batches, self._next = prefetch_batches, start
+        self._began = start  # the batch at which it was opened, or of the last state that was loaded
         self._settled = True  # False after an exception in `next()`: what is in flight is discarded, see `_settle`
-        self._has_ended = False  # whether the last batch was returned
         self._reading: deque[_PlannedBatch] = deque()
         # with keys and targets
         self._running: deque[tuple[BatchSpec, NDArray[np.int64], NDArray[Any]]] = deque()
@@ -248,7 +250,12 @@ class Loader(Iterator[Batch]):
 
         On a GPU this is launch time only, since kernels run asynchronously.
         """
+        self._refuse_closed()
         return self._graph.transform_s
+
+    def _has_passed(self, end: int) -> bool:
+        """Whether batches before `end` were returned or left out since a state was loaded, and none of them remain."""
+        return self._began < end <= self._next
 
     def epochs(self) -> Iterator[Epoch]:
         """The epochs that have batches left, each with its training batches, `train`, and its validation, `val`.
@@ -267,18 +274,24 @@ class Loader(Iterator[Batch]):
         """Continue at the batch of `state`; batches in flight are discarded, graph and threads are kept.
 
         A bare {"next_batch": index} is allowed. Raises `ResoluteError` if the state belongs to another plan (naming
-        the differences) or the index is out of range.
+        the differences), the index is out of range, or the loader is closed.
         """
         if state.get("fingerprint", self.plan.fingerprint) != self.plan.fingerprint:
             changes = "; ".join(differences(state.get("plan"), self.plan.config))
             raise ResoluteError(f"Loader: the state of another plan: {changes}; build the plan that it was saved with")
-        position = state["next_batch"]
-        if not 0 <= position <= self.plan.total_batches:
+        position = state.get("next_batch")
+        if not isinstance(position, (int, np.integer)) or not 0 <= position <= self.plan.total_batches:
             raise ResoluteError(
-                f"Loader: next_batch is out of range, got {position}, expected 0 to {self.plan.total_batches}; "
+                f"Loader: next_batch is out of range, got {position!r}, expected 0 to {self.plan.total_batches}; "
                 "load a state of this plan"
             )
-        self._next, self._settled, self._has_ended = position, False, False
+        self._began = int(position)
+        self._move_to(int(position))
+
+    def _move_to(self, position: int) -> None:
+        """Continue at batch `position`; for `_has_passed`, the batches before it are left out."""
+        self._refuse_closed()
+        self._next, self._settled = position, False
         self._settle()
         self._read_ahead()
         self._settled = True
@@ -299,15 +312,19 @@ class Loader(Iterator[Batch]):
         return self
 
     def _refuse_second_loop(self) -> None:
-        if self._has_ended:
+        self._refuse_closed()
+        if self._has_passed(self.plan.total_batches):
             raise ResoluteError(
                 f"Loader: a second loop, but all {self.plan.total_batches} batches have been returned; build a plan of "
                 'more epochs, or go back with load_state_dict({"next_batch": 0})'
             )
 
-    def __next__(self) -> Batch:
+    def _refuse_closed(self) -> None:
         if not hasattr(self, "_graph"):
-            raise ResoluteError("Loader: next() after close(), expected an open loader; open another")
+            raise ResoluteError("Loader: used after close(), expected an open loader; open another")
+
+    def __next__(self) -> Batch:
+        self._refuse_closed()
         if self._next >= self.plan.total_batches:
             raise StopIteration
         try:
@@ -321,7 +338,6 @@ class Loader(Iterator[Batch]):
         # why nothing is called from here on: Python handles Ctrl-C after calls, and would lose a batch that is counted
         self._next += 1
         self._settled = True
-        self._has_ended = self._next == self.plan.total_batches
         return batch
 
     def _deliver(self) -> Batch:

@@ -147,7 +147,15 @@ def _check_flips(stages: Sequence[Stage], *, rotates: bool, uniform: bool) -> No
             )
 
 
-def _refuse_without_effect(stages: Sequence[Stage], *, order: Order, fraction_mode: str) -> None:
+def _refuse_without_effect(
+    stages: Sequence[Stage],
+    *,
+    order: Order,
+    fraction_mode: str,
+    eval_batch_size: int | None,
+    eval_every_epochs: int,
+    eval_crop_pct: float | None,
+) -> None:
     """Raise `ResoluteError` for a setting without effect. Recipes, whose stages are of another class, have been checked
     with what their files say."""
     if any(type(stage) is not Stage for stage in stages):
@@ -157,11 +165,19 @@ def _refuse_without_effect(stages: Sequence[Stage], *, order: Order, fraction_mo
     for key in definitions(Augment):
         is_set = any(getattr(augment, key.name) != key.default for augment in augments)
         if is_set and key.name in reasons:
-            raise ResoluteError(f"augment.{key.name}: without effect, {reasons[key.name]}; leave it out")
-    if fraction_mode != "rotate" and all(stage.fraction == 1.0 for stage in stages):
-        raise ResoluteError("Plan.fraction_mode: without effect, every fraction is 1; leave it out")
-    if order != "full" and all(stage.order for stage in stages):
-        raise ResoluteError("Plan.order: without effect, every stage has its own; leave it out")
+            raise ResoluteError(f"augment.{key.name}: without effect, {reasons[key.name]}; remove it")
+    no_validation = eval_batch_size is None and "eval_batch_size is None, so there is no validation"
+    for name, reason in {
+        "Plan.fraction_mode": fraction_mode != "rotate"
+        and all(stage.fraction == 1.0 for stage in stages)
+        and "every fraction is 1",
+        "Plan.order": order != "full" and all(stage.order for stage in stages) and "every stage has its own",
+        "Plan.eval_every_epochs": eval_every_epochs != 1 and no_validation,
+        "Plan.eval_crop_pct": eval_crop_pct is not None and no_validation,
+        "stages.eval_res": any(stage.eval_res for stage in stages) and no_validation,
+    }.items():
+        if reason:
+            raise ResoluteError(f"{name}: without effect, {reason}; remove it")
 
 
 def _augment_config(augment: Augment) -> dict[str, Any]:
@@ -208,18 +224,27 @@ class Plan:
         classes to sample by, flips cannot alternate, a batch size is still AUTO, a stage has too few steps for its
         resolutions, or a resolution is larger than those of the open shards.
         """
+        if not isinstance(shards, ShardSet):
+            raise ResoluteError(f"Plan.shards: got {shards!r}, expected a ShardSet; open it with ShardSet.open")
         if not isinstance(stages, Sequence) or not stages or not all(isinstance(stage, Stage) for stage in stages):
             raise ResoluteError(f"Plan.stages: got {stages!r}, expected a list of at least one Stage; correct it")
         if augment is not None:
             if all(stage.augment is not None for stage in stages):
-                raise ResoluteError("Plan.augment: without effect, since every stage has its own; leave it out")
+                raise ResoluteError("Plan.augment: without effect, every stage has its own; remove it")
             stages = [dataclasses.replace(stage, augment=stage.augment or augment) for stage in stages]
         if sampling != "uniform" and shards.target.kind == "values":
             raise ResoluteError(
                 f"data.sampling: got {sampling}, but the targets of {shards.root} are values, expected classes; "
                 "leave it out"
             )
-        _refuse_without_effect(stages, order=order, fraction_mode=fraction_mode)
+        _refuse_without_effect(
+            stages,
+            order=order,
+            fraction_mode=fraction_mode,
+            eval_batch_size=eval_batch_size,
+            eval_every_epochs=eval_every_epochs,
+            eval_crop_pct=eval_crop_pct,
+        )
         _check_flips(stages, rotates=fraction_mode == "rotate", uniform=sampling == "uniform")
         if any(stage.batch_size == AUTO for stage in stages):
             raise ResoluteError(

@@ -19,6 +19,7 @@ STAGE: dict[str, Any] = {"res": 32, "epochs": 1, "batch_size": 8}
     [
         ({"fraction_mode": "rotating"}, 'Plan.fraction_mode: got \'rotating\', expected "rotate", "fixed"; correct it'),
         ({"eval_batchsize": 8}, "Plan.eval_batchsize: no such argument; did you mean eval_batch_size?"),
+        ({"shards": "shards"}, "Plan.shards: got 'shards', expected a ShardSet; open it with ShardSet.open"),
         ({"stages": []}, "Plan.stages: got [], expected a list of at least one Stage; correct it"),
         ({"stages": [Stage(**{**STAGE, "batch_size": AUTO})]}, "stages.batch_size: got auto, expected a number"),
         (
@@ -33,8 +34,7 @@ STAGE: dict[str, Any] = {"res": 32, "epochs": 1, "batch_size": 8}
     ],
 )
 def test_a_wrong_argument_of_a_plan_is_one_line(shard_set: ShardSet, options: dict[str, Any], message: str) -> None:
-    arguments = {"stages": [Stage(**STAGE)], **options}
     with pytest.raises(ResoluteError) as error:
-        Plan(shard_set, arguments.pop("stages"), **arguments)
+        Plan(**{"shards": shard_set, "stages": [Stage(**STAGE)], **options})
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)

@@ -50,7 +50,8 @@ def test_batches_that_a_loop_leaves_out_are_skipped(plan: Plan) -> None:
         assert next(iter(second.train)).spec.index == phases[2].first
         third = next(epochs)  # without the validation of the second
         assert next(iter(third.train)).spec.index == phases[4].first
-        assert numbers(second.train) == []  # they are over, and were not all returned
+        with pytest.raises(ResoluteError, match="3 batches of an epoch that have all been returned or left out"):
+            list(second.train)
 
 
 def test_after_a_resume_within_an_epoch_the_first_one_has_what_is_left(plan: Plan) -> None:
@@ -78,7 +79,7 @@ def test_a_second_loop_over_batches_that_were_returned_is_refused(plan: Plan) ->
         for epoch in loader.epochs():
             for part in (epoch.train, epoch.val):
                 assert len(list(part)) == len(part)
-                with pytest.raises(ResoluteError, match=r"a second loop over the same \d+ batches"):
+                with pytest.raises(ResoluteError, match=rf"a loop over {len(part)} batches of an epoch that have all"):
                     list(part)
         for again in (loader.epochs, lambda: iter(loader)):
             with pytest.raises(ResoluteError, match=f"a second loop, but all {plan.total_batches} batches have been"):
@@ -87,3 +88,30 @@ def test_a_second_loop_over_batches_that_were_returned_is_refused(plan: Plan) ->
         assert len(list(loader)) == plan.total_batches
         loader.load_state_dict({"next_batch": plan.total_batches})  # of a finished run: nothing is left, nothing wrong
         assert list(loader) == list(loader.epochs()) == []
+
+
+def test_a_second_loop_over_epochs_whose_last_validation_was_left_out_is_refused(plan: Plan) -> None:
+    with Loader(plan) as loader:
+        for epoch in loader.epochs():
+            assert len(list(epoch.train)) == len(epoch.train)
+        with pytest.raises(ResoluteError, match=r"returned or left out; .* load_state_dict\(\{\"next_batch\": 10\}\)"):
+            [list(epoch.train) for epoch in loader.epochs()]
+
+
+def test_loops_over_two_epochs_at_once_are_refused(plan: Plan) -> None:
+    with Loader(plan) as loader:
+        first, second, *_ = loader.epochs()
+        with pytest.raises(
+            ResoluteError, match="another one has moved the loader to batch 6, past these; loop over one"
+        ):
+            list(zip(first.train, second.train, strict=True))
+        assert numbers(second.train) == [6, 7]  # what is left of it
+
+
+def test_after_a_state_past_an_epoch_has_been_loaded_nothing_is_left_of_it(plan: Plan) -> None:
+    with Loader(plan) as loader:
+        first, *_ = loader.epochs()
+        assert next(iter(first.train)).spec.index == 0
+        loader.load_state_dict({"next_batch": len(first.train)})  # as after damaged samples at its end
+        assert numbers(first.train) == []
+        assert numbers(first.val) == [3, 4]

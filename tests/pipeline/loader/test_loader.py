@@ -147,8 +147,9 @@ def test_batches_do_not_depend_on_threads_and_prefetching(plan: Plan, batches: l
 def test_batches_stay_valid_after_later_batches_and_after_close(plan: Plan, batches: list[Batch]) -> None:
     with Loader(plan) as loader:
         kept = [next(loader) for _ in range(12)]
-    with pytest.raises(ResoluteError, match=r"next\(\) after close"):
-        next(loader)
+    for use in (next, list, Loader.epochs, lambda loader: loader.load_state_dict({"next_batch": 0})):
+        with pytest.raises(ResoluteError, match=r"Loader: used after close\(\), expected an open loader; open another"):
+            use(loader)
     del loader
     gc.collect()
     for got, expected in zip(kept, batches, strict=False):
@@ -214,12 +215,15 @@ def test_unavailable_storage_is_not_damage_and_the_run_continues_with_the_same_b
             "dtype: got torch.float64, expected torch.float32, torch.float16, torch.bfloat16 or",
         ),
         ({"decode": "gpu"}, "decode: got gpu with device cpu"),
+        ({"device": "gpu"}, "device: got gpu, expected cpu or cuda; choose one"),
+        ({"device": "mps"}, "device: got mps, expected cpu or cuda; choose one"),
+        ({"plan": "shards"}, "Loader.plan: got str, expected a Plan; build one of the shard set"),
         ({"hw_decoder_load": 0.9}, "hw_decoder_load: without effect with decode cpu"),
     ],
 )
 def test_options_out_of_range_are_refused_in_one_line(plan: Plan, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ResoluteError, match=words) as error:
-        Loader(plan, **options)
+        Loader(**{"plan": plan, **options})
     assert "\n" not in str(error.value)
 
 

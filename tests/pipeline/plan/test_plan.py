@@ -219,12 +219,14 @@ def test_fixed_fractions_are_nested_subsets(shard_set: ShardSet) -> None:
 @pytest.mark.parametrize(
     ("augment", "more", "message"),
     [
-        (Augment(magnitude=5), {}, "augment.magnitude: without effect, policy is not randaugment; leave it out"),
-        (Augment(mixup_mode="elem"), {}, "augment.mixup_mode: without effect, no mixing is on; leave it out"),
+        (Augment(magnitude=5), {}, "augment.magnitude: without effect, policy is not randaugment; remove it"),
+        (Augment(mixup_mode="elem"), {}, "augment.mixup_mode: without effect, no mixing is on; remove it"),
         (Augment(jitter_prob=0.5), {}, "augment.jitter_prob: without effect, jitter is off"),
         (Augment(random_erasing_fill="noise"), {}, "augment.random_erasing_fill: without effect"),
         (Augment(crop_mode="simple", scale=(0.5, 1.0)), {}, "augment.scale: without effect, crop_mode is simple"),
         (Augment(), {"fraction_mode": "fixed"}, "Plan.fraction_mode: without effect, every fraction is 1"),
+        (Augment(), {"eval_every_epochs": 2, "eval_batch_size": None}, "Plan.eval_every_epochs: without effect, eval"),
+        (Augment(), {"eval_crop_pct": 0.9, "eval_batch_size": None}, "Plan.eval_crop_pct: without effect, eval_batch"),
     ],
 )
 def test_a_setting_without_effect_is_refused_as_in_a_recipe(
