@@ -37,13 +37,12 @@ from resolute.train.trainer import session
 
 from .batch_size import out_of_memory
 from .estimate import Forecast, advice, parse_duration, table, to_json, with_doubled_batches
-from .measure import Stopwatch, legs, synthetic_batch
+from .measure import Stopwatch, expected_s, synthetic_batch
 from .suggest import Candidates, choose, proposal, reasons
 
 __all__ = ["main", "plan", "scratch_run"]
 
 _CPU_LIMIT_S = 60.0  # of measuring
-_STAGE_S = 5  # that measuring a stage takes, unless its steps are slow
 _CLASSES = 3  # most and least frequent ones shown
 
 
@@ -69,7 +68,7 @@ def main(args: PlanOptions) -> int:
             runs=max(1, len(chosen)),
             file=args.json,
             suggest=args.suggest,
-            limit_s=parse_duration(args.limit) if args.limit else None,
+            limit_s=parse_duration(args.limit, setting="--limit") if args.limit else None,
         )
 
 
@@ -103,8 +102,10 @@ def plan(
             if limit_s is None and run.learner.device.type == "cpu":
                 limit_s = _CPU_LIMIT_S
             _announce(run.plan, limit_s)
-            with run.ready() as loader:
-                result, lines = run.forecast(loader, began=began, folds=runs, limit_s=limit_s), list[str]()
+            with run.ready(limit_s=limit_s) as loader:
+                ready = time.perf_counter()
+                left_s = None if limit_s is None else limit_s - run.warm_up_s
+                result, lines = run.forecast(loader, began=began, folds=runs, limit_s=left_s), list[str]()
                 if candidates and suggest and budget_s:
                     # why first: all ranks have to choose the same; the candidates were validated in every epoch
                     result = dataclasses.replace(ranks.broadcast(result), eval_every=candidates.base.eval.every_epochs)
@@ -122,8 +123,13 @@ def plan(
                     lines.append(f"{suggest}: written; make train RECIPE={suggest} SHARDS={options.shards}")
                 elif budget_s:
                     too_long = result.total_s() > budget_s
-                    doubled = _with_doubled_batches(result, run.plan, run.learner) if too_long else None
+                    is_late = left_s is not None and time.perf_counter() - ready > left_s
+                    doubled = None
+                    if too_long and not is_late:
+                        doubled = _with_doubled_batches(result, run.plan, run.learner)
                     lines = advice(result, budget_s, doubled, least=[stage.min_epochs for stage in run.plan.stages])
+                    if too_long and is_late:
+                        lines.append("- larger batches: not measured, to keep within --limit")
                 print(table(result))
                 print(_sampling_lines(run.plan), end="")
                 print("".join(f"{line}\n" for line in lines), end="", flush=True)
@@ -134,10 +140,11 @@ def plan(
 
 
 def _announce(plan: Plan, limit_s: float | None) -> None:
-    count = sum(len(legs(plan, stage)) for stage in range(len(plan.stages)))
-    limit = "" if limit_s is None else f", {format_duration(limit_s)} at most or as long as a few steps take"
-    about_s = _STAGE_S * len(plan.stages)
-    print(f"measuring {counted(count, 'resolution')}: about {about_s} s after the warm-up{limit}", flush=True)
+    about_s = sum(expected_s(plan, stage) for stage in range(len(plan.stages)))
+    line = f"measuring {counted(len(plan.stages), 'stage')}: about {about_s:.0f} s after the warm-up"
+    if limit_s is not None:
+        line += f"; what would take longer than --limit, {limit_s:.0f} s, is estimated"
+    print(line, flush=True)
 
 
 def _origin(base: Recipe, plan: Plan, learner: Learner, threads: int) -> str:
