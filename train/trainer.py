@@ -620,7 +620,7 @@ class _Session:
 
     @property
     def _advice(self) -> str:
-        how = "" if self.options.from_ == LAST else " without --from (make: FROM)"
+        how = "" if self.options.from_ == LAST else " without --from"
         return f"run the same command{how} to resume"
 
     def _progress(self, spec: BatchSpec, batches: int) -> None:

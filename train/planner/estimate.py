@@ -1,4 +1,4 @@
-"""The forecast of `make plan`: a run's time per stage and part, what limits it, and advice on fitting a time budget.
+"""The forecast of `resolute plan`: a run's time per stage and part, what limits it, and advice on a time budget.
 
 Pure functions of measured rates (`Pace`).
 """
@@ -233,7 +233,8 @@ def table(result: Forecast) -> str:
     parts = ", ".join(f"{name} {format_duration(value)}" for name, value in result.parts_s().items())
     runs = f" in {result.folds} folds" if result.folds > 1 else ""
     lines.append(f"total {format_duration(result.total_s())}{runs}: {parts}")
-    for known in sorted({stage.pace.estimated_from for stage in result.stages} - {None}):
+    sources = {stage.pace.estimated_from for stage in result.stages}
+    for known in sorted(number for number in sources if number is not None):
         rows = [stage.stage for stage in result.stages if stage.pace.estimated_from == known]
         lines.append(
             f"~ stage{'s' * (len(rows) > 1)} {_list(rows)}: estimated from stage {known} by the number of pixels, to "
