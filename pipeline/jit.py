@@ -11,7 +11,7 @@ from numba import njit
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
-__all__ = ["c_function", "compiled", "is_cached", "name_in_stamp", "numba_interrupts"]
+__all__ = ["c_function", "compiled", "has_cache", "is_cached", "name_in_stamp", "numba_interrupts"]
 
 
 def _stamp() -> tuple[tuple[str, int, int], ...]:
@@ -56,12 +56,15 @@ def c_function(function: Callable[..., Any], signature: Any) -> Any:
 
 def is_cached(function: Any) -> bool:
     """Whether a function of `compiled` needs no compilation: it was compiled in this process, or is in the cache."""
-    if function.signatures:
-        return True
-    try:
-        return bool(function._cache._cache_file._load_index())
-    except AttributeError:  # no writable cache folder
-        return False
+    if function.signatures or not has_cache(function):
+        return bool(function.signatures)
+    kind = function.targetctx.codegen().magic_tuple()  # why: machines with other CPUs may share the cache
+    return any(key[1] == kind for key in function._cache._cache_file._load_index())
+
+
+def has_cache(function: Any) -> bool:
+    """Whether what is compiled of a function of `compiled` is kept for later processes."""
+    return function.stats.cache_path is not None
 
 
 @contextlib.contextmanager

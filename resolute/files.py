@@ -146,8 +146,8 @@ def used_folder(folder: Path) -> Iterator[None]:
     A command that fails before it writes anything leaves nothing behind. Raises `OSError`.
     """
     created = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         yield
     finally:
         with contextlib.suppress(OSError):

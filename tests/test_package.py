@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import re
 import shutil
 import subprocess
@@ -14,12 +15,14 @@ import venv
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import resolute
+from resolute import cli
 from tests import ROOT
 from tests.conftest import make_photos
 
@@ -215,3 +218,24 @@ def test_no_advice_installs_the_project_that_has_the_name_resolute_on_the_packag
     advising = [path for path in [*pages, ROOT / "Makefile", *code] if "pip install" in path.read_text()]
     assert len(advising) > 4
     assert [path for path in advising if wrong.search(path.read_text())] == []
+
+
+def test_the_first_import_of_torch_and_timm_is_announced_and_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Installers such as uv leave the compilation of Python's files to the first start."""
+    source = tmp_path / "timm" / "__init__.py"
+    source.parent.mkdir()
+    source.write_text("")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(origin=str(source)))
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    for program in ("prep.commands:shards", "train.report.page:report"):
+        cli._announce_first_start(program)
+    assert capsys.readouterr().out == ""
+    cli._announce_first_start("train.show:main")
+    assert capsys.readouterr().out == (
+        "importing torch and timm for the first time: about 15 s; later starts take 5 s\n"
+    )
+    py_compile.compile(str(source))
+    cli._announce_first_start("train.show:main")
+    assert capsys.readouterr().out == ""

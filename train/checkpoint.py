@@ -168,7 +168,7 @@ def resume(path: Path, *, expect: dict[str, Any]) -> dict[str, Any] | None:
             if (step := _good_step(candidate, expect)) is not None:
                 raise DamagedCheckpoint(
                     f"{str(error).rpartition(';')[0]}; {candidate.name} (step {step}) is good: resume with "
-                    f"--from {candidate.name} (make: FROM={candidate.name})"
+                    f"--from {candidate.name}"
                 ) from None
         raise
     log, expected = folder / "run.jsonl", state["meter"]["log_bytes"]

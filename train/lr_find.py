@@ -40,6 +40,7 @@ from resolute.train.options import LrFindOptions
 from resolute.train.planner.batch_size import DoesNotFit, out_of_memory
 from resolute.train.recipe.schema import Ema, Recipe, Schedule
 from resolute.train.recipe.starter import chosen_recipe
+from resolute.train.recipe.text import RecipeText
 from resolute.train.run_folder import page_file
 
 from .loop import Learner
@@ -203,7 +204,11 @@ def main(args: LrFindOptions) -> None:
     """Run the command."""
     gpu = args.device != "cpu" and cuda.available()
     written = chosen_recipe(args.recipe, args.set_, shards=args.shards, gpu=gpu)
-    out = page_file(args.out, f"{written.name}-lr-find.html")
+    with page_file(args.out, f"{written.name}-lr-find.html") as out:
+        _test(args, written, out)
+
+
+def _test(args: LrFindOptions, written: RecipeText, out: Path) -> None:
     default = _RANGES["betas" if Recipe.from_text(written).optim.uses_betas else "momentum"]
     low, high = args.min_lr or default[0], args.max_lr or default[1]
     check(10 * low <= high, "--min-lr, --max-lr", f"{low:g} to {high:g}", "at least a factor of 10 between them")

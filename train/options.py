@@ -110,7 +110,7 @@ class PlanOptions(_RunOptions):
     )
     json: Path | None = setting(None, "write the forecast to this JSON file")
     limit: str | None = setting(
-        None, "time for measuring, after which the remaining stages are estimated (default: 60s on a CPU, else none)"
+        None, "time for measuring; stages that would take longer are estimated (default: 60s on a CPU, else none)"
     )
 
 

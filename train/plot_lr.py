@@ -145,12 +145,12 @@ def main(args: LrOptions) -> None:
     """Run the command."""
     text = chosen_recipe(args.recipe, args.set_, shards=args.shards or "", gpu=cuda.available())
     recipe = Recipe.from_text(text)
-    out = page_file(args.out, f"{recipe.name}-lr.html")
-    curve = Curve(recipe, _samples(args, recipe))
-    print(f"{recipe.name}: {_summary(curve)}")
-    print("\n".join(stage_lines(curve)))
-    draw(curve, out)
-    print(out)
+    with page_file(args.out, f"{recipe.name}-lr.html") as out:
+        curve = Curve(recipe, _samples(args, recipe))
+        print(f"{recipe.name}: {_summary(curve)}")
+        print("\n".join(stage_lines(curve)))
+        draw(curve, out)
+        print(out)
 
 
 def _samples(args: LrOptions, recipe: Recipe) -> int:

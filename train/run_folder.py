@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from resolute.errors import ResoluteError
-from resolute.files import check_output, write_errors
+from resolute.files import check_output, used_folder, write_errors
 from resolute.urls import without_credentials
 
 __all__ = ["RUNS", "default_run", "existing_run", "new_run", "page_file"]
@@ -55,14 +55,19 @@ def new_run(target: str, *, runs: Path = RUNS) -> Path:
         return path
 
 
-def page_file(out: Path | None, name: str, *, runs: Path = RUNS) -> Path:
-    """The HTML file that a command writes: `out`, or `name` below `runs`. Raises `ResoluteError` as `check_output`."""
-    if out is None:
-        with write_errors(runs):
-            runs.mkdir(exist_ok=True)
+@contextlib.contextmanager
+def page_file(out: Path | None, name: str, *, runs: Path = RUNS) -> Iterator[Path]:
+    """The HTML file that a command writes in the block: `out`, or `name` below `runs`, which is created for it.
+
+    A command that fails leaves no empty `runs`. Raises `ResoluteError` as `check_output`.
+    """
     path = out or runs / name
-    check_output(path, setting="--out", suffixes=(".html",))
-    return path
+    with contextlib.ExitStack() as stack:
+        if out is None:
+            with write_errors(runs):
+                stack.enter_context(used_folder(runs))
+        check_output(path, setting="--out", suffixes=(".html",))
+        yield path
 
 
 @contextlib.contextmanager

@@ -92,11 +92,16 @@ class Options:
 
     def recipe_text(self) -> RecipeText:
         """The recipe of the run. Raises `ResoluteError` as `chosen_recipe` does."""
-        folder = self.folder if self.fold is None else self.folder.parent  # folds have one recipe
+        folder = self.recipe_folder
         if self.first_recipe is not None and not (folder / FILE).is_file():
             return self.first_recipe.with_values(self.set_)
         gpu = self.device != "cpu" and cuda.available()
         return chosen_recipe(self.recipe, self.set_, shards=self.shards, gpu=gpu, run=folder)
+
+    @property
+    def recipe_folder(self) -> Path:
+        """The folder that holds the run's recipe; folds have one recipe."""
+        return self.folder if self.fold is None else self.folder.parent
 
     @property
     def newest(self) -> Path:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +55,21 @@ class Row:
     crops: NDArray[np.int32]
 
 
-def model_inputs(shards: ShardSet, recipe: Recipe, *, count: int = 10) -> list[Row]:
+def model_inputs(
+    shards: ShardSet, recipe: Recipe, *, count: int = 10, say: Callable[[str], object] = lambda line: None
+) -> list[Row]:
     """The first `count` images of each stage's first training batch of each resolution and first validation batch.
 
-    They are the same pixels as in a CPU run with this recipe and seed. Raises `ResoluteError` as `Plan` and `Loader`.
+    They are the same pixels as in a CPU run with this recipe and seed. `say` is given a line on what takes long, before
+    it begins. Raises `ResoluteError` as `Plan` and `Loader`.
     """
     plan = recipe.plan(shards)
     first: dict[tuple[int, str, int], int] = {}  # batch by stage, split and resolution
     for phase in plan.phases:
         for k in phase.distinct_batches:
             first.setdefault((phase.stage, phase.split, phase.batch_at(k)[0]), phase.first + k)
+    images = sum(len(plan.batch(index)) for index in first.values())
+    say(f"loading {counted(len(first), 'whole batch', plural='whole batches')}, {counted(images, 'image')}")
     mean, std = np.array(recipe.data.mean), np.array(recipe.data.std)
     rows = []
     with (
@@ -167,10 +173,11 @@ def _outlined(jpeg: bytes, crop: Sequence[int], height: int) -> dict[str, Any]:
 def main(args: ShowOptions) -> None:
     """Run the command."""
     recipe = Recipe.from_text(chosen_recipe(args.recipe, args.set_, shards=args.shards, gpu=cuda.available()))
-    out = page_file(args.out, f"{recipe.name}-show.html")
-    shards = ShardSet.open(args.shards, resolutions=recipe.resolutions, fold=recipe.data.fold, folds=recipe.data.folds)
-    announce_compilation(torch.device("cpu"))
-    rows = model_inputs(shards, recipe, count=args.count)
-    schedule = charts(Curve(recipe, len(shards.splits["train"]))) if changes(recipe) else ()
-    draw(rows, out, title=f"Model input of {recipe.name}", charts=schedule)
-    print(f"{out}: {counted(len(rows), 'row')} of model inputs")
+    data = recipe.data
+    with page_file(args.out, f"{recipe.name}-show.html") as out:
+        shards = ShardSet.open(args.shards, resolutions=recipe.resolutions, fold=data.fold, folds=data.folds)
+        announce_compilation(torch.device("cpu"))
+        rows = model_inputs(shards, recipe, count=args.count, say=partial(print, flush=True))
+        schedule = charts(Curve(recipe, len(shards.splits["train"]))) if changes(recipe) else ()
+        draw(rows, out, title=f"Model input of {recipe.name}", charts=schedule)
+        print(f"{out}: {counted(len(rows), 'row')} of model inputs")

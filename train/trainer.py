@@ -14,7 +14,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -25,8 +25,9 @@ import timm
 import torch
 from tqdm import tqdm
 
+from resolute.console import counted
 from resolute.errors import ResoluteError, StorageError
-from resolute.files import delete_partial, output_file, used_folder
+from resolute.files import atomic_write, delete_partial, output_file, used_folder
 from resolute.lock import exclusive_lock
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Batch, Loader
@@ -66,7 +67,8 @@ from .warmup import (
 
 __all__ = ["Options", "main", "run", "run_batches", "session"]
 
-_LOCK = ".lock"
+_LOCK, _LOG = ".lock", "run.jsonl"
+_SLOW_S = 2.0  # a first step that takes longer is not repeated
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -122,20 +124,58 @@ def session(options: Options, ranks: Ranks) -> Iterator[_Session]:
     with _locked(options.folder) if ranks.is_main else contextlib.nullcontext(lambda: None) as check_lock:
         # why from the first rank: the others may not see the run's folder
         text = ranks.broadcast(options.recipe_text() if ranks.is_main else RecipeText(name="", toml="", where=""))
-        opened = _Session(options, check_lock, text, *set_up(options, text, ranks))
-        try:
+        parts = set_up(options, text, ranks)
+        undo = _undone(options, check_lock) if ranks.is_main else contextlib.nullcontext(lambda: None)
+        with undo as keep, _described(_Session(options, check_lock, keep, text, *parts)) as opened:
             yield opened
-        except Exception as error:
-            opened.discard_failed_start()
-            if not isinstance(error, DoesNotFit) and not (isinstance(error, RuntimeError) and out_of_memory(error)):
-                raise
-            # why min: the metrics of the last epoch are computed after the last batch
-            index = min(opened.position, opened.plan.total_batches - 1)
-            spec = opened.plan.batch(index, rank=ranks.rank, world_size=ranks.world_size)
-            failure = error if isinstance(error, DoesNotFit) else DoesNotFit(spec.split, spec.res, len(spec))
-            raise failure.describe(opened.plan, opened.recipe, opened.learner.device) from None
-        finally:
-            opened.log.close()
+
+
+@contextlib.contextmanager
+def _described(opened: _Session) -> Iterator[_Session]:
+    """Name the stage and what to change if memory runs out in the block; closes the log at its end."""
+    ranks = opened.ranks
+    try:
+        yield opened
+    except (DoesNotFit, RuntimeError) as error:
+        if not isinstance(error, DoesNotFit) and not out_of_memory(error):
+            raise
+        # why min: the metrics of the last epoch are computed after the last batch
+        index = min(opened.position, opened.plan.total_batches - 1)
+        spec = opened.plan.batch(index, rank=ranks.rank, world_size=ranks.world_size)
+        failure = error if isinstance(error, DoesNotFit) else DoesNotFit(spec.split, spec.res, len(spec))
+        raise failure.describe(opened.plan, opened.recipe, opened.learner.device) from None
+    finally:
+        opened.log.close()
+
+
+@contextlib.contextmanager
+def _undone(options: Options, check_lock: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Put the run's log and recipe back as they were, or delete them if there were none, at the end of the block.
+
+    Unless what this yields is called, from the first batch on, or the run has checkpoints. The empty folder then goes
+    with its lock.
+    """
+    folder, kept = options.folder, any(options.folder.glob("*.pt"))
+    files = () if kept else (folder / _LOG, options.recipe_folder / RECIPE_FILE)
+    before = {path: path.read_bytes() if path.exists() else None for path in files}
+
+    def keep() -> None:
+        nonlocal kept
+        kept = True
+
+    try:
+        yield keep
+    finally:
+        if not kept:
+            with contextlib.suppress(OSError, ResoluteError):
+                check_lock()  # why: another folder may have taken the place of the run's
+                for path in folder.glob("*.pt"):  # of `forecast`
+                    path.unlink()
+                for path, content in before.items():
+                    if content is None:
+                        path.unlink(missing_ok=True)
+                    else:
+                        atomic_write(path, content)
 
 
 @contextlib.contextmanager
@@ -175,16 +215,19 @@ class _Session:
         self,
         options: Options,
         check_lock: Callable[[], None],
+        keep: Callable[[], None],
         text: RecipeText,
         recipe: Recipe,
         shards: ShardSet,
         plan: Plan,
         learner: Learner,
     ) -> None:
-        """`check_lock`: raises if the run's folder is no longer the one that was locked; called before each save."""
+        """`check_lock`: raises if the run's folder is no longer the one that was locked; called before each save.
+
+        `keep`: called before the first batch: what is in the folder then stays.
+        """
         self.options, self.recipe, self.plan, self.learner = options, recipe, plan, learner
-        self._check_lock = check_lock
-        self._has_begun = False  # whether a batch has been trained on
+        self._check_lock, self._keep = check_lock, keep
         self.ranks = learner.ranks
         self.identity = {"recipe": recipe.values(), "data": plan.config["shards"], "shards": shards.hash}
         state = None
@@ -194,7 +237,7 @@ class _Session:
                 # why first: from here on, the run resumes from it without --from, even if it is killed before its next
                 # save
                 checkpoint.link(options.newest, options.folder / LAST)
-            path = options.folder / "run.jsonl"
+            path = options.folder / _LOG
             log_bytes = state["meter"]["log_bytes"] if state else 0
             self.log = RunLogWriter(path, keep_bytes=log_bytes) if self.ranks.is_main else NullLogWriter(path)
         except OSError as error:
@@ -205,6 +248,8 @@ class _Session:
         self.reports = Reports(options.folder, on=self.ranks.is_main)
         self.table = EpochTable.of(learner.head.target, has_ema=learner.ema is not None)
         self.position, self.progress = 0, Progress(recipe.stop, recipe.stages)
+        self.is_new = state is None
+        self.warm_up_s = self._pixel_s = 0.0  # the latter: of a training step per input pixel, where a limit needs it
         self.decode: Decode | None = None  # on a GPU: where images are decoded; decided once per run
         # stored in checkpoints for inference, in addition to the recipe
         self.about = {
@@ -233,35 +278,24 @@ class _Session:
         self.skipped: Mapping[tuple[str, int, int], str] = {}  # the loader's: (split, res, sample) -> reason
         self.skipped_logged = 0  # number of them in the log
 
-    def discard_failed_start(self) -> None:
-        """Delete what a run has written that has failed before its first batch; its empty folder goes with its lock."""
-        if self._has_begun or self.position or not self.ranks.is_main:
-            return
-        recipe = self._recipe_folder / RECIPE_FILE
-        if not any(self._recipe_folder.glob("**/*.pt")):
-            for path in (self.log.path, recipe):
-                with contextlib.suppress(OSError):
-                    path.unlink()
-
-    @property
-    def _recipe_folder(self) -> Path:
-        """The folder that holds the run's recipe; folds have one recipe."""
-        return self.options.folder if self.options.fold is None else self.options.folder.parent
-
     def fit(self) -> int:
-        names = self.options.loggers if self.ranks.is_main else ()
-        if names:
-            self.log.sync(durable=False)  # why: they read its first record
-        with self._signals(), contextlib.closing(Loggers(names, self.options.folder)) as self.loggers:
+        with self._signals(), contextlib.ExitStack() as stack:
             if self.position < self.plan.total_batches and not self.progress.ended:
-                return self._train()
-            # why with loggers: those that were not set in training get the whole log
+                return self._train(stack)
+            self._open_loggers(stack)  # why: those that were not set in training get the whole log
             how = f"stopped early ({self.progress.ended})" if self.progress.ended else "is finished"
             print(f"{self.options.folder}: this run {how}; choose another RUN to start a new one")
             print(self.reports.summary())
             return 0
 
-    def _train(self) -> int:
+    def _open_loggers(self, stack: contextlib.ExitStack) -> None:
+        names = self.options.loggers if self.ranks.is_main else ()
+        if names:
+            self.log.sync(durable=False)  # why: they read its first record
+        self.loggers = stack.enter_context(contextlib.closing(Loggers(names, self.options.folder)))
+
+    def _train(self, stack: contextlib.ExitStack) -> int:
+        """`stack`: to close the loggers at its end, after the last save."""
         plan, folder = self.plan, self.options.folder
         began = time.perf_counter()
         done = f"resuming at batch {self.position} of {plan.total_batches}" if self.position else "starting"
@@ -270,14 +304,17 @@ class _Session:
             with self.ready() as loader:
                 if self.options.calibrate:
                     self._calibrate(self.forecast(loader, began=began))
-                print(f"warmed up in {time.perf_counter() - began:.1f} s\n{self.table.head}", flush=True)
+                print(f"warmed up in {time.perf_counter() - began:.1f} s", flush=True)
+                self._keep()
+                self._open_loggers(stack)
+                print(self.table.head, flush=True)
                 self.skipped = loader.skipped
-                self._has_begun = True
                 finished = run_batches(loader, self.learner, self.meter, self._after)
         except NotFinite as error:
             raise error.describe(plan, folder, write=self.ranks.is_main) from None
         except _Stopped:
-            print(f"{folder}: stopped by {self._signal_name} before its first batch; {self._advice}")
+            again = "the same command starts it again" if self.is_new else self._advice
+            print(f"{folder}: stopped by {self._signal_name} before its first batch; {again}")
             return 128 + self.stopped_by
         finally:
             if self.bar is not None:
@@ -299,17 +336,20 @@ class _Session:
         return 0
 
     @contextlib.contextmanager
-    def ready(self) -> Iterator[Loader]:
-        """Warm up every shape, then give the loader, positioned at the run's next batch."""
+    def ready(self, *, limit_s: float | None = None) -> Iterator[Loader]:
+        """Warm up every shape, then give the loader, positioned at the run's next batch.
+
+        `limit_s`: on a CPU, for measuring only: shapes are left out that would take more than half of this time.
+        """
         check_micro_batches(self.plan, self.learner)
-        if self.ranks.is_main:
-            announce_compilation(self.learner.device)
-            if self.recipe.precision.compile:
-                print("compiling the network for each resolution (precision.compile), which takes minutes", flush=True)
+        announce_compilation(self.learner.device)
+        self._announce_warm_up()
         self.decode = self._decode()
         with self._loader(self.decode, start=self.position) as loader:
             with memory_to_spare(self.learner.device):
-                self._warm_up()
+                began = time.perf_counter()
+                self._warm_up(limit_s=limit_s)
+                self.warm_up_s = time.perf_counter() - began
             reset_peak_memory(self.learner.device)
             yield loader
 
@@ -317,12 +357,19 @@ class _Session:
         """Measure and return what the run will take; training from here on is unaffected.
 
         `began`: `time.perf_counter()` at the start of the process; `folds`: number of runs to forecast; `limit_s`: as
-        of `measure_stages`.
+        of `measure_stages`. Says which stage is measured.
         """
         start_s, saving = time.perf_counter() - began, time.perf_counter()
         self._save()
         save_s = time.perf_counter() - saving
-        paces = measure_stages(self.plan, loader, self.learner, limit_s=limit_s)
+        paces = measure_stages(
+            self.plan,
+            loader,
+            self.learner,
+            limit_s=limit_s,
+            pixel_s=self._pixel_s,
+            say=partial(print, flush=True),
+        )
         loader.load_state_dict({"next_batch": self.position})
         return forecast(
             self.plan,
@@ -400,14 +447,49 @@ class _Session:
         if self.stopped_by:
             raise _Stopped
 
-    def _warm_up(self) -> None:
+    def _announce_warm_up(self) -> None:
+        count = sum(len(self._shapes(stages)) for stages in self.learner.stages_by_graph)
+        line = f"warming up: a step of each of {counted(count, 'shape')}"
+        if self.learner.device.type != "cpu":  # source: benchmarks/results/gpu-check-h200.json
+            line += ", for which kernels are compiled and tuned (40 s for a ResNet-50 at three resolutions on an H200)"
+        if self.recipe.precision.compile:
+            line += "; compiling the network takes about half a minute for each resolution"
+        print(line, flush=True)
+
+    def _shapes(self, stages: Collection[int]) -> list[tuple[str, int, int]]:
+        """What the warm-up of `stages` runs: (split, res in px, local batch size)."""
+        todo = shapes(self.plan, rank=self.ranks.rank, world_size=self.ranks.world_size, stages=stages)
+        return (
+            enough_for_a_cpu(todo) if self.learner.device.type == "cpu" and not self.recipe.precision.compile else todo
+        )
+
+    def _warm_up(self, *, limit_s: float | None = None) -> None:
         for stages in self.learner.stages_by_graph:
-            todo = shapes(self.plan, rank=self.ranks.rank, world_size=self.ranks.world_size, stages=stages)
-            if self.learner.device.type == "cpu" and not self.recipe.precision.compile:
-                todo = enough_for_a_cpu(todo)
-            warm_up(self.learner, todo, self._check_stop, stage=stages[0])
+            todo = self._shapes(stages)
+            if limit_s is not None and self.learner.device.type == "cpu":
+                self._warm_up_within(0.5 * limit_s, todo, stage=stages[0])
+            else:
+                warm_up(self.learner, todo, self._check_stop, stage=stages[0])
         capture_graphs(self.learner, self.plan, self._check_stop)
         self._check_stop()
+
+    def _warm_up_within(self, limit_s: float, todo: list[tuple[str, int, int]], *, stage: int) -> None:
+        """Warm up the shapes of `todo` that fit into `limit_s`, the smallest first, and note how long a pixel takes."""
+        began = time.perf_counter()
+        for split, res, size in sorted(todo, key=lambda shape: (shape[0], shape[2] * shape[1] ** 2)):
+            pixels = size * res**2 * self.ranks.world_size
+            late = time.perf_counter() - began + self._pixel_s * pixels > limit_s
+            if self.ranks.broadcast(late):
+                continue
+            # why again: the first step of all is slower
+            for _ in range(2 if split == "train" and not self._pixel_s else 1):
+                start = time.perf_counter()
+                warm_up(self.learner, [(split, res, size)], self._check_stop, stage=stage)
+                step_s = self.ranks.broadcast(time.perf_counter() - start)
+                if step_s > _SLOW_S:
+                    break
+            if split == "train":
+                self._pixel_s = step_s / pixels
 
     def _after(self, spec: BatchSpec) -> bool:
         """Bookkeeping between batches, not timed. False if the run should stop."""
@@ -538,7 +620,7 @@ class _Session:
 
     @property
     def _advice(self) -> str:
-        how = "" if self.options.from_ == LAST else " without --from (make: FROM)"
+        how = "" if self.options.from_ == LAST else " without --from"
         return f"run the same command{how} to resume"
 
     def _progress(self, spec: BatchSpec, batches: int) -> None:
@@ -554,7 +636,7 @@ class _Session:
 
     def _write_start(self, shards: ShardSet, text: RecipeText) -> None:
         if self.ranks.is_main:
-            with output_file(self._recipe_folder / RECIPE_FILE) as file:
+            with output_file(self.options.recipe_folder / RECIPE_FILE) as file:
                 file.write(text.toml.encode())
         self.log.write(
             {

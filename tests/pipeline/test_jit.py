@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 
 import resolute.pipeline.jit as compiled_module
-from resolute.pipeline.jit import compiled
+from resolute.pipeline.jit import compiled, has_cache, is_cached
 from resolute.pipeline.plan.crops import random_crops
 from resolute.pipeline.plan.order import sample_ids
 from resolute.pipeline.plan.rng import uniforms
@@ -61,6 +62,24 @@ def test_a_change_in_any_source_file_recompiles(monkeypatch: pytest.MonkeyPatch)
     recompiled = compiled(_twice)
     assert recompiled(1) == 2
     assert not recompiled.stats.cache_hits
+
+
+def test_it_is_known_whether_a_function_has_to_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    first = compiled(_twice)
+    assert has_cache(first)
+    assert not is_cached(first)
+    assert first(1) == 2
+    assert is_cached(first)
+    assert is_cached(compiled(_twice))  # from the disk
+    monkeypatch.setattr(type(first.targetctx.codegen()), "magic_tuple", lambda self: ("another CPU",))
+    assert not is_cached(compiled(_twice))
+    monkeypatch.undo()
+    without = numba.njit(_twice)
+    assert not has_cache(without)
+    assert not is_cached(without)
+    assert without(1) == 2
+    assert is_cached(without)
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def test_a_failed_warm_up_leaves_no_folder_and_no_recipe_for_the_next_start(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fail(session: trainer._Session) -> None:
+    def fail(session: trainer._Session, **_: object) -> None:
         assert (session.options.folder / "run.jsonl").exists()
         raise DoesNotFit("train", 64, 8)
 
@@ -60,13 +60,106 @@ def test_a_failed_warm_up_leaves_no_folder_and_no_recipe_for_the_next_start(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("folds", [(), ("--folds", "0/2")], ids=["run", "folds"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("--from", "best.pt"), "--from: got"),
+        (("--decode", "gpu"), "--decode: got gpu with device cpu"),
+        (("--shards", "no_such_set"), "no_such_set"),
+        (("--recipe", "no_such_recipe"), "no_such_recipe"),
+    ],
+)
+def test_wrong_options_leave_no_folder(
+    folds: tuple[str, ...],
+    change: tuple[str, ...],
+    message: str,
+    words: Callable[[Path], list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*words(tmp_path / "runs"), *folds, *change]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_fails_after_the_warm_up_and_before_the_first_batch_leaves_no_checkpoint_and_no_logger(
+    words: Callable[[Path], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        assert (tmp_path / "runs" / "tiny" / "last.pt").exists()  # its duration is measured
+        raise DoesNotFit("train", 64, 8)
+
+    monkeypatch.setattr(trainer, "measure_stages", fail)
+    assert main([*words(tmp_path / "runs"), "--calibrate", "--loggers", "csv"]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_warm_up_leaves_no_folder(
+    words: Callable[[Path], list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(session: trainer._Session, **_: object) -> None:
+        session.stopped_by = 2
+        session._check_stop()
+
+    monkeypatch.setattr(trainer._Session, "_warm_up", interrupted)
+    assert main(words(tmp_path / "runs")) == 130
+    assert "stopped by SIGINT before its first batch; the same command starts it again" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fold_that_does_not_start_leaves_the_others(
+    words: Callable[[Path], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main([*words(tmp_path), "--folds", "0/2"]) == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "tiny").rglob("*") if path.is_file()}
+
+    def fail(session: trainer._Session, **_: object) -> None:
+        raise DoesNotFit("train", 64, 8)
+
+    monkeypatch.setattr(trainer._Session, "_warm_up", fail)
+    assert main([*words(tmp_path), "--folds", "1/2"]) == 2
+    assert {path: path.read_bytes() for path in (tmp_path / "tiny").rglob("*") if path.is_file()} == before
+    assert not (tmp_path / "tiny" / "fold-1").exists()
+
+
+def test_the_log_of_a_run_that_was_killed_before_its_first_checkpoint_stays(
+    words: Callable[[Path], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny").mkdir()
+    for name in ("run.jsonl", "recipe.toml"):
+        (tmp_path / "tiny" / name).write_text(f"an old {name}\n")
+
+    def fail(session: trainer._Session, **_: object) -> None:
+        raise DoesNotFit("train", 64, 8)
+
+    monkeypatch.setattr(trainer._Session, "_warm_up", fail)
+    assert main(words(tmp_path)) == 2
+    assert {path.name: path.read_text() for path in (tmp_path / "tiny").iterdir()} == {
+        "run.jsonl": "an old run.jsonl\n",
+        "recipe.toml": "an old recipe.toml\n",
+    }
+
+
+@pytest.mark.parametrize("command", ["show", "lr", "lr-find", "plan", "compare"])
+def test_a_page_that_is_not_drawn_leaves_no_folder_of_runs(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([command, "gone", *(() if command == "compare" else ("--recipe", "demo"))]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_that_exists_and_other_files_stay(
     words: Callable[[Path], list[str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fail(session: trainer._Session) -> None:
+    def fail(session: trainer._Session, **_: object) -> None:
         raise DoesNotFit("train", 64, 8)
 
     (tmp_path / "tiny").mkdir()

@@ -38,7 +38,7 @@ def _chain(run: Run, line: str) -> list[str]:
     """The names of the commands that follow each other, from `line` on."""
     names = []
     while line:
-        names.append(next(name for name in COMMANDS if line.startswith(f"resolute {name}")))
+        names.append(next(name for name in COMMANDS if f"{line} ".startswith(f"resolute {name} ")))
         line = run(line)
     return names
 
@@ -56,10 +56,21 @@ def test_each_command_leads_to_the_next(run: Run) -> None:
     shutil.rmtree("runs")
     assert _chain(run, f"resolute lr 'my set' {OTHER}") == ["lr", "train", "eval", "export"]
     assert _chain(run, "resolute lr --samples 100 --recipe demo") == ["lr"]
+    shutil.rmtree("runs")
+    steps = f"resolute lr-find 'my set' {OTHER} --steps 20 --max-lr 0.5"
+    assert _chain(run, steps) == ["lr-find", "lr", "train", "eval", "export"]
     recipe = "resolute recipe 'my recipe.toml' --shards 'my set' --model test_resnet --budget 20s"
     assert _chain(run, recipe) == ["recipe", "train", "eval", "export"]
     assert run("resolute train 'my set' --recipe 'my recipe.toml' --run again") == "resolute eval --run=runs/again"
     assert _chain(run, "resolute train --run again --more-epochs 2") == ["train", "eval", "export"]
+    for line in ("verify 'my set'", "predict runs/again --src 'my photos' --out pred.csv", "report runs/again", "keys"):
+        assert run(f"resolute {line}") == ""
+    assert run("resolute compare runs/again runs/again-plus-2") == ""
+
+
+def test_the_tests_here_cover_every_command_that_another_one_follows() -> None:
+    source = Path(__file__).read_text()
+    assert [name for name, command in COMMANDS.items() if command.then and f'"{name}"' not in source] == []
 
 
 @pytest.mark.slow

@@ -117,7 +117,7 @@ def test_signals_end_the_run_cleanly_at_any_time_unless_ignored_and_the_same_com
         return cut
 
     warm_up = ended("torch:Tensor:backward:1:2", 130)  # that of the first shape
-    assert "stopped by SIGINT before its first batch; run the same command to resume" in warm_up.out
+    assert "stopped by SIGINT before its first batch; the same command starts it again" in warm_up.out
     assert "warmed up" not in warm_up.out
     second = ended(f"{STEP}:1:2,2", 130).err
     assert second.endswith("stopped immediately, without saving; run the same command to resume\n")
@@ -237,7 +237,7 @@ def test_a_run_that_went_back_from_a_damaged_checkpoint_resumes_from_there_witho
     assert "--from: got step-00000024.pt with up to 3 restarts, expected none" in capsys.readouterr().err
     cut = killed(tmp_path, f"{STEP}:1:2", *BACK)
     assert cut.status == 130, cut.err
-    assert "run the same command without --from (make: FROM) to resume" in cut.out
+    assert "run the same command without --from to resume" in cut.out
     assert killed(tmp_path, f"{STEP}:1:9", *BACK).status == 137
     done = train_process(tmp_path)
     assert done.status == 0, done.err

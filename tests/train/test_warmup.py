@@ -14,10 +14,11 @@ from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
+from resolute.train import trainer
 from resolute.train.devices.distributed import Ranks
 from resolute.train.loop import Learner
 from resolute.train.recipe.schema import Recipe
-from resolute.train.warmup import shapes, warm_up
+from resolute.train.warmup import announce_compilation, shapes, warm_up
 from tests.train.conftest import stages, train_words
 
 STAGES = (
@@ -91,3 +92,48 @@ def test_a_run_with_single_sample_batch_norms_is_refused_before_warm_up(
     assert "stages[0].batch_size: 1 is a single sample per step: got 1 sample, expected at least 2" in captured.err
     assert captured.err.count("\n") == 1
     assert "warmed up" not in captured.out
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "warmed"),
+    [
+        (99.0, [("train", 32), ("train", 64), ("train", 128), ("val", 32), ("val", 128)]),
+        (20.0, [("train", 32), ("train", 64), ("val", 32), ("val", 128)]),
+        (0.0, [("train", 32)]),
+    ],
+)
+def test_a_limited_warm_up_leaves_out_shapes_that_would_take_too_long(
+    limit_s: float, warmed: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock: Any = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    done: list[tuple[str, int]] = []
+
+    def step(learner: Any, todo: list[tuple[str, int, int]], *_: Any, stage: int) -> None:
+        for split, res, size in todo:
+            clock.now += size * res**2 / 8192  # 1, 4 and 16 s for batches of 8
+            done.append((split, res))
+
+    monkeypatch.setattr(trainer, "time", clock)
+    monkeypatch.setattr(trainer, "warm_up", step)
+    todo = [("train", 128, 8), ("train", 64, 8), ("train", 32, 8), ("val", 128, 1), ("val", 32, 1)]
+    session: Any = SimpleNamespace(_pixel_s=0.0, ranks=Ranks(), learner=None, _check_stop=None)
+    trainer._Session._warm_up_within(session, limit_s, todo, stage=0)
+    assert list(dict.fromkeys(done)) == warmed
+    assert done.count(("train", 32)) == 2  # the first step of all is slow
+    assert session._pixel_s == pytest.approx(1 / 8192)
+
+
+def test_compilation_is_announced_only_if_it_will_happen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*, device: str = "cpu", cached: bool, keeps: bool = True) -> str:
+        monkeypatch.setattr("resolute.train.warmup.is_cached", lambda function: cached)
+        monkeypatch.setattr("resolute.train.warmup.has_cache", lambda function: keeps)
+        announce_compilation(torch.device(device))
+        return capsys.readouterr().out
+
+    assert said(cached=False) == (
+        "compiling the loader's kernels, once (about 15 s); later runs take them from the cache\n"
+    )
+    assert "at every start: no cache folder is writable; set NUMBA_CACHE_DIR" in said(cached=False, keeps=False)
+    assert said(cached=True) == said(device="cuda", cached=False) == ""

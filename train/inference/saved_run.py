@@ -20,6 +20,7 @@ from resolute.train.model.build import build_model
 from resolute.train.model.head import Head
 from resolute.train.recipe.schema import Recipe
 from resolute.train.score import METRICS, Metric
+from resolute.train.warmup import announce_compilation
 
 __all__ = [
     "SavedRun",
@@ -199,6 +200,7 @@ def validation_loader(
     plan = Plan.evaluation(
         shards, resolutions, split=split, batch_size=recipe.eval.batch_size, crop_frac=recipe.eval.crop_pct
     )
+    announce_compilation(device)
     return Loader(
         plan,
         device=device,

@@ -1,4 +1,4 @@
-"""The forecast of `make plan`: a run's time per stage and part, what limits it, and advice on fitting a time budget.
+"""The forecast of `resolute plan`: a run's time per stage and part, what limits it, and advice on a time budget.
 
 Pure functions of measured rates (`Pace`).
 """
@@ -214,21 +214,32 @@ def table(result: Forecast) -> str:
     lines = ["stage  res batch epochs  steps  loader/s   model/s    live/s  limit   stall %  memory GiB epoch s  val s"]
     for stage in result.stages:
         pace, batch = stage.pace, min(stage.batch_size, stage.images)
+        sign = "" if pace.estimated_from is None else "~"
+        loader, model, live, epoch_s, eval_s = (
+            f"{sign}{value:.1f}"
+            for value in (
+                pace.loader_images_per_s,
+                pace.model_images_per_s,
+                pace.live_images_per_s,
+                stage.epoch_s,
+                stage.eval_s,
+            )
+        )
+        memory = f"{pace.memory_bytes / 2**30:.2f}" if pace.memory_bytes else "-"
         lines.append(
-            f"{stage.stage:5d} {stage.res:4d} {batch:5d} {stage.epochs:6d} {stage.steps:6d} "
-            f"{pace.loader_images_per_s:9.1f} {pace.model_images_per_s:9.1f} {pace.live_images_per_s:9.1f}  "
-            f"{stage.limit:6} {100 * pace.stall_frac:8.2f} {pace.memory_bytes / 2**30:11.2f} {stage.epoch_s:7.1f} "
-            f"{stage.eval_s:6.1f}"
+            f"{stage.stage:5d} {stage.res:4d} {batch:5d} {stage.epochs:6d} {stage.steps:6d} {loader:>9} {model:>9} "
+            f"{live:>9}  {stage.limit:6} {100 * pace.stall_frac:8.2f} {memory:>11} {epoch_s:>7} {eval_s:>6}"
         )
     parts = ", ".join(f"{name} {format_duration(value)}" for name, value in result.parts_s().items())
     runs = f" in {result.folds} folds" if result.folds > 1 else ""
     lines.append(f"total {format_duration(result.total_s())}{runs}: {parts}")
-    for stage in result.stages:
-        if stage.pace.estimated_from is not None:
-            lines.append(
-                f"stage {stage.stage}: not measured, as the limit of time was reached; estimated from stage "
-                f"{stage.pace.estimated_from} by its pixels"
-            )
+    sources = {stage.pace.estimated_from for stage in result.stages}
+    for known in sorted(number for number in sources if number is not None):
+        rows = [stage.stage for stage in result.stages if stage.pace.estimated_from == known]
+        lines.append(
+            f"~ stage{'s' * (len(rows) > 1)} {_list(rows)}: estimated from stage {known} by the number of pixels, to "
+            "keep within --limit"
+        )
     if wrong := [stage for stage in result.stages if not stage.pace.is_possible]:
         numbers, pace = _list([stage.stage for stage in wrong]), wrong[0].pace
         lines.append(

@@ -36,6 +36,7 @@ __all__ = [
     "busiest",
     "choose_decode",
     "combined",
+    "expected_s",
     "legs",
     "measure",
     "measure_stages",
@@ -48,6 +49,8 @@ Decode = Literal["cpu", "gpu"]
 _SKIPPED, _TIMED = 8, 24  # steps per stage: the skipped ones use prefetched batches and are not representative
 _RUNNING_AHEAD = 4  # batches that a loader prefetches when it is opened
 _SLOW = 4  # times the intended time: a step that takes longer is timed by itself
+_ABOUT_S = 5.0  # for measuring a stage
+_HURRIED_STEPS = 3  # of a slow stage: with and without the loader, and a validation
 _MIN_STEPS = 2  # minimum number of timed steps
 _MAX_LEGS = 4  # measured in a ramp
 # why both ways: a machine that grows slower or faster meanwhile favours neither
@@ -62,16 +65,17 @@ class Stopwatch:
     sync: Callable[[], None]
     broadcast: Callable[[int], int] = int
     clock: Callable[[], float] = time.perf_counter
+    hurried: bool = False  # time is limited: a step that takes longer than intended is the only one
 
     @classmethod
-    def of(cls, learner: Learner) -> Stopwatch:
+    def of(cls, learner: Learner, *, hurried: bool = False) -> Stopwatch:
         """A stopwatch for the steps of `learner`."""
 
         def sync() -> None:
             if learner.device.type == "cuda":
                 cuda.synchronize(learner.device)  # sync: ends the timed interval
 
-        return cls(sync=sync, broadcast=learner.ranks.broadcast)
+        return cls(sync=sync, broadcast=learner.ranks.broadcast, hurried=hurried)
 
     def steps(
         self, source: Callable[[], Batch], work: Callable[[Batch], object], count: int
@@ -98,9 +102,11 @@ class Stopwatch:
     ) -> tuple[float, float]:
         """(images/s, fraction of waiting) in steady state; takes about `about_s` s and at most `max_steps` steps.
 
-        Only two steps if one takes much longer than `about_s`.
+        Only two steps if one takes much longer than `about_s`, or one if `hurried`.
         """
-        self.steps(source, work, 1)
+        rate, waiting, step_s = self.steps(source, work, 1)
+        if self.hurried and self.broadcast(int(step_s > about_s)):
+            return rate, waiting
         rate, waiting, step_s = self.steps(source, work, 1)
         agreed = self.broadcast(0 if step_s > _SLOW * about_s else max(_MIN_STEPS, round(about_s / step_s)))
         if not agreed:
@@ -232,7 +238,7 @@ class Pace:
     live_images_per_s: float  # training steps on the loader's batches
     stall_frac: float  # fraction of the live time in which the host was blocked waiting for a batch
     eval_images_per_s: float | None  # live validation; None if the stage has none
-    memory_bytes: int  # peak memory after the live steps
+    memory_bytes: int  # peak memory after the live steps; 0: not measured
     estimated_from: int | None = None  # the stage that was measured in its place, as time was up
 
     def at(self, times_pixels: float, *, stage: int) -> Pace:
@@ -244,6 +250,7 @@ class Pace:
             model_images_per_s=self.model_images_per_s / times_pixels,
             live_images_per_s=self.live_images_per_s / times_pixels,
             eval_images_per_s=None if eval_rate is None else eval_rate / times_pixels,
+            memory_bytes=0,
             estimated_from=stage,
         )
 
@@ -263,7 +270,7 @@ def measure(
     validate: Callable[[Batch], object] | None,
     synthetic_batch: Batch | Sequence[Batch],
     memory: Callable[[], int],
-    about_s: float = 5.0,
+    about_s: float = _ABOUT_S,
     leg: Leg | None = None,
 ) -> Pace:
     """Measure a leg of a stage (None: the first) in its share of about `about_s` s, or a few steps of each kind.
@@ -287,6 +294,7 @@ def measure(
         return watch.steps(lambda: next(stream), work, batches)[:2]
 
     loader, _ = live(whole.first, whole.batches, lambda batch: None, 0.15)
+    began = watch.clock()
     for _ in range(2):
         model, _ = watch.rate(lambda: next(synthetic_batches), train, about_s=0.2 * about_s)
         together, stall = live(whole.first, whole.batches, train, 0.4)
@@ -298,7 +306,7 @@ def measure(
             eval_images_per_s=None,
             memory_bytes=memory(),
         )
-        if watch.broadcast(int(pace.is_possible)):
+        if watch.broadcast(int(pace.is_possible or (watch.hurried and watch.clock() - began > about_s))):
             break
     if validate is not None and any((s.split, s.stage) == ("val", stage) for s in plan.phases):
         phase = plan.first_phase("val", stage)
@@ -324,26 +332,42 @@ def combined(paces: Sequence[Pace], samples: Sequence[int]) -> Pace:
     )
 
 
-def measure_stages(plan: Plan, loader: Loader, learner: Learner, *, limit_s: float | None = None) -> list[Pace]:
+def expected_s(plan: Plan, stage: int, *, pixel_s: float = 0.0) -> float:
+    """Seconds that measuring a stage takes: usually five, or a few steps of `pixel_s` seconds per input pixel."""
+    parts = legs(plan, stage)
+    steps = [_HURRIED_STEPS * pixel_s * max(shape.batch_size * shape.res**2 for shape in leg.shapes) for leg in parts]
+    return sum(max(_ABOUT_S / len(parts), step) for step in steps)
+
+
+def measure_stages(
+    plan: Plan,
+    loader: Loader,
+    learner: Learner,
+    *,
+    limit_s: float | None = None,
+    pixel_s: float = 0.0,
+    say: Callable[[str], object] = lambda line: None,
+) -> list[Pace]:
     """Measure every stage. The learner's state is restored; the loader's position is not.
 
-    `limit_s`: once this time is up, the remaining stages are estimated from one that was measured, by their pixels.
-    Stages with more pixels are measured first, as the run spends most of its time there.
+    - `limit_s`: only the stages that are expected to fit into this time are measured, or else the shortest one.
+      Stages with more pixels come first, as the run spends most of its time there. The others are estimated from the
+      nearest one, by their pixels
+    - `pixel_s`: seconds of a training step per input pixel, from the warm-up, for these expectations
+    - `say`: is given a line before each stage
     """
-    watch, began = Stopwatch.of(learner), time.perf_counter()
-    pixels = [sum(leg.pixels for leg in legs(plan, stage)) for stage in range(len(plan.stages))]
+    watch, began = Stopwatch.of(learner, hurried=limit_s is not None), time.perf_counter()
+    stages = range(len(plan.stages))
+    pixels = [sum(leg.pixels for leg in legs(plan, stage)) for stage in stages]
+    durations = [expected_s(plan, stage, pixel_s=pixel_s) for stage in stages]
     paces: dict[int, Pace] = {}
-    for stage in sorted(range(len(plan.stages)), key=lambda stage: -pixels[stage]):
+
+    def measured(stage: int) -> Pace:
         parts = legs(plan, stage)
-        # why from the first rank: all have to measure the same stages
-        if paces and watch.broadcast(int(limit_s is not None and time.perf_counter() - began > limit_s)):
-            known = min(paces, key=lambda other: abs(plan.stages[other].max_res - plan.stages[stage].max_res))
-            ratio = (plan.stages[stage].max_res / plan.stages[known].max_res) ** 2
-            paces[stage] = paces[known].at(ratio, stage=paces[known].estimated_from or known)
-            continue
+        say(f"measuring stage {stage} at {plan.stages[stage].max_res} px, about {durations[stage]:.0f} s")
         reset_peak_memory(learner.device)
         with restored(learner):
-            measured = [
+            each = [
                 measure(
                     plan,
                     loader,
@@ -359,8 +383,22 @@ def measure_stages(plan: Plan, loader: Loader, learner: Learner, *, limit_s: flo
                 )
                 for number, leg in enumerate(parts)
             ]
-        paces[stage] = combined(measured, [leg.samples for leg in parts]) if len(parts) > 1 else measured[0]
-    return [paces[stage] for stage in range(len(plan.stages))]
+        return combined(each, [leg.samples for leg in parts]) if len(parts) > 1 else each[0]
+
+    for stage in sorted(stages, key=lambda stage: -pixels[stage]):
+        fits = limit_s is None or time.perf_counter() - began + durations[stage] <= limit_s
+        if watch.broadcast(int(fits)):  # why from the first rank: all have to measure the same stages
+            paces[stage] = measured(stage)
+    if not paces:
+        shortest = watch.broadcast(min(stages, key=durations.__getitem__))
+        paces[shortest] = measured(shortest)
+
+    def nearest(stage: int) -> Pace:
+        res = plan.stages[stage].max_res
+        known = min(paces, key=lambda other: abs(plan.stages[other].max_res - res))
+        return paces[known].at((res / plan.stages[known].max_res) ** 2, stage=known)
+
+    return [paces[stage] if stage in paces else nearest(stage) for stage in stages]
 
 
 def synthetic_batch(learner: Learner, plan: Plan, index: int, times: float = 1.0) -> Batch:

@@ -22,7 +22,7 @@ from resolute.train.setup import Options
 from resolute.train.trainer import session
 
 from .estimate import Forecast, parse_duration
-from .plan import scratch_run
+from .plan import announce, default_limit_s, scratch_run
 
 __all__ = ["main", "most_epochs"]
 
@@ -79,6 +79,8 @@ def _measured(args: RecipeOptions, text: RecipeText) -> Forecast:
     with (
         scratch_run(RUNS, ranks) as folder,
         session(dataclasses.replace(options, folder=folder), ranks) as run,
-        run.ready() as loader,
     ):
-        return run.forecast(loader, began=began)
+        limit_s = default_limit_s(run.learner)
+        announce(run.plan, limit_s)
+        with run.ready(limit_s=limit_s) as loader:
+            return run.forecast(loader, began=began, limit_s=limit_s and limit_s - run.warm_up_s)

@@ -1,6 +1,6 @@
-"""`make plan`: measures a few steps of every stage and prints the forecast of a run, without leaving any trace.
+"""`resolute plan`: measures a few steps of every stage and prints the forecast of a run, without leaving any trace.
 
-With SUGGEST it writes a recipe for the budget, and nothing else (see `suggest.py`).
+With --suggest it writes a recipe for the budget, and nothing else (see `suggest.py`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from pathlib import Path
 from types import FrameType
 
 from resolute.console import counted
-from resolute.errors import ResoluteError
+from resolute.errors import ResoluteError, as_typed
 from resolute.files import check_output, output_file, used_folder
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.train.cross_validation import chosen_folds
 from resolute.train.devices.distributed import Ranks, join
 from resolute.train.devices.hardware import describe, process_age_s
-from resolute.train.logs.run_log import format_duration
 from resolute.train.loop import Learner
 from resolute.train.options import PlanOptions
 from resolute.train.recipe.schema import Recipe
@@ -37,13 +36,12 @@ from resolute.train.trainer import session
 
 from .batch_size import out_of_memory
 from .estimate import Forecast, advice, parse_duration, table, to_json, with_doubled_batches
-from .measure import Stopwatch, legs, synthetic_batch
+from .measure import Stopwatch, expected_s, synthetic_batch
 from .suggest import Candidates, choose, proposal, reasons
 
-__all__ = ["main", "plan", "scratch_run"]
+__all__ = ["announce", "default_limit_s", "main", "plan", "scratch_run"]
 
 _CPU_LIMIT_S = 60.0  # of measuring
-_STAGE_S = 5  # that measuring a stage takes, unless its steps are slow
 _CLASSES = 3  # most and least frequent ones shown
 
 
@@ -53,7 +51,7 @@ def main(args: PlanOptions) -> int:
         check_output(args.json, setting="--json", suffixes=(".json",))
     if args.suggest:
         if not args.budget:
-            raise ResoluteError("--suggest: got no --budget, expected a time to fill; add --budget 11m (BUDGET=11m)")
+            raise ResoluteError("--suggest: got no --budget, expected a time to fill; add --budget 11m")
         if os.path.lexists(args.suggest):
             raise ResoluteError(f"--suggest: got {args.suggest}, which exists, expected a new file; rename it")
         check_output(args.suggest, setting="--suggest", suffixes=(".toml",))
@@ -69,7 +67,7 @@ def main(args: PlanOptions) -> int:
             runs=max(1, len(chosen)),
             file=args.json,
             suggest=args.suggest,
-            limit_s=parse_duration(args.limit) if args.limit else None,
+            limit_s=parse_duration(args.limit, setting="--limit") if args.limit else None,
         )
 
 
@@ -100,11 +98,12 @@ def plan(
             began += time.perf_counter() - reading  # why: a training does not do this
         options = dataclasses.replace(options, folder=folder, recipe=None, set_=(), first_recipe=text)
         with session(options, ranks) as run:
-            if limit_s is None and run.learner.device.type == "cpu":
-                limit_s = _CPU_LIMIT_S
-            _announce(run.plan, limit_s)
-            with run.ready() as loader:
-                result, lines = run.forecast(loader, began=began, folds=runs, limit_s=limit_s), list[str]()
+            limit_s = limit_s or default_limit_s(run.learner)
+            announce(run.plan, limit_s)
+            with run.ready(limit_s=limit_s) as loader:
+                ready = time.perf_counter()
+                left_s = None if limit_s is None else limit_s - run.warm_up_s
+                result, lines = run.forecast(loader, began=began, folds=runs, limit_s=left_s), list[str]()
                 if candidates and suggest and budget_s:
                     # why first: all ranks have to choose the same; the candidates were validated in every epoch
                     result = dataclasses.replace(ranks.broadcast(result), eval_every=candidates.base.eval.every_epochs)
@@ -119,11 +118,17 @@ def plan(
                     if ranks.is_main:
                         origin = _origin(candidates.base, run.plan, run.learner, options.threads)
                         candidates.write(suggest, epochs, [origin, *lines])
-                    lines.append(f"{suggest}: written; make train RECIPE={suggest} SHARDS={options.shards}")
+                    command = as_typed("train", {"shards": str(options.shards), "recipe": str(suggest)})
+                    lines.append(f"{suggest}: written; {command} trains with it")
                 elif budget_s:
                     too_long = result.total_s() > budget_s
-                    doubled = _with_doubled_batches(result, run.plan, run.learner) if too_long else None
+                    is_late = left_s is not None and time.perf_counter() - ready > left_s
+                    doubled = None
+                    if too_long and not is_late:
+                        doubled = _with_doubled_batches(result, run.plan, run.learner)
                     lines = advice(result, budget_s, doubled, least=[stage.min_epochs for stage in run.plan.stages])
+                    if too_long and is_late:
+                        lines.append("- larger batches: not measured, to keep within --limit")
                 print(table(result))
                 print(_sampling_lines(run.plan), end="")
                 print("".join(f"{line}\n" for line in lines), end="", flush=True)
@@ -133,11 +138,18 @@ def plan(
     return 0
 
 
-def _announce(plan: Plan, limit_s: float | None) -> None:
-    count = sum(len(legs(plan, stage)) for stage in range(len(plan.stages)))
-    limit = "" if limit_s is None else f", {format_duration(limit_s)} at most or as long as a few steps take"
-    about_s = _STAGE_S * len(plan.stages)
-    print(f"measuring {counted(count, 'resolution')}: about {about_s} s after the warm-up{limit}", flush=True)
+def default_limit_s(learner: Learner) -> float | None:
+    """The limit of time for measuring on the learner's device, s; None: none."""
+    return _CPU_LIMIT_S if learner.device.type == "cpu" else None
+
+
+def announce(plan: Plan, limit_s: float | None) -> None:
+    """Print how long measuring the stages of `plan` takes."""
+    about_s = sum(expected_s(plan, stage) for stage in range(len(plan.stages)))
+    line = f"measuring {counted(len(plan.stages), 'stage')}: about {about_s:.0f} s after the warm-up"
+    if limit_s is not None:
+        line += f"; what would take longer than --limit, {limit_s:.0f} s, is estimated"
+    print(line, flush=True)
 
 
 def _origin(base: Recipe, plan: Plan, learner: Learner, threads: int) -> str:
@@ -145,7 +157,7 @@ def _origin(base: Recipe, plan: Plan, learner: Learner, threads: int) -> str:
     machine = describe(learner.device, threads=threads)
     ranks = f", {learner.ranks.world_size} processes" if learner.ranks.world_size > 1 else ""
     return (
-        f"Made by `make plan SUGGEST=…` from {base.name} ({base.hash}) and the shard set {plan.shards.hash}, "
+        f"Made by `resolute plan --suggest …` from {base.name} ({base.hash}) and the shard set {plan.shards.hash}, "
         f"measured on {datetime.date.today()}: {machine['gpu'] or machine['cpu']}, {threads} threads{ranks}"
     )
 

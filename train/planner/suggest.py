@@ -1,4 +1,4 @@
-"""`make plan BUDGET=11m SUGGEST=FILE`: writes a recipe whose stages use a time budget well.
+"""`resolute plan --budget 11m --suggest FILE`: writes a recipe whose stages use a time budget well.
 
 The rule: from the fewest epochs of every stage, at least two, each next epoch goes to the stage that gains most per
 second, until none fits into the budget. The gain is that of resolution * log(1 + epochs), so that

@@ -112,12 +112,12 @@ def report(args: ReportOptions) -> None:
 
 def compare(args: CompareOptions) -> None:
     """Run `resolute compare`."""
-    out = page_file(args.out, "compare.html")
-    runs = open_runs(args.runs)
-    if len(runs) == 1:
-        raise ResoluteError(f"RUN: got 1 run, expected 2 to {len(_STYLES)} different ones; name others")
-    _write(out, page(runs))
-    print(*(finding.text for finding in _compared(runs)), out, sep="\n")
+    with page_file(args.out, "compare.html") as out:
+        runs = open_runs(args.runs)
+        if len(runs) == 1:
+            raise ResoluteError(f"RUN: got 1 run, expected 2 to {len(_STYLES)} different ones; name others")
+        _write(out, page(runs))
+        print(*(finding.text for finding in _compared(runs)), out, sep="\n")
 
 
 def open_runs(targets: Sequence[str]) -> list[Run]:

@@ -28,8 +28,9 @@ from resolute.train.planner.estimate import (
     advice,
     calibration,
     forecast,
+    table,
 )
-from resolute.train.planner.measure import Pace, Stopwatch, measure, measure_stages
+from resolute.train.planner.measure import Pace, Stopwatch, expected_s, measure, measure_stages
 from resolute.train.recipe.schema import Recipe
 
 
@@ -81,53 +82,118 @@ def test_loader_model_and_training_are_each_timed_in_steady_state(shard_set: Sha
     assert got.memory_bytes == 7
 
 
-def test_steps_that_take_much_longer_than_intended_are_timed_twice_at_most(shard_set: ShardSet) -> None:
+@pytest.mark.parametrize(("hurried", "steps"), [(False, 4), (True, 2)])
+def test_steps_that_take_much_longer_than_intended_are_timed_twice_at_most_and_once_if_time_is_limited(
+    hurried: bool, steps: int, shard_set: ShardSet
+) -> None:
     plan = Plan(shard_set, [Stage(res=32, epochs=2, batch_size=2)], eval_batch_size=1)
     machine = Machine(plan, load_s=0.125, train_s=100.0, eval_s=50.0)
-    steps = itertools.count()
+    count = itertools.count()
 
     def train(batch: Any) -> None:
-        next(steps)
+        next(count)
         machine.train(batch)
 
     got = measure(
         plan,
         cast(Any, machine),
         0,
-        machine.watch,
+        dataclasses.replace(machine.watch, hurried=hurried),
         train=train,
         validate=machine.validate,
         memory=lambda: 7,
         synthetic_batch=cast(Any, SimpleNamespace(spec=plan.batch(0))),
     )
-    assert next(steps) == 4
+    assert next(count) == steps
     assert got.live_images_per_s == pytest.approx(2 / 100, rel=0.02)
     assert got.eval_images_per_s == pytest.approx(1 / 50, rel=0.03)
 
 
-def test_stages_beyond_the_limit_of_time_are_estimated_by_their_pixels(
-    shard_set: ShardSet, monkeypatch: pytest.MonkeyPatch
+def test_if_time_is_limited_an_impossible_rate_of_slow_steps_is_not_measured_again(shard_set: ShardSet) -> None:
+    plan = Plan(shard_set, [Stage(res=32, epochs=2, batch_size=2)], eval_batch_size=1)
+    machine, slowness = (
+        Machine(plan, load_s=0.125, train_s=0.0, eval_s=1.0),
+        itertools.chain([300.0], itertools.repeat(9)),
+    )
+    steps = 0
+
+    def train(batch: Any) -> None:
+        nonlocal steps
+        steps, machine.now = steps + 1, machine.now + next(slowness)
+
+    got = measure(
+        plan,
+        cast(Any, machine),
+        0,
+        dataclasses.replace(machine.watch, hurried=True),
+        train=train,
+        validate=None,
+        memory=lambda: 7,
+        synthetic_batch=cast(Any, SimpleNamespace(spec=plan.batch(0))),
+    )
+    assert not got.is_possible
+    assert steps == 2
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "pixel_s", "measured", "estimated_from"),
+    [
+        (None, 1.0, [2, 1, 0], [None, None, None]),
+        (16.0, 0.0, [2, 1, 0], [None, None, None]),
+        (11.0, 0.0, [2, 1], [1, None, None]),
+        (0.0, 0.0, [0], [None, 0, 0]),
+        (0.0, 1.0, [0], [None, 0, 0]),
+        # stage 2 would take 49 s, stage 1 28 s, stage 0 12 s
+        (45.0, 0.001, [1, 0], [None, None, 1]),
+        (60.0, 0.001, [2], [2, 2, None]),
+    ],
+)
+def test_stages_that_do_not_fit_into_the_limit_of_time_are_estimated_by_their_pixels(
+    limit_s: float | None,
+    pixel_s: float,
+    measured: list[int],
+    estimated_from: list[int | None],
+    shard_set: ShardSet,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan = Plan(shard_set, [Stage(res=res, epochs=1, batch_size=4) for res in (32, 48, 64)])
-    measured: list[int] = []
+    order: list[int] = []
+    lines: list[str] = []
+    clock: Any = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
 
-    def slow(plan: Plan, stream: Any, stage: int, *args: Any, **options: Any) -> Pace:
-        measured.append(stage)
+    def fixed(plan: Plan, stream: Any, stage: int, watch: Stopwatch, **options: Any) -> Pace:
+        assert watch.hurried == (limit_s is not None)
+        order.append(stage)
+        clock.now += expected_s(plan, stage, pixel_s=pixel_s)
         return pace(1600, 800, 400)
 
-    monkeypatch.setattr("resolute.train.planner.measure.measure", slow)
+    monkeypatch.setattr("resolute.train.planner.measure.measure", fixed)
+    monkeypatch.setattr("resolute.train.planner.measure.time", clock)
     monkeypatch.setattr("resolute.train.planner.measure.restored", contextlib.nullcontext)
     monkeypatch.setattr("resolute.train.planner.measure.synthetic_batch", lambda *args: None)
     learner: Any = SimpleNamespace(
         device=torch.device("cpu"), ranks=Ranks(), train_step=None, eval_step=None, image_dtype=None
     )
-    paces = measure_stages(plan, cast(Any, None), learner, limit_s=0.0)
-    assert measured == [2]  # the one with the most pixels
-    assert [each.estimated_from for each in paces] == [2, 2, None]
-    assert [each.live_images_per_s for each in paces] == pytest.approx([1600, 400 * (64 / 48) ** 2, 400])
-    measured.clear()
-    assert [each.estimated_from for each in measure_stages(plan, cast(Any, None), learner)] == [None] * 3
-    assert measured == [2, 1, 0]
+    paces = measure_stages(plan, cast(Any, None), learner, limit_s=limit_s, pixel_s=pixel_s, say=lines.append)
+    assert order == measured
+    assert [line.partition(",")[0] for line in lines] == [
+        f"measuring stage {stage} at {plan.stages[stage].res} px" for stage in measured
+    ]
+    assert [each.estimated_from for each in paces] == estimated_from
+    for stage, (got, known) in enumerate(zip(paces, estimated_from, strict=True)):
+        ratio = 1 if known is None else (plan.stages[stage].max_res / plan.stages[known].max_res) ** 2
+        assert got.live_images_per_s == pytest.approx(400 / ratio)
+        assert (got.memory_bytes == 0) == (known is not None)
+
+
+def test_the_table_marks_what_is_estimated(shard_set: ShardSet) -> None:
+    plan = Plan(shard_set, [Stage(res=res, epochs=1, batch_size=4) for res in (32, 48, 64)])
+    paces = [pace(900, 800, 600).at(0.25, stage=2), pace(900, 800, 600).at(0.5625, stage=2), pace(900, 800, 600)]
+    result = forecast(plan, paces, eval_every=1, start_s=1, save_s=0, save_every_s=300)
+    rows = table(result).splitlines()
+    assert [row.count("~") for row in rows[1:4]] == [5, 5, 0]
+    assert len({len(row) for row in rows[1:4]}) == 1
+    assert "~ stages 0, 1: estimated from stage 2 by the number of pixels, to keep within --limit" in rows
 
 
 def test_every_rank_runs_the_number_of_steps_of_rank_0(shard_set: ShardSet) -> None:
