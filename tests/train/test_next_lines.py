@@ -57,7 +57,7 @@ def test_each_command_leads_to_the_next(run: Run) -> None:
     assert _chain(run, f"resolute lr 'my set' {OTHER}") == ["lr", "train", "eval", "export"]
     assert _chain(run, "resolute lr --samples 100 --recipe demo") == ["lr"]
     shutil.rmtree("runs")
-    steps = f"resolute lr-find 'my set' {OTHER} --steps 20 --max-lr 0.5"
+    steps = f"resolute lr-find 'my set' {OTHER} --steps 25 --max-lr 0.5"
     assert _chain(run, steps) == ["lr-find", "lr", "train", "eval", "export"]
     recipe = "resolute recipe 'my recipe.toml' --shards 'my set' --model test_resnet --budget 20s"
     assert _chain(run, recipe) == ["recipe", "train", "eval", "export"]
