@@ -61,7 +61,7 @@ def page_file(out: Path | None, name: str, *, runs: Path = RUNS) -> Path:
         with write_errors(runs):
             runs.mkdir(exist_ok=True)
     path = out or runs / name
-    check_output(path, setting="--out", suffixes=(".html",))
+    check_output(path, setting="--out", suffixes=(".html",), named=out is not None)
     return path
 
 
