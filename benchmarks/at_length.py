@@ -30,7 +30,7 @@ def main(args: BenchAllOptions) -> None:
 
     device, result = setting.device, setting.result
     out: Path = args.out or default_file("bench", result["machine"]["gpu"] or "cpu")
-    check_writable(out)
+    check_writable(out, named=args.out is not None)
     result["settings"] |= {"parts": parts, "seconds": args.seconds}
     runner = Runner(
         job=setting.job(args, seconds=args.seconds),

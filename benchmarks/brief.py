@@ -53,8 +53,8 @@ def main(args: BenchOptions) -> None:
     """Measure and write the page. Raises `ResoluteError`."""
     began = time.perf_counter()
     out: Path = args.out or default_file("bench", suffix=".html")
-    check_output(out, setting="--out", suffixes=(".html",))
-    check_writable(out.with_suffix(".json"))
+    check_output(out, setting="--out", suffixes=(".html",), named=args.out is not None)
+    check_writable(out.with_suffix(".json"), named=args.out is not None)
     setting = set_up(args, rounds=1, changes=True)
     model, steps = _train(args, setting)
     runner = Runner(

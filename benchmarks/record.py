@@ -151,9 +151,9 @@ def header(*, rounds: int = 1, device: torch.device | None = None, packages: Seq
     }
 
 
-def check_writable(out: Path) -> None:
-    """Raise `ResoluteError` if `write` would fail, before minutes of measuring."""
-    check_output(out, setting="--out", suffixes=(".json",))
+def check_writable(out: Path, *, named: bool = False) -> None:
+    """Raise `ResoluteError` if `write` would fail, before minutes of measuring; `named`: as in `check_output`."""
+    check_output(out, setting="--out", suffixes=(".json",), named=named)
 
 
 def write(out: Path, result: Mapping[str, Any], *, indent: int | None = 1) -> None:

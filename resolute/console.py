@@ -1,4 +1,7 @@
-"""Shared behaviour of all command lines: one-line errors, exit statuses, and tolerance of closed output streams.
+"""Shared behaviour of all command lines: one-line messages, exit statuses, and tolerance of closed output streams.
+
+Errors and warnings go to stderr, and each of their lines begins with the command, `resolute train: `. Lines on stdout
+never do. `say` prints them, also those that the library logs.
 
 Exit status: 0 success, 2 for a `ResoluteError` (one line on stderr), 130 for Ctrl-C. A closed or broken stdout does not
 stop the work: `resolute train ... | head -3` trains to the end.
@@ -16,6 +19,7 @@ import atexit
 import contextlib
 import errno
 import io
+import logging
 import os
 import re
 import shlex
@@ -87,9 +91,15 @@ def number(low: float, high: float, kind: type[int] | type[float] = int) -> Call
 
 
 def set_program(name: str, words: Sequence[str] = ()) -> None:
-    """The name that begins every line of `say`, such as "resolute train"; `words`: the rest of the command line."""
+    """The name that begins every line of `say`, such as "resolute train"; `words`: the rest of the command line.
+
+    From here on, what the library logs is printed by `say` too.
+    """
     global _program, _words
     _program, _words = name, tuple(words)
+    logger = logging.getLogger("resolute")
+    if _HANDLER not in logger.handlers:
+        logger.addHandler(_HANDLER)
 
 
 def command_line() -> str:
@@ -103,6 +113,16 @@ def say(line: BaseException | str) -> None:
     line = strip_credentials(" ".join(f"{_program}: {line}".split("\n")))
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(line.encode(errors="backslashreplace").decode(), file=sys.stderr, flush=True)
+
+
+class _SayingHandler(logging.Handler):
+    """Prints what the library logs, such as skipped samples, as the other lines on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.format(record))
+
+
+_HANDLER = _SayingHandler(logging.WARNING)
 
 
 def command(

@@ -79,11 +79,13 @@ def atomic_link(source: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
-def check_output(path: Path, *, setting: str, suffixes: Sequence[str]) -> None:
+def check_output(path: Path, *, setting: str, suffixes: Sequence[str], named: bool = True) -> None:
     """Check before a long command that `output_file(path)` will succeed. Leaves nothing behind.
 
     The folder must exist and be writable, the name must end in one of `suffixes`, and an existing `path` must be a
     writable regular file. `setting` is the name of the option in messages. Raises `ResoluteError`.
+
+    `named`: the user has chosen the name, so a line on stdout says that an existing file will be overwritten.
     """
     if path.suffix.lower() not in suffixes:
         raise ResoluteError(f"{setting}: got {path}, expected a name that ends in {' or '.join(suffixes)}; rename it")
@@ -102,6 +104,8 @@ def check_output(path: Path, *, setting: str, suffixes: Sequence[str]) -> None:
         finally:  # also after Ctrl-C
             with contextlib.suppress(OSError):  # another process may have deleted it as abandoned
                 partial.unlink()
+    if named and path.exists():
+        print(f"{path}: exists, and will be overwritten", flush=True)
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ def page_file(out: Path | None, name: str, *, runs: Path = RUNS) -> Iterator[Pat
         if out is None:
             with write_errors(runs):
                 stack.enter_context(used_folder(runs))
-        check_output(path, setting="--out", suffixes=(".html",))
+        check_output(path, setting="--out", suffixes=(".html",), named=out is not None)
         yield path
 
 

@@ -123,7 +123,7 @@ def set_up(options: Options, text: RecipeText, ranks: Ranks) -> tuple[Recipe, Sh
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, fold=fold, folds=folds))
     device = pick_device(options.device, ranks, threads=options.threads)
     cap_memory(device, options.gpu_memory_gib)
-    if recipe.precision.amp == "bf16" and bf16_is_emulated(device):
+    if ranks.is_main and recipe.precision.amp == "bf16" and bf16_is_emulated(device):
         say(
             f"precision.amp: got bf16 on a {device.type.upper().replace('CUDA', 'GPU')} without bf16 "
             'instructions, where it is many times slower than float32, expected "auto"; change the recipe'

@@ -25,7 +25,7 @@ import timm
 import torch
 from tqdm import tqdm
 
-from resolute.console import counted
+from resolute.console import counted, say
 from resolute.errors import ResoluteError, StorageError
 from resolute.files import atomic_write, delete_partial, output_file, used_folder
 from resolute.lock import exclusive_lock
@@ -424,9 +424,8 @@ class _Session:
             )
         )
         if faults := self.ranks.gather({} if reason is None else {self.ranks.rank: reason}):
-            print(
-                f"decoding: a trial on the GPU failed ({faults[min(faults)]}); this run decodes on the CPU", flush=True
-            )
+            if self.ranks.is_main:
+                say(f"decoding: a trial on the GPU failed ({faults[min(faults)]}); this run decodes on the CPU")
             return "cpu"
         self._warm_up()  # why: kernel autotuning in the first steps would distort the times
         with restored(self.learner):
@@ -583,7 +582,6 @@ class _Session:
         new = dict(itertools.islice(self.skipped.items(), self.skipped_logged, None))
         for (split, res, sample), reason in self.ranks.gather(new).items():
             self.log.write({"kind": "skipped", "split": split, "res": res, "sample": sample, "reason": reason})
-            tqdm.write(f"skipped a sample and used another in its place: {reason}")
         self.skipped_logged = len(self.skipped)
 
     def _log_checkpoint(self, file: str, digest: str) -> None:

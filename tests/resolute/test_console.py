@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import logging
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from resolute import console
 from tests import ROOT
 
 PROGRAM = """
@@ -75,3 +78,36 @@ def test_unavailable_storage_is_reported_in_one_line_with_status_2(error: str) -
     assert (status, errors.count("\n")) == (2, 1)
     assert "expected a file system that answers" in errors
     assert ("/p/gone.jpg" in errors) == ("gone" in error)
+
+
+def test_what_the_library_logs_begins_with_the_command_as_errors_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "_program", "")
+    for _ in range(2):
+        console.set_program("resolute train")
+    logging.getLogger("resolute").warning("skipped, sample %d in its place:\n%s", 3, "damaged")
+    console.say("got 1, expected 2")
+    assert capsys.readouterr().err.splitlines() == [
+        "resolute train: skipped, sample 3 in its place: damaged",
+        "resolute train: got 1, expected 2",
+    ]
+
+
+def test_only_say_writes_to_stderr_and_no_line_on_stdout_begins_with_the_command() -> None:
+    # why these: the line of progress on a terminal; the messages of `make env`, which is no command of ours
+    others = {"benchmarks/cli.py", "resolute/cuda_stack.py"}
+    wrong = []
+    for folder in ("resolute", "pipeline", "prep", "train", "benchmarks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            place = str(path.relative_to(ROOT))
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.Call):
+                    continue
+                text = ast.unparse(node)
+                is_print = ast.unparse(node.func) in ("print", "tqdm.write")
+                to_stderr = "sys.stderr" in text if is_print else text.startswith(("sys.stderr.write", "warnings.warn"))
+                named = is_print and text.partition("(")[2].lstrip("f\"'").startswith("resolute")
+                if (to_stderr and place not in others | {"resolute/console.py"}) or named:
+                    wrong.append((place, text))
+    assert wrong == []

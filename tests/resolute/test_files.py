@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from resolute.errors import ResoluteError, StorageError
-from resolute.files import atomic_file, atomic_write, delete_partial, output_file
+from resolute.files import atomic_file, atomic_write, check_output, delete_partial, output_file
 from resolute.lock import exclusive_lock
 
 
@@ -100,3 +100,15 @@ def test_a_file_system_without_locks_is_an_error(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(StorageError, match="cannot be locked, got 'No locks available'"):
         lock(tmp_path / "lock").__enter__()
+
+
+def test_a_file_that_the_user_names_is_said_to_be_overwritten_if_it_exists(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "eval.json"
+    check_output(path, setting="--json", suffixes=(".json",))
+    path.touch()
+    check_output(path, setting="--json", suffixes=(".json",), named=False)
+    assert capsys.readouterr().out == ""
+    check_output(path, setting="--json", suffixes=(".json",))
+    assert capsys.readouterr().out == f"{path}: exists, and will be overwritten\n"

@@ -68,7 +68,7 @@ def main(args: EvalOptions) -> None:
     """Run the command."""
     saved = open_saved_run(existing_run(args.run))
     path = args.json or saved.path.parent / "eval.json"
-    check_output(path, setting="--json", suffixes=(".json",))
+    check_output(path, setting="--json", suffixes=(".json",), named=args.json is not None)
     res = args.res or (saved.res,)
     shards = open_eval_set(args.shards, saved, fold=args.fold)
     device, flip = pick_device(args.device, threads=args.threads), args.flip or saved.recipe.eval.flip

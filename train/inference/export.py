@@ -176,6 +176,8 @@ def main(args: ExportOptions) -> None:
         raise ResoluteError(
             f"--out: {folder} exists and is not a run exported for {args.format}, expected a new name; choose another"
         )
+    if args.out and folder.exists() and not is_empty:
+        print(f"{folder}: an earlier export will be overwritten", flush=True)
     export(saved, folder, onnx=onnx)
     names = ", ".join(saved.classes[:10]) + (", …" if len(saved.classes) > 10 else "")
     what = "values" if saved.head.target.kind == "values" else "classes"

@@ -339,15 +339,12 @@ def main(args: PredictOptions) -> None:
         batches = predict_photos(ensembles[0], photos, threads=args.threads)
     what = f"{len(classes)} {'values' if kind == 'values' else 'classes'}"
     sizes = ", ".join(map(str, sorted({ensemble.res for ensemble in ensembles})))
-    replaces = args.out.exists()
     print(f"{len(members)} {'runs' if len(members) > 1 else 'run'}, {what}, {sizes} px, {device}")
     print(
         write_predictions(
             batches, args.out, table, head=head, total=total, from_set=from_set, with_errors=args.sample is None
         )
     )
-    if replaces:
-        print(f"{args.out}: earlier predictions were overwritten")
     if note:
         print(note)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pydantic
 from pydantic.json_schema import GenerateJsonSchema
 
-from resolute.files import output_file
+from resolute.files import check_output, output_file
 from resolute.settings import definitions
 from resolute.train.options import KeysOptions
 
@@ -96,6 +96,7 @@ def main(args: KeysOptions) -> None:
     if args.schema is None:
         print(table())
         return
+    check_output(args.schema, setting="--schema", suffixes=(".json",))
     with output_file(args.schema) as file:
         file.write((json.dumps(schema(), indent=2, ensure_ascii=False) + "\n").encode())
     print(args.schema)

@@ -110,7 +110,7 @@ def test_photos_that_prep_rejects_are_reported_in_their_rows_and_the_others_are_
     assert "5 images; 4 could not be read" in (out := capsys.readouterr().out)
     assert "overwritten" not in out
     predict(trained, root, tmp_path / "pred.csv")
-    assert f"{tmp_path / 'pred.csv'}: earlier predictions were overwritten" in capsys.readouterr().out
+    assert f"{tmp_path / 'pred.csv'}: exists, and will be overwritten\n" in capsys.readouterr().out
     assert rows.pop("good.jpg") == whole | {"error": ""}
     assert rows.pop("gone.jpg")["error"] == "not there: no such file when the source was listed"
     assert set(rows) == {"float.tif", "cut.jpg", "empty.png"}
