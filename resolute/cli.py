@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from . import __version__, console
-from .errors import ResoluteError, as_typed, from_os_error
+from .errors import ResoluteError, as_typed, check_stack, from_os_error
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -201,6 +201,8 @@ def main(words: Sequence[str] | None = None) -> int:
             values = _parse(name, options, words[len(name.split()) :])
             if values is None:  # only the help was asked for
                 return 0
+            if name not in _BASE:
+                check_stack(training=True)
             from .settings import build
 
             chosen: Any = build(options, values)
@@ -258,6 +260,8 @@ def _next_line(command: Command, options: Any) -> str:
 
 
 _WITHOUT_TORCH = ("train.recipe.keys", "train.report")
+# Commands of a base install, which need neither torch nor DALI nor timm.
+_BASE = ("shards", "verify", "jobs plan", "jobs range", "jobs finish", "keys", "report", "compare")
 _RESUMED = ("shards", "jobs plan", "jobs range", "train")
 
 

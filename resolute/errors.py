@@ -107,16 +107,20 @@ def check_installed(package: str, *, setting: str, extra: str) -> None:
         )
 
 
-def check_stack(where: str, *, training: bool = False) -> None:
-    """Raise `ResoluteError`, with the extras to install, if torch, DALI or (for `training`) timm is missing."""
+def check_stack(where: str = "", *, training: bool = False) -> None:
+    """Raise `ResoluteError`, with the extras to install, if torch, DALI or (for `training`) timm is missing.
+
+    `where` begins the message.
+    """
     missing = [name for name in ("torch", "nvidia.dali", *["timm"] * training) if not _is_installed(name)]
     if not missing:
         return
     stack = ["cuda13"] if missing != ["timm"] else []
     extras = ",".join([*stack, *["train"] * ("timm" in missing)])
     others = ", with cuda12 for NVIDIA drivers 525 to 579, or cpu for any build of torch" if stack else ""
+    begin = f"{where}: " if where else ""
     raise ResoluteError(
-        f"{where}: not installed: {', '.join(missing)}; run `pip install 'resolute-vision[{extras}]'`{others}"
+        f"{begin}not installed: {', '.join(missing)}; run `pip install 'resolute-vision[{extras}]'`{others}"
     )
 
 

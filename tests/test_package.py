@@ -170,7 +170,7 @@ def test_the_locked_versions_lie_in_the_ranges_of_the_project(stack: str) -> Non
         ),
         (
             "sys.modules['timm'] = None; from resolute.cli import main; sys.exit(main(['train']))",
-            "resolute.train: not installed: timm; run `pip install 'resolute-vision[train]'`\n",
+            "resolute train: not installed: timm; run `pip install 'resolute-vision[train]'`\n",
         ),
         (
             "sys.modules |= dict.fromkeys(('timm', 'torch', 'nvidia')); "
@@ -178,11 +178,16 @@ def test_the_locked_versions_lie_in_the_ranges_of_the_project(stack: str) -> Non
             "not installed: torch, nvidia.dali, timm; run `pip install 'resolute-vision[cuda13,train]'`, with cuda12",
         ),
         (
+            "sys.modules |= dict.fromkeys(('timm', 'nvidia')); "
+            "from resolute.cli import main; sys.exit(main(['gpu-check']))",
+            "check: not installed: nvidia.dali, timm; run `pip install 'resolute-vision[cuda13,train]'`, with cuda12",
+        ),
+        (
             "sys.modules['nvidia.dali'] = None; from resolute.cli import main; sys.exit(main(['bench', '.']))",
             "not installed: nvidia.dali; run `pip install 'resolute-vision[cuda13]'`, with cuda12",
         ),
     ],
-    ids=["another system", "no timm", "base install", "no DALI"],
+    ids=["another system", "no timm", "base install", "no DALI and timm", "no DALI"],
 )
 def test_what_is_missing_is_named_in_one_line(code: str, message: str) -> None:
     done = subprocess.run(
@@ -201,6 +206,22 @@ def test_without_torch_the_loader_says_what_to_install_and_the_rest_of_the_libra
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.startswith("resolute.Loader: not installed: torch; run `pip install 'resolute-vision[cuda13]'`")
     assert done.stderr == ""
+
+
+def test_a_base_install_shows_help_and_runs_what_needs_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "run.jsonl").touch()
+    code = f"""if True:
+        import sys
+        sys.modules |= dict.fromkeys(("torch", "torchvision", "nvidia", "timm", "safetensors", "pynvml"))
+        from resolute.cli import COMMANDS, main
+        assert [main([*name.split(), "--help"]) for name in COMMANDS] == [0] * len(COMMANDS)
+        assert main(["keys"]) == 0
+        for words in (["shards", "gone"], ["verify", "gone"], ["report", {str(tmp_path)!r}], ["compare", "a", "b"]):
+            assert main(words) == 2"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == 4
+    assert "not installed" not in done.stderr
 
 
 def test_importing_everything_leaves_the_names_of_the_api_and_no_others() -> None:

@@ -2,9 +2,6 @@
 
 import os
 
-from resolute.errors import check_stack
-
-check_stack("resolute.train", training=True)
 # why: blocks of other sizes, as after a change of stage, then fit into memory that torch has reserved already. It reads
 # the setting at its first use of a GPU
 if not any(f"PYTORCH_{name}ALLOC_CONF" in os.environ for name in ("", "CUDA_", "HIP_")):
