@@ -218,7 +218,8 @@ stages = [{ res = 32, epochs = 1, batch_size = 8, unfreeze_to = "layer4" }, { re
     assert main([*line, "--shards", str(shard_root)]) == 0
     printed = capsys.readouterr().out
     assert main([*line, "--samples", "75"]) == 0
-    assert capsys.readouterr().out.splitlines() == printed.splitlines()[:-1]  # the last is the next command
+    expected = [f"{page}: exists, and will be overwritten", *printed.splitlines()[:-1]]  # the last is the next command
+    assert capsys.readouterr().out.splitlines() == expected
     curve = Curve(Recipe.load(path), 75)
     charts = [json.loads(data)["series"][0] for data in re.findall('json">({.*?})</script>', page.read_text())]
     for drawn, part in zip(charts, (0, 1), strict=False):  # the third is the resolution
