@@ -78,8 +78,9 @@ class SourceTarget:
     `names` and `units` are those of values; `classes` are labels that the source names itself, whether or not an image
     has them; `columns` are the names of a table's target columns; `separator` is the sign between the items
     of a cell of text. `signs`: in columns of -1 and 1, -1 means that a label is not there; `ignored`: labels of an
-    image may be `Ignored`. `about` says in lines what was recognised, with examples; none if it can be read in one way
-    only. `warnings` are lines about what is probably a mistake, complete after an iteration.
+    image may be `Ignored`. `several_words`: a cell of a column of classes that may also be several labels; "" if there
+    is none, or TARGET says what it is. `about` says in lines what was recognised, with examples; none if it can be read
+    in one way only. `warnings` are lines about what is probably a mistake, complete after an iteration.
     """
 
     kind: TargetKind = "class"
@@ -90,6 +91,7 @@ class SourceTarget:
     separator: str | None = None
     signs: bool = False
     ignored: bool = False
+    several_words: str = ""
     about: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

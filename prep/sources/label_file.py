@@ -151,7 +151,8 @@ class LabelTableSource:
             self.listed += 1
             if name is not None:
                 named.add(name)
-            if self._setting.is_dropped(label, self._labels, name or written, line):
+            several = self.target.several_words
+            if self._setting.is_dropped(label, self._labels, name or written, line, several_words=several):
                 self.ignored["unlabelled"] += 1
                 continue
             assert label is not None
@@ -359,7 +360,8 @@ class LabelListSource:
             ):
                 self.ignored["unsafe names"] += 1
                 continue
-            if label not in seen and self._setting.is_dropped(label, self._src, name, line):
+            several = self.target.several_words
+            if label not in seen and self._setting.is_dropped(label, self._src, name, line, several_words=several):
                 self.ignored["unlabelled"] += 1
                 continue
             assert label is not None

@@ -291,7 +291,7 @@ class ScannedSource(ABC):
         for scan in scans:
             for row in scan.rows():
                 label = meaning.label(tuple(row.cells), row.name) if row.cells else None
-                if self._setting.is_dropped(label, self.root, row.name):
+                if self._setting.is_dropped(label, self.root, row.name, several_words=self.target.several_words):
                     self.ignored["unlabelled"] += 1
                     continue
                 assert label is not None

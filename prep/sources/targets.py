@@ -100,9 +100,10 @@ class TargetSetting(NamedTuple):
             return f"BLANK={self.blank}"
         return None if self.uncertain is None else f"UNCERTAIN={self.uncertain}"
 
-    def is_dropped(self, label: Label | None, file: str, name: str, line: int = 0) -> bool:
+    def is_dropped(self, label: Label | None, file: str, name: str, line: int = 0, *, several_words: str = "") -> bool:
         """Whether the image `name` is left out, because it has no target: nothing, -1 as a class, or a word for it.
 
+        `several_words`: as in `SourceTarget`.
         Raises `ResoluteError`, naming the file and line (0: none) of the target, if such images are to be refused.
         """
         if isinstance(label, str) and not _is_doubtful(label):
@@ -115,15 +116,17 @@ class TargetSetting(NamedTuple):
         if self.drop_unlabelled or (label is None and self.blank == "drop"):
             return True
         where = f"{file}: line {line}" if line else file
+        tags = ""
+        if several_words:
+            tags = f"; if cells such as {several_words} are several labels, and a photo may have none, set "
+            tags += "TARGET=labels:space"
         if word is not None:
             raise ResoluteError(
                 f"{where}: {name} has the label {word!r}, expected a class; leave such photos out with "
                 "UNLABELLED=drop, or take such words for names of classes with UNLABELLED=keep"
+                f"{tags}"
             )
         got = "nothing or a word such as nan" if label is None else "-1"
-        tags = ""
-        if label is None and self.kind is None:
-            tags = "; if cells hold tags, of which a photo may have none, set TARGET=labels:space (or comma, bar)"
         raise ResoluteError(
             f"{where}: {name} is unlabelled, got {got}, expected its target; label it, or leave out all unlabelled "
             f"photos with UNLABELLED=drop{tags}"
@@ -459,7 +462,14 @@ class Targets:
             signs=is_signed or (is_of_bits and self._bits.signs),
             whole_floats=whole_floats,
             setting=setting,
+            several_words=self._several_words(kind),
         )
+
+    def _several_words(self, kind: TargetKind) -> str:
+        words = None
+        if kind == "class" and self._setting.kind is None and len(self._columns) == 1:
+            words = self._columns[0].first("several words")
+        return "" if words is None else _shown(words[0])
 
     def _width(self) -> int:
         """How many numbers the first target has."""
@@ -661,6 +671,7 @@ class Meaning:
     signs: bool = False
     whole_floats: bool = False  # class numbers are written with a point
     setting: TargetSetting = AUTO
+    several_words: str = ""  # as in `SourceTarget`
 
     @property
     def are_plain_classes(self) -> bool:
@@ -678,6 +689,7 @@ class Meaning:
             separator=self.form.separator,
             signs=self.signs,
             ignored=self.setting.uncertain == "ignore",
+            several_words=self.several_words,
             about=tuple(self._about(label_names)),
         )
 

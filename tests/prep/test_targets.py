@@ -375,7 +375,16 @@ def test_bad_targets_stop_a_run_before_anything_is_written(case: Case) -> None:
     case.write(("id", "tags"), [(name, i / 7 if i else "nan") for i, name in enumerate(case.names)])
     refused(case.run(), "t.csv: line 2: ", "is unlabelled", "UNLABELLED=drop")
     case.write(("id", "tags"), [(name, "red near" if i else "") for i, name in enumerate(case.names)])
-    refused(case.run(), "is unlabelled", "if cells hold tags, of which a photo may have none, set TARGET=labels:space")
+    are_tags = "if cells such as 'red near' are several labels, and a photo may have none, set TARGET=labels:space"
+    refused(case.run(), "line 2: ", "is unlabelled", "UNLABELLED=drop", are_tags)
+    case.write(("id", "tags"), [(name, "red near" if i else "none") for i, name in enumerate(case.names)])
+    err = case.run().err
+    assert "line 2: " in err
+    assert "has the label 'none', expected a class" in err
+    assert are_tags in err
+    case.write(("id", "tags"), [(name, "red" if i else "") for i, name in enumerate(case.names)])
+    refused(case.run(), "line 2: ", "is unlabelled")
+    assert "TARGET" not in case.run().err
     folders = ("--src", case.photos, "--out", case.out, "--res", "32")
     refused(case.prep(*folders, "--target", "labels"), "class folders", "LABELS=table.csv")
     src = case.samples([*[{"target": [1.5, 2.0]}] * 59, {"target": [1.5]}])
