@@ -75,7 +75,8 @@ def _meant(path: Path) -> str:
     with contextlib.suppress(OSError):
         beside = [] if path.parent == RECIPES else [str(file) for file in path.parent.glob("*.toml")]
         near = difflib.get_close_matches(path.name, [Path(file).name for file in beside], n=1)
-        near = [str(path.parent / name) for name in near] or difflib.get_close_matches(path.stem, names, n=2)
+        near = [str(path.parent / name) for name in near] or [name for name in names if path.stem.lower() in name]
+        near = near or difflib.get_close_matches(path.stem, names, n=2)
         if near:
             return f"did you mean {' or '.join(near)}?"
     return f"included are {', '.join(names)}"

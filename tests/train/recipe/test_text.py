@@ -101,7 +101,10 @@ def test_without_settings_the_text_stays_as_it_was_written(tmp_path: Path) -> No
     ("name", "advice"),
     [
         ("imagenet_r50", "did you mean imagenet_rn50 or imagenet_rn50_ffcv?"),
+        ("imagenette", "did you mean imagenette_cpu or imagenette_cpu_quick or imagenette_cpu_whole?"),
         ("imagenete_cpu", "did you mean imagenette_cpu or imagenette_cpu_whole?"),
+        ("efficientnet", "did you mean dogs_efficientnet_b4?"),
+        ("ffcv", "did you mean imagenet_rn18_ffcv or imagenet_rn50_ffcv?"),
         ("demo.tml", "did you mean demo?"),
         ("mine/frst.toml", "did you mean mine/first.toml?"),
         ("mine/zz9.toml", "included are cifar10, demo, "),
@@ -120,6 +123,7 @@ def test_a_recipe_that_is_not_there_is_answered_with_those_that_may_be_meant(
 
 def test_the_help_of_training_lists_the_included_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "Included recipes: cifar10: ResNet-18 on CIFAR-10" in shown
-    assert [path.stem for path in RECIPES.glob("*.toml") if f" {path.stem}: " not in shown] == []
+    lines = capsys.readouterr().out.partition("Included recipes:\n")[2].splitlines()
+    assert lines[0] == "  cifar10: ResNet-18 on CIFAR-10 in 24 epochs, 32 → 48 → 64 px"
+    assert [line.split(":")[0].strip() for line in lines] == sorted(path.stem for path in RECIPES.glob("*.toml"))
+    assert max(map(len, lines)) <= 80
