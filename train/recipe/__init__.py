@@ -4,9 +4,10 @@ import re
 import textwrap
 from pathlib import Path
 
-__all__ = ["RECIPES", "included"]
+__all__ = ["RECIPES", "RECIPE_FILE", "included"]
 
 _WIDTH = 80  # of a terminal
+RECIPE_FILE = "recipe.toml"  # in the folder of a run: the recipe that it began with
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"  # the included ones, one TOML file each
 
 
