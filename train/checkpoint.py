@@ -22,6 +22,7 @@ import torch
 from resolute.console import counted
 from resolute.errors import ResoluteError, StorageError, different_values
 from resolute.files import atomic_file, atomic_link, write_errors
+from resolute.train.recipe import RECIPE_FILE
 
 __all__ = [
     "FORMAT",
@@ -110,7 +111,8 @@ def load(path: Path, *, expect: dict[str, Any]) -> dict[str, Any]:
 def _check_same(path: Path, state: dict[str, Any], expect: dict[str, Any]) -> None:
     if "recipe" in expect and (changes := _recipe_changes(state["recipe"], expect["recipe"])):
         more = f" and {len(changes) - _MAX_CHANGES} more" if len(changes) > _MAX_CHANGES else ""
-        kept = f" ({path.parent / 'recipe.toml'})" if (path.parent / "recipe.toml").exists() else ""
+        own = path.parent / RECIPE_FILE
+        kept = f" ({own})" if own.exists() else ""
         raise ResoluteError(
             f"{path}: made with another recipe: {'; '.join(changes[:_MAX_CHANGES])}{more}; use another RUN for this "
             f"recipe, or the run's own{kept}"

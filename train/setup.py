@@ -25,8 +25,9 @@ from resolute.train.model.head import Head
 from resolute.train.model.regularization import strongest
 from resolute.train.options import PlanOptions, TrainOptions
 from resolute.train.planner.batch_size import Probe, cap_memory, real_steps, with_batch_sizes
+from resolute.train.recipe import RECIPE_FILE
 from resolute.train.recipe.schema import Recipe
-from resolute.train.recipe.starter import FILE, STARTER, chosen_recipe
+from resolute.train.recipe.starter import STARTER, chosen_recipe
 from resolute.train.recipe.text import RecipeText
 from resolute.urls import is_url
 
@@ -93,7 +94,7 @@ class Options:
     def recipe_text(self) -> RecipeText:
         """The recipe of the run. Raises `ResoluteError` as `chosen_recipe` does."""
         folder = self.recipe_folder
-        if self.first_recipe is not None and not (folder / FILE).is_file():
+        if self.first_recipe is not None and not (folder / RECIPE_FILE).is_file():
             return self.first_recipe.with_values(self.set_)
         gpu = self.device != "cpu" and cuda.available()
         return chosen_recipe(self.recipe, self.set_, shards=self.shards, gpu=gpu, run=folder)

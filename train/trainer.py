@@ -43,8 +43,8 @@ from resolute.train.planner.batch_size import DoesNotFit, out_of_memory
 from resolute.train.planner.estimate import Forecast, calibration, forecast, table
 from resolute.train.planner.gpu_decode import difference
 from resolute.train.planner.measure import Decode, Stopwatch, busiest, choose_decode, measure_stages, restored
+from resolute.train.recipe import RECIPE_FILE
 from resolute.train.recipe.schema import Recipe
-from resolute.train.recipe.starter import FILE as RECIPE_FILE
 from resolute.train.recipe.text import RecipeText
 from resolute.train.report.console import EpochTable, Reports
 from resolute.train.report.validation import confused_photos, write_validation

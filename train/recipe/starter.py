@@ -16,12 +16,12 @@ from typing import Any
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import TargetKind
 
+from . import RECIPE_FILE
 from .text import RecipeText, assignments
 
-__all__ = ["FILE", "STARTER", "SetFacts", "chosen_recipe", "split_epochs", "starter_recipe"]
+__all__ = ["STARTER", "SetFacts", "chosen_recipe", "split_epochs", "starter_recipe"]
 
 STARTER = "starter"  # its name
-FILE = "recipe.toml"  # in the folder of a run: the recipe that it began with
 
 # Network of the recipes for a CPU: resnet10t, narrower and with two more blocks; 1.4 instead of 4.9 million weights.
 _SMALL: dict[str, Any] = {
@@ -73,8 +73,8 @@ def chosen_recipe(
     """
     if recipe is not None:
         return RecipeText.read(recipe).with_values(settings)
-    if run is not None and (run / FILE).is_file():
-        return RecipeText.read(run / FILE).with_values(settings)
+    if run is not None and (run / RECIPE_FILE).is_file():
+        return RecipeText.read(run / RECIPE_FILE).with_values(settings)
     model = assignments(settings).get("model.name")
     text = starter_recipe(SetFacts.of(shards), gpu=gpu, model=model if isinstance(model, str) else None)
     return text.with_values(settings)
