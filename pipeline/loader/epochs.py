@@ -54,9 +54,12 @@ class EpochBatches:
     def _left(self) -> Iterator[Batch]:
         if len(self) and self._loader.position < self._first:
             self._loader._move_to(self._first)
+        is_complete = self.is_over
         while self._loader.position < self._end:
-            yield next(self._loader)
-        if self._loader.position > self._end and self._loader._has_passed(self._end):
+            batch = next(self._loader)
+            is_complete = self.is_over  # why before the yield: the caller may validate at the last training batch
+            yield batch
+        if not is_complete:
             raise ResoluteError(
                 "Loader: a loop over the batches of an epoch goes on, but another one has moved the loader to batch "
                 f"{self._loader.position}, past these; loop over one epoch after the other"

@@ -115,3 +115,15 @@ def test_after_a_state_past_an_epoch_has_been_loaded_nothing_is_left_of_it(plan:
         loader.load_state_dict({"next_batch": len(first.train)})  # as after damaged samples at its end
         assert numbers(first.train) == []
         assert numbers(first.val) == [3, 4]
+
+
+def test_a_validation_at_the_last_training_batch_of_its_epoch_is_allowed(plan: Plan) -> None:
+    """Trainers that take batches from a generator validate before it ends."""
+    seen: list[int] = []
+    with Loader(plan) as loader:
+        for epoch in loader.epochs():
+            for batch in epoch.train:
+                seen.append(batch.spec.index)
+                if epoch.train.is_over:
+                    seen += numbers(epoch.val)
+    assert seen == list(range(plan.total_batches))
