@@ -58,7 +58,7 @@ report:  ## RUN=name draw runs/name/report.html from its log again; a run writes
 compare:  ## RUNS="a b" [OUT=runs/compare.html] accuracy, step times and recipes of several runs on one page
 bench: $(DATA)  ## [SHARDS=…] [MODEL=resnet50] in 90 s: loader, model, cost of a change, beside a DataLoader (bench/)
 bench-all: $(DATA)  ## [SHARDS=…] the same at length, in rounds with their spread, and stalls of training (bench/)
-gpu-check: $(TOOLS)  ## [SHARDS=…] [OUT=gpu-check] all about a GPU in ten minutes: report.html (DEVICE=cpu: a trial)
+gpu-check: $(TOOLS)  ## [SHARDS=…] [OUT=gpu-check] all about a GPU in 15 minutes: report.html (DEVICE=cpu: a trial)
 shards verify keys show recipe lr lr-find plan train predict eval export report compare bench bench-all gpu-check: $(READY)
 	@$(PY) -m resolute $@ $(DEFAULTS) $(OPTIONS)
 test: $(TOOLS)  ## the tests, without those that take minutes

@@ -9,13 +9,11 @@ longer, in rounds whose spread it shows.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from resolute.files import check_output, output_file
 from resolute.report.charts import Chart, Series, chart
@@ -29,15 +27,7 @@ from .options import BenchOptions
 from .record import check_writable, write
 from .setting import Setting, default_file, set_up
 
-if TYPE_CHECKING:
-    import torch
-
-    from resolute.pipeline.dataset.shard_set import ShardSet
-    from resolute.pipeline.loader.loader import Batch
-
-    from .loaders.job import Job
-
-__all__ = ["Figures", "Trainer", "change_steps", "main", "page", "sentence"]
+__all__ = ["Figures", "change_steps", "main", "page", "sentence"]
 
 _PAIR = ("ours", "pillow")  # names in `LOADERS`
 _MODEL_S = 1.5  # measuring the model at one resolution
@@ -81,9 +71,12 @@ def main(args: BenchOptions) -> None:
 
 def _train(args: BenchOptions, setting: Setting) -> tuple[dict[int, float], dict[str, Any]]:
     """{res: images/s of the model alone}, and {"batch_size", "step_s": {loader: [resolution][step]}}."""
+    # why here: --help and command line errors should not wait for slow imports
     import torch
 
     from resolute.train.devices.memory import keep_freed_memory
+
+    from .trainer import Trainer
 
     if setting.device.type == "cpu":
         keep_freed_memory()
@@ -103,7 +96,7 @@ def _train(args: BenchOptions, setting: Setting) -> tuple[dict[int, float], dict
     step_s = {}
     for name in _PAIR:
         show_progress(f"training steps across the stage changes: {LOADERS[name].title}")
-        step_s[name] = [own[:count] for own in trainer.step_times(name, job)]
+        step_s[name] = [own[:count] for own in trainer.step_times(LOADERS[name], job)]
     return rates, {"batch_size": size, "step_s": step_s}
 
 
@@ -118,74 +111,6 @@ def change_steps(sample_s: float, budget_s: float, *, workers: int, batch_size: 
     if count >= least:
         return count, batch_size
     return least, max(2, min(batch_size, int(budget_s / (least * sample_s))))
-
-
-class Trainer:
-    """Training steps of a model on batches of which only the images matter: all are of one class."""
-
-    def __init__(self, shards: ShardSet, *, model: str, device: torch.device, batch_size: int) -> None:
-        from resolute.train.loop import Learner
-
-        from .loaders.ours import full_batches, training_plan
-        from .training.stalls import small_recipe
-
-        stages = [full_batches(shards, res, batches=1, batch_size=batch_size) for res in shards.resolutions]
-        recipe = small_recipe(*stages, model=model)
-        plan = training_plan(shards, list(recipe.stages))
-        self._specs = {phase.res: plan.batch(phase.first) for phase in plan.phases}
-        self._learner = Learner(recipe, classes=len(shards.target), total_steps=plan.total_steps, device=device)
-        self._batch_size = batch_size
-        self.warm_up(batch_size)
-
-    def warm_up(self, batch_size: int) -> None:
-        from resolute.train.warmup import warm_up
-
-        warm_up(self._learner, [("train", res, batch_size) for res in sorted(self._specs, reverse=True)])
-
-    def rate(self, res: int, *, seconds: float) -> float:
-        """Images/s on one batch of random numbers."""
-        import torch
-
-        from .training.stalls import train_for
-
-        images = torch.randn(self._batch_size, 3, res, res, device=self._learner.device)
-        batches = itertools.repeat(self._batch(images.to(memory_format=torch.channels_last)))
-        return train_for(self._learner, batches, seconds=seconds, steps_before=1)["images_per_s"]
-
-    def step_times(self, name: str, job: Job) -> list[list[float]]:
-        """Seconds of each training step at each resolution of the job, waiting for the batch included."""
-        from .loaders import child
-
-        loader, times = LOADERS[name], dict[int, list[float]]()
-        module = child.adapter(dataclasses.replace(job, module=loader.module, variant=loader.variant))
-        with closing(module.stream(job)) as stream:
-            first = next(stream)  # why: the start of a run is no stage change
-            child.synchronise(self._learner.device)
-            before = time.perf_counter()
-            for images in itertools.chain([first], stream):
-                self._learner.train_step(self._batch(images))
-                child.synchronise(self._learner.device)  # sync: ends the timed interval
-                now = time.perf_counter()
-                times.setdefault(images.shape[-1], []).append(now - before)
-                before = now
-        return [*times.values()]
-
-    def _batch(self, images: torch.Tensor) -> Batch:
-        import numpy as np
-        import torch
-
-        from resolute.pipeline.loader.loader import Batch
-
-        labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
-        spec = dataclasses.replace(self._specs[images.shape[-1]], global_size=len(images))
-        return Batch(
-            images=images,
-            targets=labels,
-            partner_labels=labels,
-            lam=torch.ones_like(labels).float(),
-            keys=np.zeros(len(images), np.int64),
-            spec=spec,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -683,6 +683,16 @@ def gpu_changes() -> str:
     )
 
 
+def gpu_peers() -> str:
+    """The tables of `benchmarks/gpu.py`, of each GPU that it ran on."""
+    from .gpu import tables
+
+    names = [path.stem for path in sorted(RESULTS.glob("gpu-*.json")) if not path.stem.startswith("gpu-check")]
+    if not names:
+        return "Not measured yet: no GPU was there since this program was written."
+    return "\n\n".join(f"```text\n{tables(_read(name))}\n```\n\nFrom {_file(name)}." for name in names)
+
+
 def gpu_decoders() -> str:
     """Rates of the ways to decode on a GPU."""
     values = _gpu_parts()["decoders"]
@@ -762,6 +772,7 @@ FIGURES: Mapping[str, Callable[[], str]] = {
         gpu,
         gpu_training,
         gpu_changes,
+        gpu_peers,
         gpu_decoders,
         prep,
         soak,

@@ -49,7 +49,7 @@ class GpuCheckOptions:
     shards: str | None = setting(None, "shard set (default: made from demo photos)", min_length=1)
     only: tuple[str, ...] = setting((), "parts to run (default: all)")
     minutes: float | None = setting(
-        None, "parts that could not begin by then are skipped (default: 10, on a CPU 60)", gt=0
+        None, "parts that could not begin by then are skipped (default: 15, on a CPU 60)", gt=0
     )
     threads: Annotated[int, described("CPU threads: all cores by default", ge=1)] = Field(
         default_factory=available_cpus

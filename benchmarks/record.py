@@ -120,7 +120,10 @@ def versions(more: Sequence[str]) -> dict[str, str | None]:
 
 
 def commit() -> str | None:
-    """The commit of the running code, with "-dirty" if tracked files are modified; None outside git."""
+    """The commit of the running code, with "-dirty" if tracked files are modified.
+
+    Outside git: RESOLUTE_COMMIT of the environment, which a copy of a checkout cannot know otherwise, or None.
+    """
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
@@ -131,7 +134,7 @@ def commit() -> str | None:
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return None
+        return os.environ.get("RESOLUTE_COMMIT")
     return done.stdout.strip()
 
 
@@ -156,14 +159,18 @@ def check_writable(out: Path, *, named: bool = False) -> None:
     check_output(out, setting="--out", suffixes=(".json",), named=named)
 
 
-def write(out: Path, result: Mapping[str, Any], *, indent: int | None = 1) -> None:
-    """Write `result` as JSON, atomically, and print the file's name. Raises `ResoluteError` if it cannot be written."""
+def write(out: Path, result: Mapping[str, Any], *, indent: int | None = 1, quiet: bool = False) -> None:
+    """Write `result` as JSON, atomically, and print the file's name unless `quiet`.
+
+    Raises `ResoluteError` if it cannot be written.
+    """
     text = json.dumps(result, indent=indent)
     # lists of numbers on one line
     text = re.sub(r"\[\s+([^][{}\"]*?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
     with output_file(out) as file:
         file.write((text + "\n").encode())
-    print(f"\nwritten: {out}")
+    if not quiet:
+        print(f"\nwritten: {out}")
 
 
 def read_into_cache(shards: ShardSet) -> str:

@@ -14,6 +14,7 @@ many epochs as fit in the time that ours takes.
 ours        `resolute shards`, then `resolute train`: 96, 128, 160, 224 px, in stages
 ours-224    the same with all epochs at 224 px
 plain       `whole_loop.py`: one persistent DataLoader, the same stages
+plain-stored  the same loop on the JPEGs of our shards, which were resized once for each size
 ffcv        the same loop on FFCV's batches (`whole_ffcv.py`), the same stages
 timm        train.py of a checkout of timm, all epochs at 224 px
 timm-sizes  train.py with its own schedule of the same sizes (`--train-size-schedule progressive`)
@@ -30,6 +31,7 @@ if __name__ == "__main__":  # before the slow imports
     guard_process()
 
 import argparse
+import contextlib
 import csv
 import itertools
 import json
@@ -37,6 +39,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -51,11 +54,25 @@ from resolute.errors import ResoluteError
 from resolute.machine import available_cpus
 
 from .cli import Parser, chosen, command, parse_factors, parse_seeds, show_progress, text_table
+from .loaders.tars import Tars
 from .record import check_writable, header, write
 
-__all__ = ["CASES", "TOOLS", "Case", "main", "mean_and_error", "time_to", "write_photos"]
+__all__ = [
+    "CASES",
+    "TOOLS",
+    "Case",
+    "Job",
+    "main",
+    "mean_and_error",
+    "prepare",
+    "run",
+    "run_curve",
+    "table",
+    "time_to",
+    "write_photos",
+]
 
-TOOLS = ("ours", "ours-224", "plain", "ffcv", "timm", "timm-sizes")
+TOOLS = ("ours", "ours-224", "plain", "plain-stored", "ffcv", "timm", "timm-sizes")
 _ROOT = Path(__file__).resolve().parents[1]  # with the package, for other interpreters
 _POLL_S = 0.1  # how often timm's log is looked at
 Curve = list[dict[str, float]]  # [{"elapsed_s", "top1"}] after each epoch
@@ -107,17 +124,25 @@ CASES = {
 }
 
 
-def write_photos(photos: Path, val_list: Path, out: Path) -> None:
-    """Links to the photos in `out`/train/CLASS and `out`/val/CLASS, as timm and the plain loop read them."""
-    held_out = {line.split()[0] for line in val_list.read_text(encoding="utf-8").splitlines() if line.strip()}
-    files = [path for folder in sorted(photos.iterdir()) if folder.is_dir() for path in sorted(folder.iterdir())]
-    for path in files:
-        part = "val" if f"{path.parent.name}/{path.name}" in held_out else "train"
-        folder = out / part / path.parent.name
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / path.name).symlink_to(path.resolve())
-    if not (out / "val").is_dir():
-        raise ResoluteError(f"{val_list}: got no photo of {photos}, expected CLASS/NAME, one a line; correct it")
+def write_photos(folders: Sequence[Path], held_out: Callable[[str], bool], out: Path) -> tuple[int, int]:
+    """Links to the photos in `out`/train/CLASS and `out`/val/CLASS, as timm and the plain loop read them.
+
+    folders: each with class folders. held_out: whether a photo CLASS/NAME is validated on. Returns how many photos are
+    trained on and validated on. Raises `ResoluteError` if two have the same name.
+    """
+    counts = {"train": 0, "val": 0}
+    for photos in folders:
+        for path in sorted(photos.glob("*/*")):
+            name = f"{path.parent.name}/{path.name}"
+            part = "val" if held_out(name) else "train"
+            folder = out / part / path.parent.name
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                (folder / path.name).symlink_to(path.resolve())
+            except FileExistsError:
+                raise ResoluteError(f"{path}: a second photo {name}, expected one; name fewer folders") from None
+            counts[part] += 1
+    return counts["train"], counts["val"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,10 +161,20 @@ class Job:
     timm: Path | None  # a checkout
     ffcv_python: str | None
     folder: Path  # of its own output
+    device: str = "cpu"  # or cuda
 
     @property
     def betons(self) -> Path:
         return self.photos.parent / "betons"
+
+    @property
+    def classes(self) -> int:
+        return sum(1 for path in (self.photos / "train").iterdir() if path.is_dir())
+
+    @property
+    def stored(self) -> Path:
+        """The JPEGs of the shards as files: PX/train/CLASS and PX/val/CLASS."""
+        return self.photos.parent / "stored"
 
     @property
     def python(self) -> str:
@@ -180,15 +215,23 @@ def _ours(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
         "--threads",
         str(job.threads),
         "--device",
-        "cpu",
+        job.device,
     ]
 
-    def curve(began: float) -> Curve:
-        lines = (job.folder / "run/run.jsonl").read_text(encoding="utf-8").splitlines()
-        epochs = [record for record in map(json.loads, lines) if record["kind"] == "epoch"]
-        return [{"elapsed_s": epoch["unix_s"] - began, "top1": epoch["top1"]} for epoch in epochs]
+    return words, lambda began: run_curve(job.folder / "run/run.jsonl", began)
 
-    return words, curve
+
+def run_curve(log: Path, began: float) -> Curve:
+    """The curve in the log of one of our runs, of epochs with a validation. `began`: when its command was started.
+
+    With an EMA of the weights, the better of both counts, as for the file of the best weights.
+    """
+    records = map(json.loads, log.read_text(encoding="utf-8").splitlines())
+    return [
+        {"elapsed_s": record["unix_s"] - began, "top1": max(record["top1"], record.get("ema_top1") or 0.0)}
+        for record in records
+        if record["kind"] == "epoch" and record["top1"] is not None
+    ]
 
 
 def _settings(job: Job) -> Path:
@@ -199,13 +242,15 @@ def _settings(job: Job) -> Path:
             {
                 **asdict(job.case),
                 "tool": job.tool,
+                "classes": job.classes,
                 "stages": job.stages,
                 "lr": job.lr,
                 "seed": job.seed,
                 "workers": job.workers,
                 "threads": job.threads,
                 "bf16": job.bf16,
-                "photos": str(job.photos),
+                "device": job.device,
+                "photos": str(job.stored if job.tool == "plain-stored" else job.photos),
                 "betons": str(job.betons),
             }
         ),
@@ -238,11 +283,11 @@ def _timm(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
         "--model",
         case.model,
         "--num-classes",
-        str(len(list((job.photos / "train").iterdir()))),
+        str(job.classes),
         "--img-size",
         str(case.largest),
         "--device",
-        "cpu",
+        job.device,
         "--channels-last",
         "--opt",
         "sgd",
@@ -292,6 +337,8 @@ def _timm(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
         words += ["--model-kwargs", *(word.replace(" ", "") for word in kwargs)]
     if job.bf16:
         words += ["--amp", "--amp-dtype", "bfloat16"]
+    if job.device != "cpu":
+        words.append("--pin-mem")
     if job.tool == "timm-sizes":
         words += ["--train-img-sizes", *(str(res) for res, _ in case.stages), "--train-size-schedule", "progressive"]
     seen: dict[int, float] = {}  # rows of its log: when each was there
@@ -320,20 +367,30 @@ def _timm(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
     return words, curve
 
 
-_COMMANDS = {"ours": _ours, "ours-224": _ours, "plain": _loop, "ffcv": _loop, "timm": _timm, "timm-sizes": _timm}
+_COMMANDS = {
+    "ours": _ours,
+    "ours-224": _ours,
+    "plain": _loop,
+    "plain-stored": _loop,
+    "ffcv": _loop,
+    "timm": _timm,
+    "timm-sizes": _timm,
+}
 
 
-def run(job: Job) -> dict[str, Any]:
+def run(job: Job, *, limit_s: float | None = None) -> dict[str, Any]:
     """{"tool", "seed", "lr", "workers", "epochs", "wall_s", "curve", "top1"} of one training.
 
-    Raises `ResoluteError` with its last line if it fails.
+    Raises `ResoluteError` with its last line if it fails, or takes longer than `limit_s` s.
     """
     shutil.rmtree(job.folder, ignore_errors=True)
     job.folder.mkdir(parents=True)
     words, curve = _COMMANDS[job.tool](job)
     began = time.time()
-    wall_s = _time(job, words, job.folder / "out.log")
+    wall_s = _time(job, words, job.folder / "out.log", limit_s=limit_s)
     points = curve(began)
+    if not points:
+        raise ResoluteError(f"{job.tool}, seed {job.seed}: got no epoch in its log, expected {job.case.epochs}")
     return {
         "tool": job.tool,
         "seed": job.seed,
@@ -347,8 +404,15 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def prepare(job: Job) -> float:
-    """Write the files that the job's tool trains on; returns the seconds. Raises `ResoluteError` if it fails."""
+    """Write the files that the job's tool trains on; returns the seconds. Raises `ResoluteError` if it fails.
+
+    plain-stored needs the shards of ours.
+    """
     job.folder.mkdir(parents=True, exist_ok=True)
+    if job.tool == "plain-stored":
+        began = time.perf_counter()
+        write_stored(job)
+        return time.perf_counter() - began
     if job.tool == "ffcv":
         words = ["-m", "resolute.benchmarks.whole_ffcv", str(_settings(job))]
     else:
@@ -369,8 +433,19 @@ def prepare(job: Job) -> float:
     return _time(job, words, job.folder / "out.log")
 
 
-def _time(job: Job, words: list[str], log: Path) -> float:
-    """Seconds of a command. Raises `ResoluteError` with the last line of `log` if it fails."""
+def write_stored(job: Job) -> None:
+    """Write the JPEGs of the job's shards to files: PX/train/LABEL/NUMBER.jpg and PX/val/LABEL/NUMBER.jpg."""
+    for res, split in itertools.product({res for res, _ in job.case.stages}, ("train", "val")):
+        tars = Tars(job.shards, res, split)
+        for label in {*tars.labels}:
+            (job.stored / str(res) / split / f"{label:04d}").mkdir(parents=True, exist_ok=True)
+        for number, label in enumerate(tars.labels):
+            path = job.stored / str(res) / split / f"{label:04d}/{number:06d}.jpg"
+            path.write_bytes(tars.jpeg(number))
+
+
+def _time(job: Job, words: list[str], log: Path, *, limit_s: float | None = None) -> float:
+    """Seconds of a command. Raises `ResoluteError` with the last line of `log` if it fails or takes too long."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads)}
     paths = [os.environ.get("PYTHONPATH", "")]
     if job.tool == "ffcv":
@@ -381,9 +456,17 @@ def _time(job: Job, words: list[str], log: Path) -> float:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     began = time.perf_counter()
     with log.open("wb") as output:
-        status = subprocess.run(
-            [job.python, *words], stdout=output, stderr=subprocess.STDOUT, env=environment, check=False
-        ).returncode
+        process = subprocess.Popen(
+            [job.python, *words], stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise ResoluteError(f"{job.tool}, seed {job.seed}: no result after {limit_s:.0f} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # its workers too
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     wall_s = time.perf_counter() - began
     if status:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
@@ -414,7 +497,8 @@ def summary(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for tool, number in dict.fromkeys((each["tool"], each["round"]) for each in runs):
         own = [each for each in runs if (each["tool"], each["round"]) == (tool, number)]
-        prep_s = result["prep_s"].get(tool.partition("-")[0], 0.0)
+        # the resized photos of plain-stored are those of our prep, whose time it gets too
+        prep_s = result["prep_s"].get("ours" if tool == "plain-stored" else tool.partition("-")[0], 0.0)
         reached = [prep_s + (time_to(each["curve"], goal) or math.inf) for each in own]
         rows.append(
             {
@@ -502,7 +586,12 @@ def _run(args: argparse.Namespace) -> None:
     result = header(rounds=len(seeds), packages=["webdataset"])
     work = args.work.resolve()
     shutil.rmtree(work, ignore_errors=True)
-    write_photos(args.photos, args.val_list, work / "photos")
+    held_out = {line.split()[0] for line in args.val_list.read_text(encoding="utf-8").splitlines() if line.strip()}
+    trained, validated = write_photos([args.photos], held_out.__contains__, work / "photos")
+    if not validated:
+        raise ResoluteError(
+            f"{args.val_list}: got no photo of {args.photos}, expected CLASS/NAME, one a line; correct it"
+        )
     workers: dict[str, int] = {}
     runs: list[dict[str, Any]] = []
 
@@ -523,8 +612,11 @@ def _run(args: argparse.Namespace) -> None:
         }
         return Job(**{**common, **values})
 
-    prepared = [tool for tool in ("ours", "ffcv") if any(each.startswith(tool) for each in tools)]
+    needed = ["ours" if tool == "plain-stored" else tool for tool in tools]
+    prepared = [tool for tool in ("ours", "ffcv") if any(each.startswith(tool) for each in needed)]
     prep_s = {tool: prepare(job(tool)) for tool in prepared}
+    if "plain-stored" in tools:
+        prepare(job("plain-stored"))
 
     def train(number: int, tool: str, values: dict[str, Any]) -> None:
         show_progress(f"{tool}, {', '.join(f'{name} {value}' for name, value in values.items() if name != 'case')}")
@@ -540,7 +632,7 @@ def _run(args: argparse.Namespace) -> None:
         "bf16": args.bf16,
         "threads": threads,
         "runs": runs,
-        "photos": sum(1 for path in (work / "photos/train").rglob("*") if path.is_symlink()),
+        "photos": trained,
     }
     rates = parse_factors(args.rates, "--rates") if args.rates else [None]
     for (number, rate), seed in itertools.product(enumerate(rates), seeds):

@@ -153,7 +153,7 @@ COMMANDS: dict[str, Command] = {
         positional="shards",
     ),
     "gpu-check": Command(
-        help="Check everything about a GPU that matters to a run, in ten minutes (status 1 if a part failed).",
+        help="Check everything about a GPU that matters to a run, in 15 minutes (status 1 if a part failed).",
         options="benchmarks.options:GpuCheckOptions",
         program="benchmarks.gpu_check.check:main",
     ),

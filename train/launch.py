@@ -18,6 +18,7 @@ from resolute import cuda
 from resolute.console import say
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.train.devices.distributed import shares_gpu
 from resolute.train.options import PlanOptions, TrainOptions
 from resolute.train.recipe.schema import Recipe
 from resolute.train.setup import Options
@@ -34,7 +35,7 @@ def launch(options: PlanOptions | TrainOptions, words: Sequence[str]) -> int:
     """
     # why these checks here too: torchrun starts its processes again after an error
     count = cuda.device_count()
-    if options.device != "cpu" and (options.gpus or 0) > count:
+    if options.device != "cpu" and (options.gpus or 0) > count and not (count and shares_gpu()):
         raise ResoluteError(
             f"--gpus: got {options.gpus}, expected at most {count}, the GPUs of this machine; lower it"
             + ("" if count else ", or add --device cpu (make: DEVICE=cpu) for processes that share the CPU")

@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -278,40 +277,20 @@ def graphs(settings: Settings, report: Report) -> Result:
 
 def resume(settings: Settings, report: Report) -> Result:
     """A run killed with SIGKILL and started again, against one that was not."""
-    runs = Path(settings.folder, "runs")
     recipe = shared.tiny_recipe(settings, "resume")
-    whole = shared.train(settings, recipe, runs, "whole")
+    whole = shared.train(settings, recipe, Path(settings.folder, "runs"), "whole")
     if whole.returncode:
         return Result.judged(False, f"status {whole.returncode}: {shared.last_line(whole.stderr)}")
-    steps = len(shared.step_records(runs / "whole"))
-    log = runs / "killed/run.jsonl"
-    process = subprocess.Popen(
-        shared.train_command(settings, recipe, runs, "killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        # why by lines: the log is written at each checkpoint, so some of its steps are saved and later ones are not
-        while process.poll() is None and not (log.exists() and log.read_bytes().count(b'"kind": "step"') >= steps // 2):
-            time.sleep(0.02)
-    finally:
-        killed = process.poll() is None
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    resumed = shared.train(settings, recipe, runs, "killed")
-    records = [shared.step_records(runs / name) for name in ("whole", "killed")]
-    losses = [{record["step"]: record["loss"] for record in each} for each in records]
-    complete = resumed.returncode == 0 and losses[0].keys() == losses[1].keys() and len(records[1]) == steps
-    difference = max((abs(losses[0][i] - losses[1][i]) for i in losses[0] if i in losses[1]), default=0.0)
+    resumed = shared.kill_and_resume(settings, recipe, "killed")
+    expected = shared.step_losses(Path(settings.folder, "runs/whole"))
+    difference = max((abs(expected[i] - resumed.losses[i]) for i in expected if i in resumed.losses), default=0.0)
     # why they may differ on a GPU: cuDNN adds in another order each time, and the steps of a tiny network amplify that
-    report.values["losses"] = [list(each.values()) for each in losses]
-    if not killed:
-        return Result(verdict="skipped", summary="the run ended before it could be killed")
+    report.values["losses"] = [list(expected.values()), list(resumed.losses.values())]
     return Result.judged(
-        complete and (settings.on_gpu or not difference),
-        f"{steps} steps, each once; losses differ by {difference:.2g} at most from those of an undisturbed run "
-        f"(allowed: {'any' if settings.on_gpu else 0})"
-        if complete
-        else f"status {resumed.returncode}: {shared.last_line(resumed.stderr)}; {len(losses[1])} of {steps} steps "
-        "in the log",
+        not resumed.problem and (settings.on_gpu or not difference),
+        resumed.problem
+        or f"{len(expected)} steps, each once; losses differ by {difference:.2g} at most from those of an undisturbed "
+        f"run (allowed: {'any' if settings.on_gpu else 0})",
     )
 
 

@@ -34,13 +34,13 @@ PARTS = (
     Part(name="training", title="Live against synthetic batches", limit_s=150),
     Part(name="sync", title="20 steps without a synchronisation", limit_s=40),
     Part(name="graphs", title="CUDA graphs", limit_s=60),
-    Part(name="resume", title="Kill and resume", limit_s=120),
+    Part(name="resume", title="Kill and resume", limit_s=150),
     Part(name="memory", title="Out of memory, and batch_size = auto", limit_s=90),
     Part(name="decoders", title="Decoding on the GPU", limit_s=120),
     Part(name="compiled", title="Live against synthetic batches, compiled", limit_s=120),
     Part(name="sanitizer", title="compute-sanitizer", limit_s=100),
     Part(name="trace", title="Profile of 10 steps", limit_s=60),
-    Part(name="ranks", title="Two ranks", limit_s=120),
+    Part(name="ranks", title="Two ranks", limit_s=240),
     Part(name="tests", title="GPU tests", limit_s=180),
 )
 

@@ -6,10 +6,13 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +26,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AUGMENTS",
+    "Resumed",
     "cpu_seconds",
+    "kill_and_resume",
     "last_line",
     "loader_options",
     "open_set",
     "plan_of",
     "recipe_of",
     "stage_of",
+    "step_losses",
     "step_records",
     "synchronise",
     "tiny_recipe",
@@ -185,11 +191,62 @@ def train(settings: Settings, recipe: Path, runs: Path, run: str, *more: str) ->
     return done
 
 
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """A run that was killed and resumed."""
+
+    losses: dict[int, float]  # by step
+    problem: str  # "" if each step was done once
+
+
+def kill_and_resume(
+    settings: Settings,
+    recipe: Path,
+    run: str,
+    *,
+    environment: dict[str, str] | None = None,
+    more: Sequence[str] = (),
+) -> Resumed:
+    """Train, kill all processes of the run in its middle, and train again. `more`: words after `resolute train`."""
+    from resolute.train.recipe.schema import Recipe
+
+    runs = Path(settings.folder, "runs")
+    log, steps = runs / run / "run.jsonl", Recipe.load(recipe).plan(open_set(settings)).total_steps
+    command = [*train_command(settings, recipe, runs, run), *more]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment, start_new_session=True
+    )
+    try:
+        # why by lines: the log is written at each checkpoint, so some of its steps are saved and later ones are not
+        while process.poll() is None and not (log.exists() and log.read_bytes().count(b'"kind": "step"') >= steps // 2):
+            time.sleep(0.02)
+    finally:
+        killed = process.poll() is None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if not killed:
+        return Resumed(losses={}, problem="the run ended before it could be killed")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    print(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}", flush=True)
+    records, losses = step_records(runs / run), step_losses(runs / run)
+    if done.returncode:
+        return Resumed(losses=losses, problem=f"status {done.returncode}: {last_line(done.stderr)}")
+    if sorted(record["step"] for record in records) != list(range(steps)):
+        return Resumed(losses=losses, problem=f"{len(records)} steps in the log, expected {steps}, each once")
+    return Resumed(losses=losses, problem="")
+
+
 def step_records(run: Path) -> list[dict[str, Any]]:
     """The records of the training steps in a run's log."""
     from resolute.train.logs.metrics import read_log
 
     return [record for record in read_log(run / "run.jsonl") if record["kind"] == "step"]
+
+
+def step_losses(run: Path) -> dict[int, float]:
+    """{step: loss} in a run's log."""
+    return {record["step"]: record["loss"] for record in step_records(run)}
 
 
 def last_line(text: str) -> str:

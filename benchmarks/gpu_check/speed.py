@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -33,13 +34,14 @@ __all__ = [
 # images/s of the loader at each resolution on one H100 or H200, and live training relative to synthetic batches
 _TARGETS = {128: 24_000, 160: 15_000, 224: 8_000}
 _LIVE_FRAC = 0.99
-_HW_LOADS = (0.0, 0.1, 0.3, 0.65, 1.0)
 _DECODED = 256  # images per batch of `decoders`
 _DECODER_S = 25  # time limit of each decoder
 _IN_FLIGHT = 2  # batches in each decoder
 _TRACED = 10
 _GAP_US = 100.0  # shorter pauses of the device are not counted
 _RANK_STEPS = 6
+_RANK_BATCH = 64
+_RANK_DIFFERENCE = 1e-3  # of the losses of two ranks and of one, in float32
 
 
 def loader(settings: Settings, report: Report) -> Result:
@@ -272,7 +274,7 @@ def decoders(settings: Settings, report: Report) -> Result:
     """
     ways: list[tuple[str, float | None]] = [("cpu", None)]
     if settings.on_gpu:
-        ways += itertools.product(("whole", "region"), _HW_LOADS)
+        ways += [("whole", 1.0), ("whole", 0.65), ("whole", 0.0), ("region", 0.0), ("region", 1.0)]
     needed, works = ("whole", 1.0) if settings.on_gpu else ways[0], False
     report.table("decoder", "JPEG engine#", "images/s#", "cores#", "mean error#", "outcome")
     for kind, load in ways:
@@ -399,46 +401,59 @@ def decoder(settings: Settings, kind: str, load: float | None) -> dict[str, floa
 
 
 def ranks(settings: Settings, report: Report) -> Result:
-    """Two ranks, with and without `precision.compile`: they train, and gradients are averaged during backward."""
+    """Two ranks: losses as with one, with and without `precision.compile`, and gradients averaged during backward.
+
+    Then two ranks are killed, and resume. Where there is one GPU, they share it and gloo connects them, which averages
+    on the CPU; NCCL needs a GPU for each.
+    """
     import torch
 
-    if settings.on_gpu and torch.cuda.device_count() < 2:
-        return Result(verdict="skipped", summary=f"needs two devices, got {torch.cuda.device_count()}")
-    good, words = True, []
-    report.table("", "steps#", "last loss#", "averaging that overlaps, %#")
+    shared_gpu = settings.on_gpu and torch.cuda.device_count() < 2
+    environment = {**os.environ, "RESOLUTE_SHARE_GPU": "1"} if shared_gpu else {**os.environ}
+    good, words = True, ["both on one GPU, by gloo"] if shared_gpu else []
+    report.table("", "steps#", "last loss#", "largest difference from one rank#", "averaging that overlaps, %#")
     for name in ("eager", "compiled") if settings.on_gpu else ("eager",):
+        program = ["resolute.benchmarks.gpu_check.parts", "rank", settings.folder, name]
         # why --: torchrun has a --run-path
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node=2",
-            "-m",
-            "--",
-            "resolute.benchmarks.gpu_check.parts",
-            "rank",
-            settings.folder,
-            name,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        print(done.stdout, done.stderr)
-        lines = [line for line in done.stdout.splitlines() if line.startswith('{"losses"')]
-        if done.returncode or not lines:
-            good = False
-            words.append(f"{name}: status {done.returncode}: {shared.last_line(done.stderr)}")
+        two = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "--", *program]
+        found = []
+        for command in (program, two):
+            done = subprocess.run(
+                [sys.executable, "-m", *command], capture_output=True, text=True, check=False, env=environment
+            )
+            print(done.stdout, done.stderr)
+            lines = [line for line in done.stdout.splitlines() if line.startswith('{"losses"')]
+            if done.returncode or not lines:
+                words.append(f"{name}: status {done.returncode}: {shared.last_line(done.stderr)}")
+                break
+            found.append(json.loads(lines[-1]))
+        else:
+            alone, got = found
+            difference = max(abs(a - b) for a, b in zip(alone["losses"], got["losses"], strict=True))
+            share = "" if got["overlap"] is None else f"{100 * got['overlap']:.0f}"
+            report.values[name] = {**got, "losses_of_one_rank": alone["losses"]}
+            report.row(name, len(got["losses"]), f"{got['losses'][-1]:.3f}", f"{difference:.2g}", share)
+            words.append(
+                f"{name}: losses of {len(got['losses'])} steps differ by at most {difference:.2g} from those of "
+                f"one rank (allowed: {_RANK_DIFFERENCE})" + (f", {share} % overlaps" if share else "")
+            )
+            good &= difference <= _RANK_DIFFERENCE
+            good &= not settings.on_gpu or shared_gpu or (got["overlap"] or 0.0) > 0.2
             continue
-        got = json.loads(lines[-1])
-        share = "" if got["overlap"] is None else f"{100 * got['overlap']:.0f}"
-        report.values[name] = got
-        report.row(name, len(got["losses"]), f"{got['losses'][-1]:.3f}", share)
-        words.append(f"{name}: {len(got['losses'])} steps" + (f", {share} % overlaps" if share else ""))
-        good &= not settings.on_gpu or (got["overlap"] or 0.0) > 0.2
-    return Result.judged(good, "; ".join(words))
+        good = False
+    resumed = shared.kill_and_resume(
+        settings, shared.tiny_recipe(settings, "ranks"), "ranks", environment=environment, more=("--gpus", "2")
+    )
+    report.values["resumed"] = resumed.losses
+    words.append(f"killed and resumed: {resumed.problem or f'{len(resumed.losses)} steps, each once'}")
+    return Result.judged(good and not resumed.problem, "; ".join(words))
 
 
 def rank(settings: Settings, kind: str) -> dict[str, Any] | None:
-    """One of two ranks: train some steps under a profiler; {"losses", "overlap"} of the first rank."""
+    """One of two ranks, or the only one: train some steps under a profiler; {"losses", "overlap"} of the first rank.
+
+    The network has no batch normalisation, which depends on the number of ranks, and computes in float32.
+    """
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -450,9 +465,11 @@ def rank(settings: Settings, kind: str) -> dict[str, Any] | None:
     with join(settings.device) as joined:
         device = joined.device("cuda") if settings.on_gpu else torch.device("cpu")
         shards = shared.open_set(settings)
-        size = min(settings.train_batch_size, len(shards.splits["train"])) // 2 * 2
+        size = min(_RANK_BATCH, settings.train_batch_size, len(shards.splits["train"])) // 2 * 2
         stage = shared.stage_of(shards, settings.resolutions[0], batches=2 * _RANK_STEPS, batch_size=size)
-        recipe = shared.recipe_of(settings, [stage], compile=kind == "compiled")
+        precision: dict[str, Any] = {"amp": "off", **({"tf32": "off"} if settings.on_gpu else {})}
+        network = dataclasses.replace(settings, model="convnext_tiny" if settings.on_gpu else "test_convnext")
+        recipe = shared.recipe_of(network, [stage], compile=kind == "compiled", **precision)
         plan, losses = recipe.plan(shards), []
         learner = Learner(
             recipe, classes=len(shards.classes), total_steps=plan.total_steps, device=device, ranks=joined
@@ -474,7 +491,8 @@ def rank(settings: Settings, kind: str) -> dict[str, Any] | None:
             for event in profiler.events()
             if event.device_type.name == "CUDA"
         ]
-        return {"losses": [float(loss) for loss in losses], "overlap": overlap(kernels)} if joined.is_main else None
+        whole = joined.sum(torch.stack(losses)).tolist()
+        return {"losses": whole, "overlap": overlap(kernels)} if joined.is_main else None
 
 
 def overlap(kernels: Iterable[tuple[str, float, float]]) -> float | None:

@@ -27,7 +27,7 @@ from resolute.benchmarks.proc import cpu_time
 from .job import Job
 from .tars import Tars
 
-__all__ = ["TASKS", "adapter", "clock", "main", "run", "synchronise"]
+__all__ = ["TASKS", "adapter", "clock", "main", "run", "synchronise", "timed"]
 
 
 def synchronise(device: torch.device) -> None:
@@ -36,10 +36,7 @@ def synchronise(device: torch.device) -> None:
 
 
 def rate(module: Any, job: Job) -> dict[str, Any]:
-    """Images/s over `job.seconds` after `job.warm_up` batches, taken as fast as possible, and the CPU time used.
-
-    host_us_per_image: CPU time of the main thread alone, which is what loading costs the thread of a training loop.
-    """
+    """`timed` over `job.seconds` after `job.warm_up` batches, and {"first_batch_s", "layout"}."""
     (res,), device = job.resolutions, torch.device(job.device)
     began = time.perf_counter()
     with closing(module.stream(job)) as stream:
@@ -48,18 +45,31 @@ def rate(module: Any, job: Job) -> dict[str, Any]:
         first_batch_s = time.perf_counter() - began
         # why: all loaders must do the same work
         assert first.shape == (job.batch_size, 3, res, res), first.shape
-        assert str(first.dtype) == "torch.float32", first.dtype
+        assert str(first.dtype) == f"torch.{job.dtype}", first.dtype
         layout = "NCHW" if first.is_contiguous() else "NHWC"
         for _ in range(job.warm_up - 1):
             next(stream)
-        synchronise(device)
-        images, before, started, busy_s = 0, cpu_time(os.getpid()), time.perf_counter(), time.thread_time()
-        while time.perf_counter() - started < job.seconds or not images:
-            images += len(next(stream))
-        busy_s = time.thread_time() - busy_s
-        synchronise(device)
-        elapsed_s = time.perf_counter() - started
-        after = cpu_time(os.getpid())
+        return {
+            **timed(stream, len, seconds=job.seconds, device=device),
+            "first_batch_s": first_batch_s,
+            "layout": layout,
+        }
+
+
+def timed(batches: Iterator[Any], use: Callable[[Any], int], *, seconds: float, device: torch.device) -> dict[str, Any]:
+    """Images/s of `use(batch)`, which returns how many they were, for `seconds` s, and the CPU time that it took.
+
+    cores_busy: of this process and its children. host_us_per_image: CPU time of the main thread alone, which is what
+    loading costs the thread of a training loop.
+    """
+    synchronise(device)
+    images, before, started, busy_s = 0, cpu_time(os.getpid()), time.perf_counter(), time.thread_time()
+    while time.perf_counter() - started < seconds or not images:
+        images += use(next(batches))
+    busy_s = time.thread_time() - busy_s
+    synchronise(device)  # sync: ends the timed interval
+    elapsed_s = time.perf_counter() - started
+    after = cpu_time(os.getpid())
     used_s = after[0] - before[0] if before and after else None
     return {
         "images_per_s": images / elapsed_s,
@@ -68,8 +78,6 @@ def rate(module: Any, job: Job) -> dict[str, Any]:
         "host_us_per_image": 1e6 * busy_s / images,
         "processes": after[1] if after else None,
         "threads": after[2] if after else None,
-        "first_batch_s": first_batch_s,
-        "layout": layout,
     }
 
 

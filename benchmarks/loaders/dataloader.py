@@ -1,8 +1,9 @@
-"""torch's DataLoader with Pillow, and (variants "v2" and "v2-sized") with torchvision's v2 tensor transforms.
+"""torch's DataLoader with Pillow, and (variants "v2…") with torchvision's v2 tensor transforms.
 
 All get every advantage that costs nothing: JPEGs read directly from the tar, files kept open, one endless shuffled
 epoch, four prefetched batches per worker, pinned memory on a GPU. Each resolution has a new DataLoader, except in
-"v2-sized", where the sampler yields the resolution with each sample.
+"…-sized", where the sampler yields the resolution with each sample. Workers of "v2-uint8…" deliver uint8, which
+`normalised_on_device` turns into the batches that train.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torchvision.transforms import v2
 from resolute.pipeline.dataset.shard_set import ShardSet
 
 from .job import MEAN, STD, Job
+from .on_device import normalised_on_device
 from .ours import open_shards
 from .tars import Jpegs, endless
 
@@ -105,19 +107,18 @@ def pillow_transform(job: Job, res: int) -> Callable[[Image.Image], torch.Tensor
 
 def tensor_transform(job: Job, res: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """Source: the order that torchvision's own guide to v2 recommends: uint8 until the end."""
-    return v2.Compose(
-        [
-            v2.RandomResizedCrop(res, scale=job.scale, ratio=job.ratio, antialias=True),
-            v2.RandomHorizontalFlip(job.flip_prob),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(MEAN, STD),
-        ]
-    )
+    steps: list[Any] = [
+        v2.RandomResizedCrop(res, scale=job.scale, ratio=job.ratio, antialias=True),
+        v2.RandomHorizontalFlip(job.flip_prob),
+    ]
+    if "uint8" not in job.variant:
+        steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    return v2.Compose(steps)
 
 
 def stream(job: Job) -> Generator[torch.Tensor, None, None]:
     shards, on_gpu = open_shards(job), job.device != "cpu"
-    parts = [job.resolutions] if job.variant == "v2-sized" else [(res,) for res in job.resolutions]
+    parts = [job.resolutions] if job.variant.endswith("sized") else [(res,) for res in job.resolutions]
     for seed, resolutions in enumerate(parts):
         stored = {}
         for res in resolutions:
@@ -136,8 +137,12 @@ def stream(job: Job) -> Generator[torch.Tensor, None, None]:
             prefetch_factor=_PREFETCH,
             pin_memory=on_gpu,
         )
-        for images, _ in loader:
-            yield images.to(job.device, non_blocking=True) if on_gpu else images
+        if "uint8" in job.variant:
+            device, dtype = torch.device(job.device), getattr(torch, job.dtype)
+            yield from (images for images, _ in normalised_on_device(loader, device=device, dtype=dtype))
+        else:
+            for images, _ in loader:
+                yield images.to(job.device, non_blocking=True) if on_gpu else images
         del loader  # why: its workers end before the next ones start
 
 

@@ -1,5 +1,7 @@
 """FFCV 1.0.2, from .beton files that hold the same JPEG bytes, or (variant "raw") their pixels.
 
+Variant "uint8" also sends the batches to the job's device and normalises them there.
+
 FFCV needs an older numpy, so this module runs in a separate environment (with Debian's libopencv-dev,
 libturbojpeg0-dev, pkg-config and a C++ compiler; 1.0.2 builds on Python 3.11):
 
@@ -28,12 +30,13 @@ from ffcv.fields.basics import IntDecoder
 from ffcv.fields.rgb_image import IMAGE_MODES, CenterCropRGBImageDecoder, RandomResizedCropRGBImageDecoder
 from ffcv.loader import Loader, OrderOption
 from ffcv.reader import Reader
-from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTorchImage
+from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToDevice, ToTensor, ToTorchImage
 from ffcv.writer import DatasetWriter
 from numpy.typing import NDArray
 from PIL import Image
 
 from .job import MEAN, STD, Job
+from .on_device import normalised_on_device
 from .tars import Tars
 
 __all__ = ["centre_crops", "prepare", "stream"]
@@ -100,7 +103,11 @@ def _pipelines(job: Job, res: int, decoder: Any = None) -> dict[str, Any]:
     decoder = decoder or RandomResizedCropRGBImageDecoder((res, res), scale=job.scale, ratio=job.ratio)
     normalise = NormalizeImage(255 * np.array(MEAN), 255 * np.array(STD), np.float32)
     flip = [] if isinstance(decoder, CenterCropRGBImageDecoder) else [RandomHorizontalFlip(job.flip_prob)]
-    return {"image": [decoder, *flip, normalise, ToTensor(), ToTorchImage()], "label": [IntDecoder(), ToTensor()]}
+    finish: list[Any] = [normalise, ToTensor(), ToTorchImage()]
+    if job.variant == "uint8":
+        copy = [] if job.device == "cpu" else [ToDevice(torch.device(job.device), non_blocking=True)]
+        finish = [ToTensor(), *copy, ToTorchImage()]
+    return {"image": [decoder, *flip, *finish], "label": [IntDecoder(), ToTensor()]}
 
 
 def _loader(job: Job, res: int, pipelines: dict[str, Any]) -> Any:
@@ -128,16 +135,19 @@ def stream(job: Job) -> Generator[torch.Tensor, None, None]:
         loader = _loader(job, largest, pipelines)
         for res in job.resolutions:
             decoder.output_size = (res, res)  # Source: FFCV's ImageNet example (rn18), before every epoch
-            yield from _epoch(loader)
+            yield from _epoch(loader, job)
         return
     for res in job.resolutions:
-        yield from _epoch(_loader(job, res, _pipelines(job, res)))
+        yield from _epoch(_loader(job, res, _pipelines(job, res)), job)
 
 
-def _epoch(loader: Any) -> Generator[torch.Tensor, None, None]:
+def _epoch(loader: Any, job: Job) -> Generator[torch.Tensor, None, None]:
     batches = iter(loader)
+    sent = batches
+    if job.variant == "uint8":
+        sent = normalised_on_device(batches, device=torch.device(job.device), dtype=getattr(torch, job.dtype))
     try:
-        for images, _ in batches:
+        for images, _ in sent:
             yield images
     finally:
         batches.close()

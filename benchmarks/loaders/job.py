@@ -27,7 +27,8 @@ class Job:
     batches: int = 1  # at each resolution
     batch_size: int = 64
     workers: int = 2  # processes or threads that decode
-    device: str = "cpu"  # of the batches; only ours and torch's DataLoader can deliver on a GPU
+    device: str = "cpu"  # of the batches; on a GPU: ours and the loaders of `GPU_LOADERS`
+    dtype: Literal["float32", "float16"] = "float32"  # of the batches of `GPU_LOADERS`
     warm_up: int = 1  # rate: batches delivered before the clock starts
     seconds: float = 1.0  # rate: length of the measurement
     steps_s: tuple[float, ...] = ()  # clock: the consumer's step time at each resolution; () takes batches at once

@@ -1,4 +1,4 @@
-"""This project's loader: one plan and one loader over all resolutions."""
+"""This project's loader: one plan and one loader over all resolutions. Variant "gpu": JPEGs are decoded on the GPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,13 @@ def training_plan(shards: ShardSet, stages: list[Stage]) -> Plan:
 def stream(job: Job) -> Generator[torch.Tensor, None, None]:
     shards = open_shards(job)
     stages = [full_batches(shards, res, batches=job.batches, batch_size=job.batch_size) for res in job.resolutions]
-    with Loader(training_plan(shards, stages), device=job.device, num_threads=job.workers) as loader:
+    with Loader(
+        training_plan(shards, stages),
+        device=job.device,
+        decode="gpu" if job.variant == "gpu" and job.device != "cpu" else "cpu",
+        dtype=getattr(torch, job.dtype),
+        num_threads=job.workers,
+    ) as loader:
         for batch in loader:
             yield batch.images
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LOADERS", "LoaderEntry"]
+__all__ = ["GPU_LOADERS", "LOADERS", "LoaderEntry"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,5 +106,47 @@ LOADERS = {
         has_rate=False,
         at_change="next epoch of one loader; all read from the largest images",
         resize="as FFCV",
+    ),
+}
+
+# Those that feed a GPU: float16 batches there, in channels_last memory. A DataLoader and FFCV send uint8, a quarter of
+# the bytes, and normalise on the GPU.
+GPU_LOADERS = {
+    "ours": LoaderEntry(title="ours", module="ours", at_change="same loader", resize="bilinear, antialiased"),
+    "ours-gpu": LoaderEntry(
+        title="ours, decoding on the GPU",
+        module="ours",
+        variant="gpu",
+        at_change="same loader",
+        resize="bilinear, antialiased",
+    ),
+    "v2": LoaderEntry(
+        title="torch DataLoader, torchvision v2",
+        module="dataloader",
+        variant="v2-uint8",
+        at_change="rebuilt",
+        resize="torch's uint8 bilinear, antialiased",
+    ),
+    "v2-sized": LoaderEntry(
+        title="the same, one persistent DataLoader",
+        module="dataloader",
+        variant="v2-uint8-sized",
+        at_change="same loader",
+        resize="as v2",
+        has_rate=False,
+    ),
+    "dali": LoaderEntry(
+        title="DALI, stock pipeline, decoding on the GPU",
+        module="dali",
+        variant="gpu",
+        at_change="rebuilt",
+        resize="DALI triangular, antialiased",
+    ),
+    "ffcv": LoaderEntry(
+        title="FFCV, JPEG mode",
+        module="ffcv",
+        variant="uint8",
+        at_change="rebuilt, compiled anew",
+        resize="OpenCV INTER_AREA",
     ),
 }

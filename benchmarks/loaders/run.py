@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from resolute.errors import ResoluteError
 from resolute.machine import use_cpus
 
 from .job import Job
-from .registry import LOADERS
+from .registry import LOADERS, LoaderEntry
 
 __all__ = ["Runner", "add_arguments", "compare"]
 
@@ -43,6 +43,7 @@ class Runner:
     job: Job
     loaders: tuple[str, ...]
     rounds: int
+    known: Mapping[str, LoaderEntry] = field(default_factory=lambda: LOADERS)
     ffcv_python: str | None = None
     isolated: bool = True
     cores: int = 0
@@ -50,7 +51,7 @@ class Runner:
 
     def run(self, name: str, **settings: Any) -> Any:
         """The result of a loader's job. Raises `ResoluteError` with its last line of output if it fails."""
-        loader = LOADERS[name]
+        loader = self.known[name]
         job = replace(self.job, module=loader.module, variant=loader.variant, **settings)
         if not self.isolated:
             from . import child

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from resolute.benchmarks.gpu_check import check as command
-from resolute.benchmarks.gpu_check import correctness
+from resolute.benchmarks.gpu_check import shared
 from resolute.benchmarks.gpu_check.check import run_part
 from resolute.benchmarks.gpu_check.parts import PARTS, run
 from resolute.benchmarks.gpu_check.result import Part, Report, Result, Settings
@@ -44,14 +44,14 @@ def test_every_part_runs_on_a_cpu_in_the_order_of_the_list(
     def run_forked(words: list[str], **keys: Any) -> subprocess.CompletedProcess[Any]:
         if "torch.distributed.run" in words:
             words = [*words[:2], "tests.support.torchrun", *words[words.index("--") + 1 :]]
-        elif words[1:2] != ["-m"] or not words[2].startswith("resolute"):
+        elif "--gpus" in words or words[1:2] != ["-m"] or not words[2].startswith("resolute"):
             return run_new(words, **keys)
         done = forked(*words[2:])
         return subprocess.CompletedProcess(words, done.status, done.out, done.err)
 
     def start_forked(words: list[str], **_: Any) -> Any:
         process = Command(words[2], words[3:], folder=ROOT, scratch=tmp_path)
-        return SimpleNamespace(poll=lambda: None if process.running else 0, send_signal=process.send, wait=process.end)
+        return SimpleNamespace(poll=lambda: None if process.running else 0, pid=process.pid, wait=process.end)
 
     def run_quickly(part: Part, folder: Path, *, limit_s: float) -> Result:
         if part.name == "kernels":  # why: Triton's interpreter must be chosen before Triton is loaded
@@ -62,7 +62,7 @@ def test_every_part_runs_on_a_cpu_in_the_order_of_the_list(
         return loaded(part, folder, forked("resolute.benchmarks.gpu_check.parts", part.name, folder))
 
     monkeypatch.setattr(subprocess, "run", run_forked)
-    monkeypatch.setattr(correctness, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start_forked}))
+    monkeypatch.setattr(shared, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start_forked}))
     monkeypatch.setattr(command, "run_part", run_quickly)
     monkeypatch.setattr(
         Settings,

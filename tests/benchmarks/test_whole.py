@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from resolute.benchmarks import whole
+from resolute.benchmarks.proc import stat_fields
 from resolute.benchmarks.whole import main
+from resolute.errors import ResoluteError
 from tests import ROOT
 from tests.conftest import make_photos
 from tests.support.commands import run as run_forked
@@ -64,27 +66,30 @@ def test_tools_train_the_same_photos_in_turns(
 ) -> None:
     start = whole._time
 
-    def fork(job: whole.Job, words: list[str], log: Path) -> float:
+    def fork(job: whole.Job, words: list[str], log: Path, *, limit_s: float | None = None) -> float:
         """Forked instead of started, which saves the imports."""
         if words[0] != "-m":
-            return start(job, words, log)
+            return start(job, words, log, limit_s=limit_s)
         began = time.perf_counter()
         done = run_forked(words[1], words[2:], folder=ROOT, scratch=tmp_path, stdout=str(log))
         assert done.status == 0, done.err
         return time.perf_counter() - began
 
     monkeypatch.setattr(whole, "_time", fork)
-    assert main([*command, "--tools", "ours,plain,timm,timm-sizes", "--lr", "plain=0.1"]) == 0
+    assert main([*command, "--tools", "ours,plain,plain-stored,timm,timm-sizes", "--lr", "plain=0.1"]) == 0
     result = json.loads((tmp_path / "whole.json").read_text())
     assert list(result["prep_s"]) == ["ours"]
-    assert [run["tool"] for run in result["runs"]] == ["ours", "plain", "timm", "timm-sizes"]
-    assert [run["lr"] for run in result["runs"]] == [TINY.lr, 0.1, TINY.lr, TINY.lr]
+    assert [run["tool"] for run in result["runs"]] == ["ours", "plain", "plain-stored", "timm", "timm-sizes"]
+    assert [run["lr"] for run in result["runs"]] == [TINY.lr, 0.1, TINY.lr, TINY.lr, TINY.lr]
     for run in result["runs"]:
         times = [point["elapsed_s"] for point in run["curve"]]
         assert len(times) == 2
         assert 0 < times[0] < times[1] <= run["wall_s"] + 0.2, run
         assert run["top1"] == run["curve"][-1]["top1"]
     assert result["photos"] == 3 * 8 - len((tmp_path / "val.txt").read_text().split())
+    stored = tmp_path / "work/stored"
+    assert {path.relative_to(stored).parts[0] for path in stored.rglob("*.jpg")} == {"32", "48"}
+    assert len(list((stored / "32/train").rglob("*.jpg"))) == result["photos"]
     fixed, sizes = (
         json.loads((tmp_path / "work" / tool / "words.json").read_text()) for tool in ("timm", "timm-sizes")
     )
@@ -93,6 +98,41 @@ def test_tools_train_the_same_photos_in_turns(
     printed = capsys.readouterr().out
     assert "timm-sizes" in printed
     assert "51.0 ± 0.0" in printed
+
+
+def test_a_tool_that_hangs_is_stopped_with_its_children(command: list[str], tmp_path: Path) -> None:
+    photos = tmp_path / "links"
+    assert whole.write_photos([tmp_path / "photos"], lambda name: name.endswith("0.jpg"), photos) == (21, 3)
+    (tmp_path / "timm/train.py").write_text(
+        "import os, pathlib, time\npathlib.Path(__file__).with_name('pid').write_text(str(os.fork() or os.getpid()))\n"
+        "time.sleep(600)\n"
+    )
+    job = whole.Job(
+        case=TINY,
+        tool="timm",
+        seed=0,
+        lr=0.1,
+        workers=1,
+        threads=1,
+        bf16=False,
+        photos=photos,
+        shards=tmp_path,
+        timm=tmp_path / "timm",
+        ffcv_python=None,
+        folder=tmp_path / "out",
+    )
+    with pytest.raises(ResoluteError, match="timm, seed 0: no result after 2 s"):
+        whole.run(job, limit_s=2)
+    child = int((tmp_path / "timm/pid").read_text())
+    until = time.monotonic() + 20
+    while (stat_fields(child) or ["Z"])[0] != "Z":  # "Z": killed, and not yet waited for
+        assert time.monotonic() < until
+
+
+def test_a_photo_that_is_in_two_folders_is_refused(tmp_path: Path) -> None:
+    first, second = make_photos(tmp_path / "a", each=2), make_photos(tmp_path / "b", each=2)
+    with pytest.raises(ResoluteError, match=r"class0/000\.jpg: a second photo class0/000\.jpg, expected one"):
+        whole.write_photos([first, second], lambda name: False, tmp_path / "links")
 
 
 def test_a_tool_that_fails_ends_the_benchmark_with_its_last_line(

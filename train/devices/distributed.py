@@ -1,6 +1,7 @@
 """Data-parallel training: the ranks of a run and their collective operations. Each rank takes a slice of every batch.
 
-torchrun starts the ranks (`make train GPUS=8`); NCCL connects GPUs, gloo CPUs. A single process uses neither.
+torchrun starts the ranks (`make train GPUS=8`); NCCL connects GPUs, gloo CPUs. A single process uses neither. With
+RESOLUTE_SHARE_GPU=1 in the environment, for tests, several ranks use one GPU, which gloo connects: NCCL refuses that.
 Gradients are averaged by torch's DistributedDataParallel during the backward pass; losses and counts are summed when
 they are read, at a checkpoint or the end of an epoch; timers and signals of single ranks take effect through `vote`.
 """
@@ -24,11 +25,16 @@ from resolute import cuda
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.permutation import stream_key
 
-__all__ = ["Ranks", "join"]
+__all__ = ["Ranks", "join", "shares_gpu"]
 
 _CPU = torch.device("cpu")
 _DROPOUT = 4  # stream of random numbers; pipeline.plan uses 0 to 3
 T = TypeVar("T")
+
+
+def shares_gpu() -> bool:
+    """Whether ranks may share a GPU, which only tests want."""
+    return os.environ.get("RESOLUTE_SHARE_GPU") == "1"
 
 
 class Ranks:
@@ -55,10 +61,12 @@ class Ranks:
             raise ResoluteError(
                 f"--device: got {name} for {self.world_size} ranks, expected auto, cuda or cpu; choose one"
             )
-        count = cuda.device_count()
-        if self.local_rank >= count:
+        count, index = cuda.device_count(), self.local_rank
+        if shares_gpu():
+            index %= max(1, count)
+        if index >= count:
             raise ResoluteError(f"got {count} GPUs on this machine, expected one per rank; lower GPUS")
-        return cuda.use_device(torch.device("cuda", self.local_rank))
+        return cuda.use_device(torch.device("cuda", index))
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """`network` wrapped so that `backward` averages gradients over the ranks; `network` itself for a single rank.
@@ -188,9 +196,8 @@ def join(device: str) -> Iterator[Ranks]:
         if not ranks.is_main:
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))  # noqa: PTH123
         try:
-            dist.init_process_group(
-                "cuda:nccl,cpu:gloo" if on_gpu else "gloo", store=store, rank=rank, world_size=world_size
-            )
+            backend = "cuda:nccl,cpu:gloo" if on_gpu and not shares_gpu() else "gloo"
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
             yield ranks
             ranks._leave()
         except ResoluteError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
+from resolute.train import launch as launch_module
 from resolute.train.devices.device import pick_device
 from resolute.train.devices.distributed import Ranks
 from resolute.train.loop import Learner
@@ -258,6 +260,20 @@ def test_processes_that_cannot_be_started_are_refused_in_one_line(
     assert err.count("\n") == 1
 
 
+def test_processes_that_share_a_gpu_are_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RESOLUTE_SHARE_GPU", "1")
+    FakeCuda(devices=1).install(monkeypatch)
+    started: list[Any] = []
+    monkeypatch.setattr(launch_module.torchrun, "run", started.append)
+    monkeypatch.setattr(launch_module.ShardSet, "open", lambda *_, **__: contextlib.nullcontext())
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(
+        '[model]\nname = "test_resnet"\n[optim]\nlr = 0.1\n[[stages]]\nres = 32\nepochs = 1\nbatch_size = 8\n'
+    )
+    assert main(["train", "--shards=s", f"--recipe={recipe}", "--gpus", "2"]) == 0
+    assert [each.nproc_per_node for each in started] == ["2"]
+
+
 @pytest.mark.slow
 def test_a_compiled_network_averages_gradients_during_the_backward_pass_and_compiles_only_in_the_warm_up(
     tmp_path: Path, forked: Callable[..., Ended]
@@ -308,7 +324,12 @@ def test_a_rank_takes_its_own_gpu_or_is_refused(monkeypatch: pytest.MonkeyPatch)
     for wanted, message in (("cuda:1", "got cuda:1 for 4 ranks"), ("cuda", "got 2 GPUs on this machine")):
         with pytest.raises(ResoluteError, match=message):
             Ranks(rank=3, world_size=4, local_rank=2).device(wanted)
+    monkeypatch.setenv("RESOLUTE_SHARE_GPU", "1")
+    assert Ranks(rank=3, world_size=4, local_rank=3).device("cuda") == torch.device("cuda", 1)
     FakeCuda(devices=0).install(monkeypatch)
+    with pytest.raises(ResoluteError, match="got 0 GPUs on this machine"):
+        Ranks(rank=1, world_size=2, local_rank=1).device("cuda")
+    monkeypatch.delenv("RESOLUTE_SHARE_GPU")
     with pytest.raises(ResoluteError, match=r"got no GPU for 2 ranks \(GPUS\), .* --device cpu \(make: DEVICE=cpu\)"):
         pick_device("auto", Ranks(rank=0, world_size=2, local_rank=0))
     with pytest.raises(ResoluteError):

@@ -1,0 +1,695 @@
+"""Resolute on a GPU, compared with what people use: loaders, live training, changes of size, whole trainings.
+
+    python -m resolute.benchmarks.gpu --photos PHOTOS --training-photos PHOTOS [PHOTOS …]
+                          [--timm CHECKOUT] [--ffcv-python PY] [--minutes 9] [--only PART,…] [--out FILE]
+
+PHOTOS are folders of original-size photos in class folders: the first is stored at 128, 160 and 224 px and feeds
+loaders; the others, Imagenette's, are trained on, but for a tenth that a hash of the names holds out. CHECKOUT is a
+clone of timm's repository. The result FILE holds rows, each written when it has been measured. The same command
+continues with the rows that are missing, until --minutes are over; it repeats failed ones only at another commit. All
+rows of a file are of one machine and the same versions of packages, and a digest shows that nobody edited them.
+
+feed      a loader alone, and ResNet-50 and ResNet-18 on its batches and on one synthetic batch, with 2 to 16 cores
+change    training steps across the changes of size
+training  photos to accuracy, whole commands: ours, a plain DataLoader on photos that were resized once, timm's
+          train.py; 16 epochs to 160 px, the same settings for all, none of them tuned on a GPU
+recipe    the included recipe `imagenette_cpu_whole`, and a longer one of a wider network, until 90 and 94 %
+ranks     two processes on one GPU, connected by gloo: losses compared with one process; killed and resumed
+
+`--device cpu` is a trial with tiny sizes, whose figures mean nothing.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the slow imports
+    from resolute.console import guard_process
+
+    guard_process()
+
+import argparse
+import contextlib
+import dataclasses
+import datetime
+import hashlib
+import itertools
+import json
+import os
+import selectors
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from resolute.errors import ResoluteError
+from resolute.files import check_output
+from resolute.machine import available_cpus
+
+from . import change, whole
+from .cli import Parser, chosen, command, repeated, spread, text_table
+from .loaders.job import Job
+from .loaders.registry import GPU_LOADERS
+from .loaders.run import Runner
+from .record import commit, find_device, header, write
+from .setting import default_file
+
+__all__ = ["PARTS", "Sizes", "digest", "main", "missing", "rows", "tables"]
+
+Row = dict[str, Any]  # "part", and what it measures: the name of a row, and all that its measurement depends on
+PARTS = ("feed", "change", "training", "recipe", "ranks")
+_LIMITS_S = {"feed": 150, "change": 120, "training": 240, "recipe": 400, "ranks": 300}
+_PREPARATION_S = 120
+_LEAST_S = 15  # no row begins with less time left
+_GOALS = (0.90, 0.94)  # top-1 of the recipes
+_HELD_OUT = 10  # one of so many photos is validated on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What is measured, from large to tiny."""
+
+    resolutions: tuple[int, ...]
+    copies: int  # of each photo in the set that feeds loaders
+    models: tuple[str, ...]
+    batch_sizes: tuple[int, ...]
+    cores: tuple[int, ...]
+    seconds: float  # of each measurement
+    change_batch_size: int
+    seeds: tuple[int, ...]
+    case: whole.Case
+    recipes: Mapping[str, Sequence[str]]  # {name: words after `resolute train`}
+
+    @classmethod
+    def for_device(cls, device: str) -> Sizes:
+        here = available_cpus()
+        case = whole.Case(
+            model="resnet18",
+            model_kwargs={},
+            stages=((96, 6), (128, 6), (160, 4)),
+            lr=0.5,
+            batch_size=256,
+            eval_batch_size=512,
+        )
+        if device == "cpu":
+            return cls(
+                resolutions=(32, 48),
+                copies=1,
+                models=("test_resnet",),
+                batch_sizes=(8,),
+                cores=(1,),
+                seconds=0.05,
+                change_batch_size=8,
+                seeds=(0,),
+                case=dataclasses.replace(case, stages=((32, 1), (48, 1)), batch_size=16, eval_batch_size=16, lr=0.1),
+                recipes={"tiny": ["--recipe=imagenette_cpu_quick", "--set=scale_epochs=0.2"]},
+            )
+        included = ["--recipe=imagenette_cpu_whole", "--set=eval.every_epochs=1"]
+        wider = "model.kwargs={channels=[64,128,256,512],layers=[2,2,2,2],stem_width=32,stem_type='deep'}"
+        return cls(
+            resolutions=(128, 160, 224),
+            copies=13,
+            models=("resnet50", "resnet18"),
+            batch_sizes=(1024, 256),
+            cores=tuple(sorted({min(here, count) for count in (2, 4, 8, 16)})),
+            seconds=1.5,
+            change_batch_size=256,
+            seeds=(0, 1, 2),
+            case=case,
+            recipes={
+                "imagenette_cpu_whole": included,
+                "wider, three times the epochs": [*included, "--set=scale_epochs=3", f"--set={wider}"],
+            },
+        )
+
+
+def rows(sizes: Sizes, *, loaders: Sequence[str], tools: Sequence[str]) -> list[Row]:
+    """All rows, the most telling first: time on a GPU is short."""
+    feeds, small, large = [name for name in loaders if GPU_LOADERS[name].has_rate], min(sizes.cores), max(sizes.cores)
+    middle = sizes.cores[len(sizes.cores) // 2 - 1]
+
+    def feed(batch_size: int, cores: Sequence[int], names: Sequence[str] = feeds, compiled: bool = False) -> list[Row]:
+        models = sizes.models[:1] if compiled else sizes.models
+        values = {"batch_size": batch_size, "models": [*models], "compile": compiled}
+        return [{"part": "feed", "loader": name, "cores": count, **values} for count in cores for name in names]
+
+    def training(seed: int) -> list[Row]:
+        return [
+            {"part": "training", "tool": tool, "model": model, "seed": seed}
+            for model in reversed(sizes.models)
+            for tool in tools
+        ]
+
+    changes = [
+        {
+            "part": "change",
+            "loader": name,
+            "workers": large,
+            "batch_size": sizes.change_batch_size,
+            "model": sizes.models[0],
+            "steps": 4 * change.first_batches(large),
+            "round": number,
+        }
+        for number in range(3)
+        for name in ("ours", "v2", "v2-sized")
+    ]
+    big, *others = sizes.batch_sizes
+    rest = [count for count in sizes.cores if count not in (middle, large)]
+    found = [
+        *feed(big, [large, *({middle} - {large})]),
+        *training(sizes.seeds[0]),
+        *changes,
+        {"part": "ranks"},
+        *({"part": "recipe", "name": name, "seed": sizes.seeds[0]} for name in sizes.recipes),
+        *feed(big, sorted(rest, key=lambda count: count == small)),
+        *itertools.chain.from_iterable(training(seed) for seed in sizes.seeds[1:]),
+        *itertools.chain.from_iterable(feed(size, sizes.cores[::-1]) for size in others),
+        *feed(big, [large], [name for name in ("ours", "v2") if name in feeds], compiled=True),
+        *({"part": "recipe", "name": name, "seed": seed} for seed in sizes.seeds[1:] for name in sizes.recipes),
+    ]
+    return found
+
+
+# ---- the result file -------------------------------------------------------------------------------------------------
+
+
+def digest(result: Mapping[str, Any]) -> str:
+    """SHA-256 over all of a result but its own digest."""
+    text = json.dumps({name: value for name, value in result.items() if name != "digest"}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def missing(result: Mapping[str, Any], todo: Sequence[Row]) -> list[Row]:
+    """The rows that have no result yet; those that failed only if another commit was running."""
+    here = commit()
+    done = [each["row"] for each in result["rows"] if "failed" not in each or each["commit"] == here]
+    return [row for row in todo if row not in done]
+
+
+def _opened(out: Path, settings: dict[str, Any], device: Any) -> dict[str, Any]:
+    """The result in `out`, or a new one. Raises `ResoluteError` if it is another machine's, or was edited."""
+    new = {**header(device=device, packages=["webdataset"]), "settings": settings, "rows": []}
+    if not out.exists():
+        return new
+    try:
+        result = json.loads(out.read_text(encoding="utf-8"))
+        held = result["digest"]
+    except (ValueError, KeyError, TypeError):
+        raise ResoluteError(f"{out}: not a result of this command; name another --out") from None
+    if held != digest(result):
+        raise ResoluteError(f"{out}: changed since it was written; restore it, or name another --out")
+    variable = ("load_before",)
+    pairs = [
+        *((name, result["machine"].get(name), value) for name, value in new["machine"].items() if name not in variable),
+        *((name, result["versions"].get(name), value) for name, value in new["versions"].items()),
+        ("settings", result["settings"], json.loads(json.dumps(settings))),
+    ]
+    for name, there, here in pairs:
+        if there != here:
+            raise ResoluteError(f"{out}: measured with {name} {there}, got {here} here; name another --out")
+    return {**result, "command": new["command"]}
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+class _Worker:
+    """A `gpu_rows` process, started when it is needed, and again after a row that failed."""
+
+    def __init__(self, setup: dict[str, Any], log: Path) -> None:
+        self._setup, self._log = setup, log
+        self._process: subprocess.Popen[str] | None = None
+
+    def measure(self, row: Row, limit_s: float) -> dict[str, Any]:
+        """Raises `ResoluteError` if the row fails or takes longer."""
+        if self._process is None:
+            with self._log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "resolute.benchmarks.gpu_rows", json.dumps(self._setup)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    start_new_session=True,
+                    env={**os.environ, "PYTHONWARNINGS": "ignore"},  # torchvision warns in each worker
+                )
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended; its log says why
+            process.stdin.write(json.dumps(row) + "\n")
+            process.stdin.flush()
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            in_time = selector.select(limit_s)
+        answer = process.stdout.readline() if in_time else ""
+        if answer:
+            return dict(json.loads(answer))
+        self.close()
+        raise ResoluteError(_last_line(self._log) if in_time else f"no result after {limit_s:.0f} s")
+
+    def close(self) -> None:
+        if self._process is not None:
+            _kill(self._process)
+            self._process = None
+
+
+def _kill(process: subprocess.Popen[Any]) -> None:
+    """End a process and those that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):  # what it has not read is lost
+                pipe.close()
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
+    return lines[-1][:300]
+
+
+class _Bench:
+    """Measures the rows of a command in its folder."""
+
+    def __init__(self, args: argparse.Namespace, sizes: Sizes, device: str) -> None:
+        self._args, self._sizes, self._device = args, sizes, device
+        self.work = args.work.resolve()
+        self.work.mkdir(parents=True, exist_ok=True)
+        setup = {"shards": str(self._set("feed")), "device": device, "resolutions": sizes.resolutions}
+        self._worker = _Worker({**setup, "seconds": sizes.seconds}, self.work / "rows.log")
+
+    def close(self) -> None:
+        self._worker.close()
+
+    def measure(self, row: Row, limit_s: float) -> dict[str, Any]:
+        """The result of a row. Raises `ResoluteError` if it fails or takes longer."""
+        if row["part"] == "training":
+            return self._training(row, limit_s)
+        if row["part"] == "recipe":
+            return self._recipe(row, limit_s)
+        if row["part"] == "ranks":
+            return self._ranks(limit_s)
+        self._feed_set()
+        if row.get("loader") == "ffcv":
+            return self._ffcv(row)
+        return self._worker.measure(row, limit_s)
+
+    # ---- files
+
+    def _set(self, name: str) -> Path:
+        return self.work / name / "shards"
+
+    def _once(self, name: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+        """What `make` returned when it made the folder `name`, which it does once."""
+        done = self.work / name / "made.json"
+        if not done.exists():
+            shutil.rmtree(done.parent, ignore_errors=True)
+            done.parent.mkdir(parents=True)
+            made = make(done.parent)
+            done.write_text(json.dumps(made), encoding="utf-8")
+        return dict(json.loads(done.read_text(encoding="utf-8")))
+
+    def _feed_set(self) -> None:
+        def make(folder: Path) -> dict[str, Any]:
+            for path, copy in itertools.product(sorted(self._args.photos.glob("*/*")), range(self._sizes.copies)):
+                link = folder / "photos" / path.parent.name / f"{path.stem}-{copy}{path.suffix}"
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(path.resolve())
+            res = ",".join(map(str, self._sizes.resolutions))
+            words = ["shards", f"--src={folder / 'photos'}", f"--out={folder / 'shards'}", f"--res={res}"]
+            return {"prep_s": self._run("feed", words, _PREPARATION_S)}
+
+        self._once("feed", make)
+
+    def _training_sets(self) -> dict[str, Any]:
+        """{"photos", "validated", "prep_s": {tool: s}} of the photos that are trained on."""
+
+        def make(folder: Path) -> dict[str, Any]:
+            trained, validated = whole.write_photos(self._args.training_photos, _held_out, folder / "photos")
+            prep_s = {
+                tool: whole.prepare(self._job({"tool": tool, "model": "", "seed": 0}))
+                for tool in ("ours", "plain-stored")
+            }
+            # why: kernels are compiled once per machine
+            short = {"tool": "ours", "model": self._sizes.models[-1], "seed": 0}
+            whole.run(dataclasses.replace(self._job(short), case=self._sizes.case.shortened(2)))
+            return {"photos": trained, "validated": validated, "prep_s": prep_s}
+
+        return self._once("training", make)
+
+    # ---- parts
+
+    def _job(self, row: Row) -> whole.Job:
+        case, folder = dataclasses.replace(self._sizes.case, model=row["model"]), self.work / "training"
+        photos = folder / "photos"
+        if row["tool"].startswith("timm"):
+            photos = folder / "stored" / str(case.largest)
+        return whole.Job(
+            case=case,
+            tool=row["tool"],
+            seed=row["seed"],
+            lr=case.lr,
+            workers=available_cpus(),
+            threads=available_cpus(),
+            bf16=self._device != "cpu",
+            photos=photos,
+            shards=folder / "shards",
+            timm=self._args.timm and self._args.timm.resolve(),
+            ffcv_python=None,
+            folder=folder / row["tool"],
+            device=self._device,
+        )
+
+    def _training(self, row: Row, limit_s: float) -> dict[str, Any]:
+        made = self._training_sets()
+        return {**whole.run(self._job(row), limit_s=limit_s), **made}
+
+    def _recipe(self, row: Row, limit_s: float) -> dict[str, Any]:
+        """{"wall_s", "top1", "curve", "seconds_to": {top-1: s}}, seconds from the start of the command."""
+
+        def make(folder: Path) -> dict[str, Any]:
+            source = self.work / "training/photos"
+            words = ["shards", f"--src={source / 'train'}", f"--val={source / 'val'}", f"--out={folder / 'shards'}"]
+            return {"prep_s": self._run("recipe", [*words, "--res=96,128,160,192,224"], _PREPARATION_S)}
+
+        self._training_sets()
+        made = self._once("recipe", make)
+        words = [
+            "train",
+            f"--shards={self._set('recipe')}",
+            *self._sizes.recipes[row["name"]],
+            f"--set=seed={row['seed']}",
+            "--run=run",
+            f"--runs={self.work / 'recipe'}",
+            f"--device={self._device}",
+        ]
+        shutil.rmtree(self.work / "recipe/run", ignore_errors=True)
+        began = time.time()
+        wall_s = self._run("recipe", words, limit_s)
+        curve = whole.run_curve(self.work / "recipe/run/run.jsonl", began)
+        reached = {str(goal): whole.time_to(curve, goal) for goal in _GOALS}
+        return {**made, "wall_s": wall_s, "top1": curve[-1]["top1"], "curve": curve, "seconds_to": reached}
+
+    def _ranks(self, limit_s: float) -> dict[str, Any]:
+        """The parts of `gpu-check` about two processes and about resuming."""
+        folder = self.work / "ranks"
+        shutil.rmtree(folder, ignore_errors=True)
+        words = ["gpu-check", f"--device={self._device}", f"--out={folder}", "--only=resume,ranks"]
+        self._run("ranks", words, limit_s, failure_is_a_result=True)
+        if not (folder / "gpu-check.json").exists():
+            raise ResoluteError(_last_line(self.work / "ranks.log"))
+        parts = json.loads((folder / "gpu-check.json").read_text(encoding="utf-8"))["parts"]
+        return {part["part"]: {name: part[name] for name in ("verdict", "summary", "values")} for part in parts}
+
+    def _ffcv(self, row: Row) -> dict[str, Any]:
+        """FFCV alone: its interpreter cannot import the training step."""
+        scratch = self.work / "ffcv"
+        scratch.mkdir(exist_ok=True)
+        runner = Runner(
+            job=Job(
+                shards=str(self._set("feed")),
+                scratch=str(scratch),
+                resolutions=self._sizes.resolutions,
+                batches=20 + int(2 * self._sizes.seconds * 100_000 / row["batch_size"]),
+                batch_size=row["batch_size"],
+                workers=row["cores"],
+                device=self._device,
+                dtype="float16" if self._device != "cpu" else "float32",
+                warm_up=4,
+                seconds=self._sizes.seconds,
+            ),
+            loaders=("ffcv",),
+            rounds=1,
+            known=GPU_LOADERS,
+            ffcv_python=self._args.ffcv_python,
+            cores=row["cores"],
+        )
+        if not all((scratch / f"{res}.beton").exists() for res in self._sizes.resolutions):
+            runner.run("ffcv", task="prepare")
+        alone = {str(res): {"alone": runner.run("ffcv", resolutions=(res,))} for res in self._sizes.resolutions}
+        return {"workers": row["cores"], "tried": {}, "res": alone}
+
+    def _run(self, name: str, words: Sequence[str], limit_s: float, *, failure_is_a_result: bool = False) -> float:
+        """Seconds of `resolute WORDS`. Raises `ResoluteError` with the last line of its output if it fails."""
+        log, began = self.work / f"{name}.log", time.perf_counter()
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "resolute", *words],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                status = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                raise ResoluteError(f"no result after {limit_s:.0f} s") from None
+            finally:
+                _kill(process)
+        if status and not failure_is_a_result:
+            raise ResoluteError(f"status {status}: {_last_line(log)}")
+        return time.perf_counter() - began
+
+
+def _held_out(name: str) -> bool:
+    """Whether a photo CLASS/NAME is validated on: by a hash, so that nobody chose them."""
+    return int(hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest(), 16) % _HELD_OUT == 0
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def tables(result: Mapping[str, Any]) -> str:
+    """Text tables of all rows that were measured, and a line for each that failed."""
+    machine = result["machine"]
+    found = [
+        f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores of {machine['cpu']}, "
+        f"commits {', '.join(sorted({str(each['commit']) for each in result['rows']}))}",
+        *_feed_tables(result),
+        *_change_table(result),
+        *_training_tables(result),
+        *_other_lines(result),
+    ]
+    return "\n\n".join(found)
+
+
+def _measured(result: Mapping[str, Any], part: str) -> list[tuple[Row, dict[str, Any]]]:
+    return [
+        (each["row"], each["result"]) for each in result["rows"] if each["row"]["part"] == part and "result" in each
+    ]
+
+
+def _feed_tables(result: Mapping[str, Any]) -> Iterator[str]:
+    sizes = [str(res) for res in result["settings"]["resolutions"]]
+    feeds = _measured(result, "feed")
+    for batch_size, compiled in sorted({(row["batch_size"], row["compile"]) for row, _ in feeds}, reverse=True):
+        own = [each for each in feeds if (each[0]["batch_size"], each[0]["compile"]) == (batch_size, compiled)]
+        own.sort(key=lambda each: ([*GPU_LOADERS].index(each[0]["loader"]), each[0]["cores"]))
+        if not compiled:
+            lines = [
+                [
+                    GPU_LOADERS[row["loader"]].title,
+                    str(row["cores"]),
+                    str(found["workers"]),
+                    *(f"{found['res'][res]['alone']['images_per_s']:,.0f}" for res in sizes),
+                    *(f"{found['res'][res]['alone']['cpu_s_per_1000']:.2f}" for res in sizes),
+                ]
+                for row, found in own
+            ]
+            head = ["loader", "cores", "workers", *(f"{res} px" for res in sizes), *(f"CPU s, {res}" for res in sizes)]
+            yield text_table(f"loader alone, batches of {batch_size}: images/s, CPU s per 1 000 images", head, lines)
+        for model in dict.fromkeys(model for row, _ in own for model in row["models"]):
+            lines = []
+            for row, found in own:
+                values = [found["res"][res].get(model) for res in sizes]
+                if None in values:
+                    continue
+                lines.append(
+                    [
+                        GPU_LOADERS[row["loader"]].title,
+                        str(row["cores"]),
+                        *(f"{each['live']['images_per_s']:,.0f}" for each in values),
+                        *(f"{_live_ratio(each):.3f}" for each in values),
+                        *(f"{each['live']['cores_busy']:.1f}" for each in values),
+                    ]
+                )
+            head = [
+                "loader",
+                "cores",
+                *(f"{res} px" for res in sizes),
+                *(f"ratio {res}" for res in sizes),
+                *(f"busy {res}" for res in sizes),
+            ]
+            title = f"{model}{', compiled' * compiled}, batches of {batch_size}: images/s, live ÷ synthetic, busy cores"
+            yield text_table(title, head, lines)
+
+
+def _live_ratio(values: Mapping[str, Any]) -> float:
+    """Live ÷ synthetic images/s, the mean of before and after."""
+    return float(values["live"]["images_per_s"] / statistics.fmean(values["synthetic"]))
+
+
+def _change_table(result: Mapping[str, Any]) -> Iterator[str]:
+    measured = _measured(result, "change")
+    if not measured:
+        return
+    raw: dict[str, list[Any]] = {}
+    for row, found in measured:
+        raw.setdefault(row["loader"], []).append(found["step_s"])
+    first, lines = measured[0][0], []
+    for each in change.summary(raw, result["settings"]["resolutions"], first["workers"]):
+        for name, values in each["loaders"].items():
+            lines.append(
+                [
+                    f"{each['from_res']} -> {each['to_res']} px",
+                    GPU_LOADERS[name].title,
+                    GPU_LOADERS[name].at_change,
+                    spread(values["cost_s"], 1, 1e3),
+                    f"{1e3 * values['steady_s']['median']:.1f}",
+                ]
+            )
+    title = (
+        f"{first['model']}, batches of {first['batch_size']}: ms lost in the first "
+        f"{change.first_batches(first['workers'])} steps after a change of size"
+    )
+    yield text_table(title, ["change", "loader", "at the change", "ms lost", "usual step, ms"], lines, left=3)
+
+
+def _training_tables(result: Mapping[str, Any]) -> Iterator[str]:
+    measured = _measured(result, "training")
+    for model in dict.fromkeys(row["model"] for row, _ in measured):
+        runs = [{**found, "round": 0} for row, found in measured if row["model"] == model]
+        yield whole.table(
+            {"case": {"model": model}, "photos": runs[0]["photos"], "prep_s": runs[0]["prep_s"], "runs": runs}
+        )
+
+
+def _other_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    measured = _measured(result, "recipe")
+    if measured:
+        lines = []
+        for name in dict.fromkeys(row["name"] for row, _ in measured):
+            own = [found for row, found in measured if row["name"] == name]
+            reached = [[each["seconds_to"][str(goal)] for each in own] for goal in _GOALS]
+            lines.append(
+                [
+                    name,
+                    str(len(own)),
+                    spread(repeated([100 * each["top1"] for each in own]), 1),
+                    spread(repeated([each["wall_s"] for each in own]), 1),
+                    *("not reached" if None in each else spread(repeated(each), 1) for each in reached),
+                ]
+            )
+        goals = [f"s to {100 * goal:.0f} %" for goal in _GOALS]
+        yield text_table("included recipe, from the start of the command", ["", "seeds", "top-1", "s", *goals], lines)
+    for _, found in _measured(result, "ranks"):
+        yield "\n".join(f"{name}: {part['verdict']}, {part['summary']}" for name, part in found.items())
+    failed = [f"failed: {_name(each['row'])}: {each['failed']}" for each in result["rows"] if "failed" in each]
+    if failed:
+        yield "\n".join(failed)
+
+
+def _name(row: Row) -> str:
+    return " ".join(str(value) for name, value in row.items() if name not in ("models", "compile", "steps", "workers"))
+
+
+# ---- command ---------------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = Parser(prog="python -m resolute.benchmarks.gpu", description=(__doc__ or "").partition("\n\n")[0])
+    add = parser.add_argument
+    add("--photos", type=Path, required=True, help="original-size photos in class folders, to feed loaders")
+    add("--training-photos", type=Path, nargs="+", required=True, help="folders of photos in class folders, to train")
+    add("--timm", type=Path, help="checkout of timm; without it, its tools are left out")
+    add("--ffcv-python", metavar="PY", help="interpreter with FFCV; without it, ffcv is left out")
+    add("--minutes", type=float, default=60, help="no row begins later (default: %(default)s)")
+    add("--only", default=",".join(PARTS), help="(default: %(default)s)")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: %(default)s)")
+    add("--work", type=Path, default=Path("gpu-work"), help="folder to work in, kept for the next time")
+    add("--out", type=Path, help="(default: bench/gpu-NAME.json)")
+    return command(parser, _run, argv)
+
+
+def _run(args: argparse.Namespace) -> None:
+    began, device = time.monotonic(), find_device(args.device)
+    parts = chosen(args.only, PARTS)
+    for folder in (args.photos, *args.training_photos):
+        if not any(folder.glob("*/*")):
+            raise ResoluteError(f"{folder}: got no CLASS/PHOTO, expected a folder of class folders; correct it")
+    sizes = Sizes.for_device(device.type)
+    loaders = [
+        name
+        for name in GPU_LOADERS
+        if (name != "ffcv" or args.ffcv_python) and (device.type == "cuda" or name not in ("ours-gpu", "dali"))
+    ]
+    tools = ["ours", "plain-stored", *(["timm", "timm-sizes"] if args.timm else [])]
+    todo = [row for row in rows(sizes, loaders=loaders, tools=tools) if row["part"] in parts]
+    name = header(device=device)["machine"]["gpu"] or "cpu"
+    out = args.out or default_file("gpu", name)
+    check_output(out, setting="--out", suffixes=(".json",), named=args.out is not None)
+    settings = {
+        "device": device.type,
+        "photos": args.photos.resolve().name,
+        "training_photos": [folder.resolve().name for folder in args.training_photos],
+        "resolutions": sizes.resolutions,
+        "seconds": sizes.seconds,
+        "case": dataclasses.asdict(sizes.case),
+        "recipes": sizes.recipes,
+    }
+    result = _opened(out, settings, device)
+    bench = _Bench(args, sizes, device.type)
+    try:
+        for row in missing(result, todo):
+            left_s = 60 * args.minutes - (time.monotonic() - began)
+            if left_s < _LEAST_S:
+                break
+            measured = _measure(bench, row, left_s)
+            if measured is None:  # the time is over
+                break
+            others = [each for each in result["rows"] if each["row"] != row]
+            result = {**result, "rows": [*others, measured]}
+            result["digest"] = digest(json.loads(json.dumps(result)))
+            write(out, result, quiet=True)
+            print(f"{_name(row)}: {measured.get('failed', 'measured')} ({measured['took_s']:.0f} s)", flush=True)
+    finally:
+        bench.close()
+    print(tables(result))
+    left = missing(result, todo)
+    print(f"\n{len(todo) - len(left)} of {len(todo)} rows; {out}")
+    if left:
+        print(f"missing: {'; '.join(map(_name, left))}; the same command continues")
+
+
+def _measure(bench: _Bench, row: Row, left_s: float) -> dict[str, Any] | None:
+    """The row with its result, or with what failed; None if the time was over."""
+    load, began = os.getloadavg()[0], time.monotonic()
+    limit_s = min(_LIMITS_S[row["part"]], left_s)
+    found: dict[str, Any]
+    try:
+        found = {"result": bench.measure(row, limit_s)}
+    except ResoluteError as error:
+        if time.monotonic() - began >= left_s - 1:
+            return None
+        found = {"failed": str(error)}
+    return {
+        "row": row,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": commit(),
+        "load_before": round(load, 2),
+        "load_after": round(os.getloadavg()[0], 2),
+        "took_s": round(time.monotonic() - began, 1),
+        **found,
+    }
+
+
+if __name__ == "__main__":
+    from resolute.console import run_main
+
+    run_main(main)

@@ -1,0 +1,178 @@
+"""The process that measures rows of `resolute.benchmarks.gpu` that train: it keeps networks whose kernels are tuned.
+
+    python -m resolute.benchmarks.gpu_rows SETUP      # SETUP: JSON, see `Setup`
+
+Reads a row, a line of JSON, from standard input, measures it, and writes its result as a line of JSON to standard
+output, until the input ends. A row that fails ends the process, whose last line of error says why.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the slow imports
+    from resolute.console import guard_process
+
+    guard_process()
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from resolute.pipeline.dataset.shard_set import ShardSet
+
+from .loaders import child
+from .loaders.job import Job
+from .loaders.registry import GPU_LOADERS
+from .trainer import Trainer
+
+__all__ = ["Measurements", "Setup", "main"]
+
+_FASTEST = 100_000  # images/s: an upper bound, so that no loader runs out of batches
+_WARM_UP = 4  # batches that are not timed: more than are prefetched on the device
+_MORE_WORKERS = 1.5  # a DataLoader is tried with as many workers as cores, and with more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The sizes of all rows. `seconds`: of each measurement."""
+
+    shards: str
+    device: str
+    resolutions: tuple[int, ...]
+    seconds: float
+
+    @classmethod
+    def from_json(cls, text: str) -> Setup:
+        values: dict[str, Any] = json.loads(text)
+        return cls(**{**values, "resolutions": tuple(values["resolutions"])})
+
+
+class Measurements:
+    """Measures rows. Networks are kept: their kernels are tuned or compiled once."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup, self._device = setup, torch.device(setup.device)
+        self._cpus = sorted(os.sched_getaffinity(0))
+        self._shards = dataclasses.replace(ShardSet.open(setup.shards), resolutions=setup.resolutions)
+        self._trainers: dict[tuple[str, int, bool], Trainer] = {}
+        torch.backends.cudnn.benchmark = True  # each shape is tuned once, in the warm-up
+
+    def run(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The result of a row. {"part": "feed" or "change", …}: the arguments of the method of that name."""
+        words = {name: value for name, value in row.items() if name != "part"}
+        return self.change(**words) if row["part"] == "change" else self.feed(**words)
+
+    def feed(self, *, loader: str, cores: int, batch_size: int, models: Sequence[str], compile: bool) -> dict[str, Any]:
+        """A loader alone, and training on its batches, by resolution, with `cores` CPU cores for all of it.
+
+        {"workers", "tried": {workers: images/s}, "res": {px: {"alone": …, MODEL: {"live": …, "synthetic": images/s
+        before and after}}}}: values of `child.timed`.
+        """
+        trainers = {model: self._trainer(model, batch_size, compile) for model in models}
+        measured_s = self._setup.seconds * (3 + len(models))
+        batches = 20 + int(measured_s * _FASTEST / batch_size)
+        self._use(cores)
+        try:
+            workers, tried = cores, {}
+            if GPU_LOADERS[loader].module == "dataloader":
+                counts = [cores, int(_MORE_WORKERS * cores)]
+                tried = {count: self._alone(self._job(loader, count, batch_size, batches)) for count in counts}
+                workers = max(counts, key=lambda count: tried[count])
+            results = {}
+            for res in self._setup.resolutions:
+                job = dataclasses.replace(self._job(loader, workers, batch_size, batches), resolutions=(res,))
+                results[str(res)] = self._fed(job, res, trainers)
+        finally:
+            self._use(len(self._cpus))
+        return {"workers": workers, "tried": tried, "res": results}
+
+    def change(
+        self, *, loader: str, workers: int, batch_size: int, model: str, steps: int, round: int
+    ) -> dict[str, Any]:
+        """{"step_s": [resolution][step]}: seconds of training steps across the changes of size, all cores in use."""
+        trainer = self._trainer(model, batch_size, False)
+        times = trainer.step_times(GPU_LOADERS[loader], self._job(loader, workers, batch_size, steps))
+        return {"step_s": [own[:steps] for own in times]}
+
+    def _fed(self, job: Job, res: int, trainers: dict[str, Trainer]) -> dict[str, Any]:
+        seconds, result = self._setup.seconds, dict[str, Any]()
+        with closing(child.adapter(job).stream(job)) as stream:
+            for images in itertools.islice(stream, _WARM_UP):
+                assert images.shape == (job.batch_size, 3, res, res), images.shape
+                assert str(images.dtype) == f"torch.{job.dtype}", images.dtype
+                assert images.device.type == self._device.type, images.device
+            result["alone"] = child.timed(stream, len, seconds=seconds, device=self._device)
+            for model, trainer in trainers.items():
+                before = trainer.rate(res, seconds=seconds / 2)
+                live = trainer.live(stream, seconds=seconds, steps_before=_WARM_UP)
+                after = trainer.rate(res, seconds=seconds / 2)
+                result[model] = {"live": live, "synthetic": [before, after]}
+        return result
+
+    def _alone(self, job: Job) -> float:
+        """Images/s of a loader at the first resolution."""
+        job = dataclasses.replace(job, resolutions=job.resolutions[:1])
+        with closing(child.adapter(job).stream(job)) as stream:
+            for _ in itertools.islice(stream, _WARM_UP):
+                pass
+            rate = child.timed(stream, len, seconds=self._setup.seconds, device=self._device)["images_per_s"]
+        return float(rate)
+
+    def _job(self, loader: str, workers: int, batch_size: int, batches: int) -> Job:
+        entry, trainer = GPU_LOADERS[loader], next(iter(self._trainers.values()))
+        return Job(
+            module=entry.module,
+            variant=entry.variant,
+            shards=self._setup.shards,
+            resolutions=self._setup.resolutions,
+            batches=batches,
+            batch_size=batch_size,
+            workers=workers,
+            device=self._setup.device,
+            dtype="float16" if trainer.image_dtype is torch.float16 else "float32",
+        )
+
+    def _trainer(self, model: str, batch_size: int, compiled: bool) -> Trainer:
+        key = (model, batch_size, compiled)
+        if key not in self._trainers:
+            # why: networks of another batch size would keep their memory
+            self._trainers = {each: kept for each, kept in self._trainers.items() if each[1:] == key[1:]}
+            self._trainers[key] = Trainer(
+                self._shards, model=model, device=self._device, batch_size=batch_size, compiled=compiled
+            )
+        return self._trainers[key]
+
+    def _use(self, cores: int) -> None:
+        """Restrict all threads of this process, and those that it starts, to the first `cores` of its CPU cores."""
+        for thread in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(int(thread.name), self._cpus[:cores])
+        if self._device.type == "cpu":
+            torch.set_num_threads(cores)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    (setup,) = sys.argv[1:] if argv is None else argv
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # the libraries' output
+    measurements = Measurements(Setup.from_json(setup))
+    with answers:
+        for line in sys.stdin:
+            answers.write(json.dumps(measurements.run(json.loads(line))) + "\n")
+            answers.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    from resolute.console import run_main
+
+    run_main(main)

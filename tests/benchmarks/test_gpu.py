@@ -1,0 +1,305 @@
+"""The benchmark for a GPU, on a CPU with tiny sizes: its rows, its result file, and rows that fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from resolute.benchmarks import gpu, gpu_rows, whole
+from resolute.benchmarks.loaders import dali
+from resolute.benchmarks.loaders.child import adapter
+from resolute.benchmarks.loaders.job import MEAN, STD, Job
+from resolute.benchmarks.loaders.on_device import normalised_on_device
+from resolute.benchmarks.loaders.registry import GPU_LOADERS
+from resolute.benchmarks.loaders.tars import Tars
+from resolute.benchmarks.record import commit
+from resolute.errors import ResoluteError
+from tests.conftest import make_photos
+
+LOADERS = ("ours", "ours-gpu", "v2", "v2-sized", "dali")
+TOOLS = ("ours", "plain-stored", "timm")
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    """The command line on tiny photos."""
+    photos, more = make_photos(tmp_path / "photos", each=8), make_photos(tmp_path / "more", each=16)
+    return [
+        f"--photos={photos}",
+        f"--training-photos={more}",
+        "--device=cpu",
+        f"--work={tmp_path / 'work'}",
+        f"--out={tmp_path / 'gpu.json'}",
+    ]
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[gpu.Row]:
+    """Rows that were measured, without measuring them; the second fails."""
+    seen: list[gpu.Row] = []
+
+    def measure(self: Any, row: gpu.Row, limit_s: float) -> dict[str, Any]:
+        seen.append(row)
+        if len(seen) == 2:
+            raise ResoluteError("out of memory")
+        return {"verdict": {"verdict": "passed", "summary": "as before"}}
+
+    monkeypatch.setattr(gpu._Bench, "measure", measure)
+    monkeypatch.setattr(gpu, "rows", lambda *_, **__: [{"part": "ranks", "number": number} for number in range(3)])
+    return seen
+
+
+def read(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "gpu.json").read_text()))
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_rows_compare_every_loader_and_every_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "available_cpus", lambda: 16)
+    sizes = gpu.Sizes.for_device("cuda")
+    rows = gpu.rows(sizes, loaders=LOADERS, tools=TOOLS)
+    assert len({json.dumps(row, sort_keys=True) for row in rows}) == len(rows)
+    feeds = [row for row in rows if row["part"] == "feed" and not row["compile"]]
+    found = {(row["loader"], row["cores"], row["batch_size"]) for row in feeds}
+    assert found == {*itertools.product(("ours", "ours-gpu", "v2", "dali"), (2, 4, 8, 16), (1024, 256))}
+    assert all(row["models"] == ["resnet50", "resnet18"] for row in feeds)
+    trained = {(row["tool"], row["model"], row["seed"]) for row in rows if row["part"] == "training"}
+    assert trained == {*itertools.product(TOOLS, ("resnet18", "resnet50"), (0, 1, 2))}
+    first = {row["part"]: number for number, row in reversed([*enumerate(rows)])}
+    assert max(first.values()) < len(rows) / 2  # each part has a row in the first half
+    assert {row["loader"] for row in rows if row["part"] == "change"} == {"ours", "v2", "v2-sized"}
+    assert [row["loader"] for row in rows if row["part"] == "feed" and row["compile"]] == ["ours", "v2"]
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 8, 64])
+def test_machines_of_all_sizes_have_rows(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "available_cpus", lambda: cores)
+    rows = gpu.rows(gpu.Sizes.for_device("cuda"), loaders=LOADERS, tools=TOOLS)
+    assert len({json.dumps(row, sort_keys=True) for row in rows}) == len(rows)
+    assert max(row["cores"] for row in rows if row["part"] == "feed") == min(cores, 16)
+
+
+def test_a_tenth_of_the_photos_is_held_out_by_their_names() -> None:
+    names = [f"class/{number}.jpg" for number in range(5000)]
+    assert 0.08 < sum(map(gpu._held_out, names)) / len(names) < 0.12
+
+
+# ---- the result file -------------------------------------------------------------------------------------------------
+
+
+def test_the_same_command_continues_and_failed_rows_wait_for_another_commit(
+    words: list[str],
+    measured: list[gpu.Row],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert gpu.main([*words, "--minutes=0"]) == 0
+    assert not measured
+    assert gpu.main(words) == 0
+    assert [row["number"] for row in measured] == [0, 1, 2]
+    out = capsys.readouterr().out
+    assert "failed: ranks 1: out of memory" in out
+    assert "3 of 3 rows" in out
+    assert gpu.main(words) == 0
+    assert len(measured) == 3
+    monkeypatch.setattr(gpu, "commit", lambda: "another")
+    assert gpu.main(words) == 0
+    assert [row["number"] for row in measured] == [0, 1, 2, 1]
+    rows = read(tmp_path)["rows"]
+    assert sorted(row["row"]["number"] for row in rows) == [0, 1, 2]
+    assert {row["commit"] for row in rows} == {commit(), "another"}
+    assert all("result" in row and row["took_s"] >= 0 and row["load_before"] >= 0 for row in rows)
+    assert str(tmp_path) not in json.dumps(rows)
+
+
+def test_an_edited_file_and_one_of_another_machine_are_refused(
+    words: list[str], measured: list[gpu.Row], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gpu.main(words) == 0
+    file, whole_text = tmp_path / "gpu.json", (tmp_path / "gpu.json").read_text()
+    file.write_text(whole_text.replace("as before", "better"))
+    assert gpu.main(words) == 2
+    assert "gpu.json: changed since it was written; restore it, or name another --out" in capsys.readouterr().err
+    result = json.loads(whole_text)
+    result["machine"]["cores"] = 1000
+    result["digest"] = gpu.digest(result)
+    file.write_text(json.dumps(result))
+    assert gpu.main(words) == 2
+    assert "measured with cores 1000, got" in capsys.readouterr().err
+    file.write_text("[]")
+    assert gpu.main(words) == 2
+    assert "not a result of this command" in capsys.readouterr().err
+
+
+def test_photos_that_are_not_in_class_folders_are_refused(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert gpu.main([*words[1:], f"--photos={tmp_path / 'empty'}"]) == 2
+    assert "got no CLASS/PHOTO" in capsys.readouterr().err
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow  # trains three times
+def test_every_part_is_measured_on_a_cpu(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for_device = gpu.Sizes.for_device
+    tiny = {"tiny": ["--set=model.name='test_resnet'", "--set=scale_epochs=0.1"]}
+    monkeypatch.setattr(gpu.Sizes, "for_device", lambda device: dataclasses.replace(for_device(device), recipes=tiny))
+    assert gpu.main([*words, "--only=feed,change,training,recipe"]) == 0
+    rows = read(tmp_path)["rows"]
+    assert [row["failed"] for row in rows if "failed" in row] == []
+    results = {part: [row["result"] for row in rows if row["row"]["part"] == part] for part in gpu.PARTS}
+    for feed in results["feed"]:
+        for res in ("32", "48"):
+            assert feed["res"][res]["alone"]["images_per_s"] > 0
+    assert [len(change["step_s"]) for change in results["change"]] == [2] * 9
+    ours, stored = results["training"]
+    assert ours["photos"] + ours["validated"] == 48
+    assert [len(each["curve"]) for each in (ours, stored)] == [2, 2]
+    assert results["recipe"][0]["seconds_to"].keys() == {"0.9", "0.94"}
+    out = capsys.readouterr().out
+    for text in ("loader alone, batches of 8", "live ÷ synthetic", "ms lost in the first", "included recipe"):
+        assert text in out
+
+
+def test_a_worker_that_fails_or_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "worker.py"
+    program.write_text(
+        "import json, sys, time\nfor line in sys.stdin:\n    row = json.loads(line)\n"
+        "    if row['do'] == 'fail': sys.exit('CUDA out of memory')\n"
+        "    if row['do'] == 'hang': time.sleep(600)\n    print(json.dumps(row), flush=True)\n"
+    )
+    start = gpu.subprocess.Popen
+    monkeypatch.setattr(gpu.subprocess, "Popen", lambda words, **keys: start([sys.executable, str(program)], **keys))
+    worker = gpu._Worker({}, tmp_path / "log")
+    assert worker.measure({"do": "well"}, 60) == {"do": "well"}
+    with pytest.raises(ResoluteError, match="CUDA out of memory"):
+        worker.measure({"do": "fail"}, 60)
+    with pytest.raises(ResoluteError, match="no result after 1 s"):
+        worker.measure({"do": "hang"}, 1)
+    assert worker.measure({"do": "well"}, 60) == {"do": "well"}
+    worker.close()
+
+
+def job(shard_root: Path, name: str, **values: Any) -> Job:
+    entry = GPU_LOADERS[name]
+    common: dict[str, Any] = {"resolutions": (32, 48), "batches": 2, "batch_size": 8, "workers": 1}
+    return Job(module=entry.module, variant=entry.variant, shards=str(shard_root), **{**common, **values})
+
+
+@pytest.mark.parametrize("name", ["ours", "v2", "v2-sized"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
+def test_loaders_deliver_normalised_batches_of_every_size(name: str, shard_root: Path) -> None:
+    described = job(shard_root, name)
+    batches = list(itertools.islice(adapter(described).stream(described), 4))
+    assert [batch.shape for batch in batches] == [(8, 3, 32, 32)] * 2 + [(8, 3, 48, 48)] * 2
+    for batch in batches:
+        assert batch.dtype == torch.float32
+        assert batch.is_contiguous(memory_format=torch.channels_last)
+        assert abs(float(batch.mean())) < 2
+        assert 0.3 < float(batch.std()) < 3
+
+
+def test_bytes_are_normalised_on_the_device() -> None:
+    images = torch.randint(0, 256, (2, 3, 5, 4), dtype=torch.uint8)
+    ((got, labels),) = normalised_on_device(
+        [(images, torch.tensor([1, 2]))], device=torch.device("cpu"), dtype=torch.float32
+    )
+    expected = (images / 255 - torch.tensor(MEAN).view(1, 3, 1, 1)) / torch.tensor(STD).view(1, 3, 1, 1)
+    torch.testing.assert_close(got, expected)
+    assert labels.tolist() == [1, 2]
+
+
+def test_the_stock_graph_for_a_gpu_can_be_built(shard_root: Path) -> None:
+    """Serialised only: there is no GPU here."""
+    described = job(shard_root, "dali", dtype="float16")
+    graph = dali._gpu_graph(described, Tars(shard_root, 32), 32, batch_size=8, num_threads=1, device_id=None, seed=0)
+    text = graph.serialize()
+    assert b"decoders__Image" in text
+    assert b"RandomResizedCrop" in text
+
+
+def test_cores_are_limited_and_given_back(shard_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = gpu_rows.Setup(shards=str(shard_root), device="cpu", resolutions=(32,), seconds=0.01)
+    measurements, used = gpu_rows.Measurements(setup), list[int]()
+    monkeypatch.setattr(measurements, "_use", used.append)
+    found = measurements.feed(loader="ours", cores=1, batch_size=8, models=["test_resnet"], compile=False)
+    assert used == [1, len(measurements._cpus)]
+    assert found["res"]["32"]["test_resnet"]["synthetic"][1] > 0
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def result_of(*rows: tuple[gpu.Row, dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "machine": {"gpu": "H100", "cores": 16, "cpu": "Xeon"},
+        "settings": {"resolutions": [128]},
+        "rows": [{"row": row, "commit": "abc", "result": result} for row, result in rows],
+    }
+
+
+def test_live_is_divided_by_the_mean_of_synthetic_rates() -> None:
+    row = {"part": "feed", "loader": "v2", "cores": 4, "batch_size": 256, "models": ["resnet50"], "compile": False}
+    timed = {"images_per_s": 900.0, "cpu_s_per_1000": 1.25, "cores_busy": 3.5}
+    found = {
+        "workers": 6,
+        "tried": {},
+        "res": {"128": {"alone": timed, "resnet50": {"live": timed, "synthetic": [950.0, 1050.0]}}},
+    }
+    text = gpu.tables(result_of((row, found)))
+    lines = [line.split() for line in text.splitlines() if "DataLoader" in line]
+    assert lines[0][-4:] == ["4", "6", "900", "1.25"]
+    assert lines[1][-4:] == ["4", "900", "0.900", "3.5"]
+
+
+def test_goals_that_a_seed_did_not_reach_are_not_given_as_a_time() -> None:
+    def run(seed: int, reached: float | None) -> tuple[gpu.Row, dict[str, Any]]:
+        row = {"part": "recipe", "name": "fast", "seed": seed}
+        return row, {"top1": 0.93, "wall_s": 50.0, "seconds_to": {"0.9": 30.0 + seed, "0.94": reached}}
+
+    text = gpu.tables(result_of(run(0, 45.0), run(1, None)))
+    assert "30.5 (30.0..31.0)  not reached" in text
+
+
+@pytest.fixture(autouse=True)
+def _no_training_time_left() -> Iterator[None]:
+    """Settings of torch that measurements change."""
+    threads, tuned = torch.get_num_threads(), torch.backends.cudnn.benchmark
+    yield
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.benchmark = tuned
+
+
+def test_the_tools_read_photos_of_the_right_size(tmp_path: Path) -> None:
+    args = type("Args", (), {"work": tmp_path, "timm": tmp_path / "timm"})()
+    bench = gpu._Bench(args, gpu.Sizes.for_device("cuda"), "cuda")
+    row = {"part": "training", "model": "resnet18", "seed": 0}
+    timm, stored = (bench._job({**row, "tool": tool}) for tool in ("timm", "plain-stored"))
+    assert timm.photos == tmp_path / "training/stored/160"
+    assert stored.stored == tmp_path / "training/stored"
+    for name in ("photos/train/a", "stored/160/train/0000"):
+        (tmp_path / "training" / name).mkdir(parents=True)
+    for described in (timm, stored):
+        described.folder.mkdir()
+    words, _ = whole._COMMANDS["timm"](timm)
+    assert words[words.index("--device") + 1] == "cuda"
+    assert {"--pin-mem", "--amp"} <= {*words}
+    settings = json.loads(whole._settings(stored).read_text())
+    assert (settings["device"], settings["photos"]) == ("cuda", str(tmp_path / "training/stored"))
