@@ -20,6 +20,7 @@ LEFT_OUT = {
     ("", "make env|pip install .*"): "installs the environment that the tests run in; tests/test_package.py: the wheel",
     ("", "make (test|check)"): "would run this test again",
     ("", "resolute bench .*"): "takes 90 s by design; tests/benchmarks/test_programs.py runs it on tiny data",
+    ("docs/gpu.md", r"python -m resolute.benchmarks\.gpu .*"): "needs a GPU; CPU: tests/benchmarks/test_gpu.py",
     ("", r"python -m resolute.benchmarks\.\w+"): "writes into the checkout; tests/docs/test_figures.py compares",
     ("", "resolute recipe .*"): "here my.toml is tiny; tests/train/recipe/test_starter.py",
     ("docs/planning.md", "resolute train shards --recipe mine.toml"): "trains for the whole budget of eleven minutes",
