@@ -297,7 +297,7 @@ class _Bench:
             return self._ranks(limit_s)
         self._feed_set()
         if row.get("loader") == "ffcv":
-            return self._ffcv(row)
+            return self._ffcv(row, limit_s)
         return self._worker.measure(row, limit_s)
 
     # ---- files
@@ -407,7 +407,7 @@ class _Bench:
         parts = json.loads((folder / "gpu-check.json").read_text(encoding="utf-8"))["parts"]
         return {part["part"]: {name: part[name] for name in ("verdict", "summary", "values")} for part in parts}
 
-    def _ffcv(self, row: Row) -> dict[str, Any]:
+    def _ffcv(self, row: Row, limit_s: float) -> dict[str, Any]:
         """FFCV alone: its interpreter cannot import the training step."""
         scratch = self.work / "ffcv"
         scratch.mkdir(exist_ok=True)
@@ -429,6 +429,7 @@ class _Bench:
             known=GPU_LOADERS,
             ffcv_python=self._args.ffcv_python,
             cores=row["cores"],
+            spare_s=limit_s / (1 + len(self._sizes.resolutions)),  # for the file, and each size
         )
         if not all((scratch / f"{res}.beton").exists() for res in self._sizes.resolutions):
             runner.run("ffcv", task="prepare")
@@ -487,7 +488,8 @@ def _measured(result: Mapping[str, Any], part: str) -> list[tuple[Row, dict[str,
 def _feed_tables(result: Mapping[str, Any]) -> Iterator[str]:
     sizes = [str(res) for res in result["settings"]["resolutions"]]
     feeds = _measured(result, "feed")
-    for batch_size, compiled in sorted({(row["batch_size"], row["compile"]) for row, _ in feeds}, reverse=True):
+    kinds = {(row["batch_size"], row["compile"]) for row, _ in feeds}
+    for batch_size, compiled in sorted(kinds, key=lambda kind: (-kind[0], kind[1])):
         own = [each for each in feeds if (each[0]["batch_size"], each[0]["compile"]) == (batch_size, compiled)]
         own.sort(key=lambda each: ([*GPU_LOADERS].index(each[0]["loader"]), each[0]["cores"]))
         if not compiled:

@@ -141,14 +141,14 @@ def run(job: Job) -> Any:
     return TASKS[job.task](adapter(job), job)
 
 
-def main() -> int:
+def main() -> None:
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     result = run(Job.from_json(sys.stdin.read()))
     with answer:
         json.dump(result, answer)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
+    os._exit(0)  # why: after FFCV's writer, the interpreter may hang while it ends

@@ -28,7 +28,6 @@ from .registry import LOADERS, LoaderEntry
 
 __all__ = ["Runner", "add_arguments", "compare"]
 
-_SPARE_S = 600  # a loader that exceeds its expected time by this much has hung
 _ROOT = Path(resolute.__file__).parents[1]  # the checkout
 
 
@@ -48,6 +47,7 @@ class Runner:
     isolated: bool = True
     cores: int = 0
     until: float = math.inf
+    spare_s: float = 600  # a loader that exceeds its expected time by this much has hung
 
     def run(self, name: str, **settings: Any) -> Any:
         """The result of a loader's job. Raises `ResoluteError` with its last line of output if it fails."""
@@ -69,7 +69,7 @@ class Runner:
                 capture_output=True,
                 text=True,
                 cwd=_ROOT,
-                timeout=job.seconds + _SPARE_S,
+                timeout=job.seconds + self.spare_s,
                 env=environ,
                 preexec_fn=partial(use_cpus, self.cores),
             )
