@@ -1,4 +1,4 @@
-"""Ends a run before the end of its plan: early stopping, and NaN or infinite losses or weights."""
+"""Ends a stage or a run before the end of its plan: early stopping, and NaN or infinite losses or weights."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from resolute.console import counted
 from resolute.errors import ResoluteError
 from resolute.files import output_file
 from resolute.pipeline.dataset.format import key_name
@@ -26,6 +27,7 @@ class Progress:
     """The best validation so far and early stopping; its state is part of checkpoints.
 
     Scores at different resolutions are not compared (see `score.is_better`). Every stage starts with its full patience.
+    When it is used up, the stage ends, and with the last stage the run.
     """
 
     def __init__(self, stop: Stop, stages: Sequence[Stage]) -> None:
@@ -34,14 +36,14 @@ class Progress:
         self._stages = [number for number, stage in enumerate(stages) for _ in range(stage.epochs)]  # of each epoch
         self._resolutions = [stages[number].validation_res for number in self._stages]
         self.best_score, self.best_epoch, self.best_weights = -math.inf, -1, "raw"
-        self.ended = ""  # reason for stopping early; "" if the run did not
+        self.ended = ""  # reason for ending the run early; "" if it did not
+        self.stage_ended = ""  # the same of the latest epoch's stage, if others follow
         self._level, self._level_epoch = -math.inf, -1  # the last validation that improved by `min_delta`
+        self._without = 0  # validations since then
 
-    def update(self, record: dict[str, Any], *, last: bool) -> bool:
-        """Take an epoch's record; returns whether it is the best so far, by raw or averaged weights.
-
-        `last`: it is the run's last epoch, which cannot stop early.
-        """
+    def update(self, record: dict[str, Any]) -> bool:
+        """Take an epoch's record; returns whether it is the best so far, by raw or averaged weights."""
+        self.stage_ended = ""
         score, metric = best_score(record), main_metric(record)
         if score is None:
             return False
@@ -54,11 +56,17 @@ class Progress:
             self.best_weights = "raw" if score == record[metric.key] else "ema"
         changed = self._level_epoch >= 0 and self._stages[epoch] != self._stages[self._level_epoch]
         if changed or score > self._level + self._stop.min_delta:
-            self._level, self._level_epoch = score, epoch
-        elif self._stop.patience and not last and epoch - self._level_epoch >= self._stop.patience:
-            self.ended = (
-                f"{metric.title} no better than {metric.text(self._level)} for {epoch - self._level_epoch} epochs"
-            )
+            self._level, self._level_epoch, self._without = score, epoch, 0
+        else:
+            self._without += 1
+        following = self._stages[epoch + 1 : epoch + 2]
+        if following == [self._stages[epoch]] and 0 < self._stop.patience <= self._without:
+            level, without = metric.text(self._level), counted(self._without, "validation")
+            reason = f"{metric.title} no better than {level} in {without}"
+            if self._stages[epoch] == self._stages[-1]:
+                self.ended = reason
+            else:
+                self.stage_ended = reason
         return is_best
 
     def state_dict(self) -> dict[str, Any]:

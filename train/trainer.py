@@ -274,6 +274,7 @@ class _Session:
         self.ranks.check_same(self.position, f"{options.folder}: ranks loaded different checkpoints")
         self.saved_at, self.saved_position = time.monotonic(), self.position
         self.stopped_by = 0
+        self._stage_ended = False  # early, with the latest batch: `position` is in the next stage
         self.bar: tqdm[Any] | None = None
         self.skipped: Mapping[tuple[str, int, int], str] = {}  # the loader's: (split, res, sample) -> reason
         self.skipped_logged = 0  # number of them in the log
@@ -309,7 +310,10 @@ class _Session:
                 self._open_loggers(stack)
                 print(self.table.head, flush=True)
                 self.skipped = loader.skipped
-                finished = run_batches(loader, self.learner, self.meter, self._after)
+                while not (finished := run_batches(loader, self.learner, self.meter, self._after)):
+                    if not self._stage_ended:
+                        break
+                    loader.load_state_dict({"next_batch": self.position})
         except NotFinite as error:
             raise error.describe(plan, folder, write=self.ranks.is_main) from None
         except _Stopped:
@@ -491,7 +495,7 @@ class _Session:
                 self._pixel_s = step_s / pixels
 
     def _after(self, spec: BatchSpec) -> bool:
-        """Bookkeeping between batches, not timed. False if the run should stop."""
+        """Bookkeeping between batches, not timed. False if the run should stop, or continue in another stage."""
         phase = self.plan.phase_at(spec.index)
         # an interrupted validation restarts from its first batch: its counts are not saved
         self.position = spec.index + 1 if spec.split == "train" or spec.last else phase.first
@@ -505,7 +509,8 @@ class _Session:
             self._end_epoch(spec)
         elif spec.split == "train" and (save > self.saved_position or self._due(spec.step)):
             self._save()
-        return not (stop or self.progress.ended)
+        self._stage_ended = not stop and self.position > spec.index + 1
+        return not (stop or self.progress.ended or self._stage_ended)
 
     def _due(self, step: int) -> bool:
         every = self.options.save_every_steps
@@ -518,9 +523,11 @@ class _Session:
         record = self.meter.end_epoch(spec, res=largest.res, batch_size=largest.batch_size, class_counts=counts)
         tqdm.write(self.table.row(record))
         done, progress = spec.index + 1 == self.plan.total_batches, self.progress
-        is_best = progress.update(record, last=done)
+        is_best = progress.update(record)
         if self.ranks.is_main and is_best:
             write_validation(self.options.folder, record, self.meter.details)
+        if progress.stage_ended:
+            self._end_stage(spec)
         if done or progress.ended:
             best = progress.best_score if progress.best_epoch >= 0 else None
             self.log.write(
@@ -545,6 +552,18 @@ class _Session:
                 f"stopped early: {progress.ended}; best.pt is of epoch {progress.best_epoch} ({metric.title} "
                 f"{metric.text(progress.best_score)}, {progress.best_weights} weights), last.pt of this one"
             )
+
+    def _end_stage(self, spec: BatchSpec) -> None:
+        """Continue with the first batch of the next stage instead of the next epoch."""
+        following = next(phase for phase in self.plan.phases if phase.stage > spec.stage)
+        self.position = following.first
+        record = {"kind": "stage_ended", "stage": spec.stage, "epoch": spec.epoch, "reason": self.progress.stage_ended}
+        self.log.write({**record, "next_epoch": following.epoch, "next_step": following.first_step})
+        here, there = (self.recipe.stages[stage].max_res for stage in (spec.stage, following.stage))
+        tqdm.write(
+            f"stage {spec.stage} ({here} px) ended early: {self.progress.stage_ended}; next: stage {following.stage} "
+            f"({there} px), epoch {following.epoch}"
+        )
 
     def _save(self, *, best: bool = False) -> None:
         self._log_skipped()

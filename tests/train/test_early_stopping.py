@@ -21,7 +21,7 @@ from resolute.train.early_stopping import Progress
 from resolute.train.recipe.schema import Recipe, Stop
 from resolute.train.recipe.stages import RecipeStage
 from resolute.train.score import best_score
-from tests.train.conftest import SMALL, train_words, without_clocks
+from tests.train.conftest import SMALL, stop_at, train_words, without_clocks
 
 
 def stages_of(*sizes: int, epochs: int = 1) -> list[RecipeStage]:
@@ -37,18 +37,18 @@ def stopped_at(
     progress = Progress(Stop(**stop), stages_of(*res) if res else stages_of(224, epochs=every * len(top1)))
     for i, value in enumerate(top1):
         record: dict[str, Any] = {"epoch": (i + 1) * every - 1, "top1": value, "ema_top1": ema[i] if ema else None}
-        progress.update(record, last=i + 1 == len(top1))
-        if progress.ended:
+        progress.update(record)
+        if progress.ended or progress.stage_ended:
             return record["epoch"], progress.best_epoch
     return -1, progress.best_epoch
 
 
-def test_a_run_stops_after_patience_epochs_without_improvement() -> None:
+def test_a_run_stops_after_patience_validations_without_improvement() -> None:
     rising_then_flat = [0.1, 0.3, 0.5, 0.5, 0.4, 0.5, 0.6]
     assert stopped_at(rising_then_flat, patience=3) == (5, 2)
     assert stopped_at(rising_then_flat, patience=4) == (-1, 6)
     assert stopped_at(rising_then_flat) == (-1, 6)
-    assert stopped_at(rising_then_flat, patience=4, every=2) == (9, 5)  # epochs, not validations
+    assert stopped_at(rising_then_flat, patience=3, every=2) == (11, 5)  # validations, not epochs
 
 
 def test_an_improvement_below_min_delta_does_not_reset_patience_but_is_the_best() -> None:
@@ -66,14 +66,30 @@ def test_the_best_epoch_is_chosen_at_the_last_resolution() -> None:
 
 
 def test_every_stage_starts_with_its_full_patience() -> None:
-    """Also if only the trained layers change: a stage that trains the head alone does not end the run."""
+    """Also if only the trained layers change: a stage that trains the head alone does not end the next one."""
     head_only, whole = (RecipeStage(res=224, epochs=4, batch_size=8, unfreeze_to=name) for name in ("none", None))
     progress, ended = Progress(Stop(patience=3), [head_only, whole]), []
     for epoch, top1 in enumerate([0.5, 0.6, 0.6, 0.6, 0.55, 0.5, 0.5, 0.7]):
-        progress.update({"epoch": epoch, "top1": top1, "ema_top1": None}, last=epoch == 7)
-        ended.append(bool(progress.ended))
+        progress.update({"epoch": epoch, "top1": top1, "ema_top1": None})
+        ended.append(bool(progress.ended or progress.stage_ended))
     assert ended == [False] * 8  # without the restart, after epoch 4
     assert progress.best_epoch == 7
+
+
+def test_patience_ends_a_stage_and_the_run_only_in_the_last_one() -> None:
+    progress, found = Progress(Stop(patience=2), stages_of(128, 160, 224, epochs=5)), []
+    for epoch in (0, 1, 2, 5, 6, 7, 10, 11, 12):  # the trainer leaves out the rest of a stage
+        progress.update({"epoch": epoch, "top1": 0.5, "ema_top1": None})
+        found.append((progress.stage_ended, progress.ended))
+    no_better = "top-1 no better than 50.00 % in 2 validations"
+    assert found == [("", ""), ("", ""), (no_better, "")] * 2 + [("", ""), ("", ""), ("", no_better)]
+
+
+def test_the_last_epoch_of_a_stage_does_not_end_it_early() -> None:
+    progress = Progress(Stop(patience=1), stages_of(128, 224, epochs=2))
+    for epoch in range(4):
+        progress.update({"epoch": epoch, "top1": 0.5, "ema_top1": None})
+        assert (progress.stage_ended, progress.ended) == ("", "")
 
 
 def test_ema_weights_count_if_they_are_better_and_scores_that_are_not_finite_do_not() -> None:
@@ -81,11 +97,17 @@ def test_ema_weights_count_if_they_are_better_and_scores_that_are_not_finite_do_
     assert best_score({"r2": math.nan, "ema_r2": None}) is None
     assert stopped_at([0.5, 0.4, 0.4, 0.4], ema=[0.1, 0.2, 0.6, 0.5], patience=2) == (-1, 2)
     progress = Progress(Stop(), stages_of(224))
-    progress.update({"epoch": 0, "top1": 0.2, "ema_top1": 0.3}, last=False)
+    progress.update({"epoch": 0, "top1": 0.2, "ema_top1": 0.3})
     assert (progress.best_score, progress.best_weights) == (0.3, "ema")
     again = Progress(Stop(), stages_of(224))
     again.load_state_dict(json.loads(json.dumps(progress.state_dict())))
     assert again.state_dict() == progress.state_dict()
+
+
+TWO_STAGES = (
+    SMALL.replace("lr = 0.001", "lr = 1e-9").replace("epochs = 1", "epochs = 3").replace("epochs = 2", "epochs = 3")
+)
+STOPPING = TWO_STAGES + "[stop]\npatience = 1\nmin_delta = 0.9\n"
 
 
 def run(folder: Path, shard_root: Path, text: str, *more: str) -> int:
@@ -97,20 +119,73 @@ def run(folder: Path, shard_root: Path, text: str, *more: str) -> int:
 def test_an_early_stopped_run_is_complete_and_is_not_continued(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = SMALL.replace("lr = 0.001", "lr = 1e-9").replace("epochs = 2", "epochs = 3")
-    text += "[stop]\npatience = 1\nmin_delta = 0.9\n"
+    text = STOPPING
     assert run(tmp_path, shard_root, text) == 0
     out = capsys.readouterr().out
+    assert "stage 0 (32 px) ended early: top-1 no better than" in out
+    assert "in 1 validation; next: stage 1 (48 px), epoch 3" in out
     assert "stopped early: top-1 no better than" in out
     assert "best.pt is of epoch" in out
     records = without_clocks(tmp_path / "small" / "run.jsonl")
-    assert [r["epoch"] for r in records if r["kind"] == "epoch"] == [0, 1, 2]
+    assert [r["epoch"] for r in records if r["kind"] == "epoch"] == [0, 1, 3, 4]
+    page = (tmp_path / "small/report.html").read_text()
+    assert "1 stage ended early" in page
+    assert "Stage 0 ended early, after epoch 1: top-1 no better than" in page
     assert records[-1]["kind"] == "end"
     assert records[-1]["stopped_early"].startswith("top-1 no better than")
     before = (tmp_path / "small" / "last.pt").read_bytes()
     assert run(tmp_path, shard_root, text) == 0
     assert "this run stopped early (top-1 no better than" in capsys.readouterr().out
     assert (tmp_path / "small" / "last.pt").read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def stopping(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of two finished runs: `planned`, and `whole`, whose first stage ended early."""
+    folder = tmp_path_factory.mktemp("stopping")
+    for name, text in (("planned", TWO_STAGES), ("whole", STOPPING)):
+        (folder / f"{name}.toml").write_text(text)
+        assert main(train_words(shard_root, folder / f"{name}.toml", folder)) == 0
+    return folder
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    return [
+        each for each in without_clocks(run / "run.jsonl") if each["kind"] in ("step", "epoch", "stage_ended", "end")
+    ]
+
+
+@pytest.mark.slow
+def test_a_stage_after_one_that_ended_early_has_the_steps_and_rates_of_its_place_in_the_plan(stopping: Path) -> None:
+    (ended,) = (each for each in records(stopping / "whole") if each["kind"] == "stage_ended")
+    planned, got = (
+        [
+            (each["step"], each["epoch"], each["lr"])
+            for each in records(stopping / name)
+            if each.get("stage") == 1 and each["kind"] == "step"
+        ]
+        for name in ("planned", "whole")
+    )
+    assert got[0][:2] == (ended["next_step"], ended["next_epoch"]) == (15, 3)
+    assert got == planned[: len(got)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [8, 12, 13, 21, 22])  # batches; 13 is the last of the stage, 21 the next
+def test_a_stage_that_ended_early_is_resumed_exactly(
+    shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopping: Path, at: int
+) -> None:
+    (tmp_path / "cut.toml").write_text(STOPPING)
+    words = train_words(shard_root, tmp_path / "cut.toml", tmp_path)
+    with monkeypatch.context() as patch:
+        stop_at(patch, at)
+        assert main(words) == 128 + 15
+    assert main(words) == 0
+    assert records(tmp_path / "cut") == records(stopping / "whole")
+    weights = [torch.load(path / "last.pt", weights_only=True) for path in (tmp_path / "cut", stopping / "whole")]
+    for kind in ("model", "ema"):
+        for name, tensor in weights[0][kind].items():
+            assert torch.equal(tensor, weights[1][kind][name]), name
 
 
 @pytest.mark.slow

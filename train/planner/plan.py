@@ -131,6 +131,8 @@ def plan(
                         lines.append("- larger batches: not measured, to keep within --limit")
                 print(table(result))
                 print(_sampling_lines(run.plan), end="")
+                if patience := run.recipe.stop.patience:
+                    print(f"at most: a stage ends after {counted(patience, 'validation')} without improvement")
                 print("".join(f"{line}\n" for line in lines), end="", flush=True)
     if file is not None and ranks.is_main:
         with output_file(file) as opened:

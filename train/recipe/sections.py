@@ -363,7 +363,12 @@ class Distill:
 class Stop:
     """Early stopping on the better top-1 (classes), mAP (several labels) or R² (values) of raw and averaged weights."""
 
-    patience: int = setting(0, "epochs without improvement after which the run stops; 0 = off", ge=0)
+    patience: int = setting(
+        0,
+        "validations without improvement after which the stage ends; the next one begins, and after the last stage "
+        "the run is finished; 0 = off",
+        ge=0,
+    )
     min_delta: float = setting(
         0.0, "increase of top-1, mAP or R² that counts as improvement (0.001 is 0.1 points)", ge=0, lt=1
     )

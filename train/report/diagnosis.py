@@ -97,6 +97,7 @@ def diagnose(run: RunLogReader) -> list[Finding]:
     findings = [
         *_waiting(run, rows),
         *_changes(rows),
+        *_ended_stages(run),
         *(_validation(run) if run.epochs else ()),
         *_gpu(run),
         *_best(run),
@@ -207,6 +208,17 @@ def _gpu(run: RunLogReader) -> Iterator[Finding]:
             (
                 f"Tensors used at most {memory / 2**30:.1f} of {total / 2**30:.1f} GiB of GPU memory: larger batches "
                 'fit (`batch_size = "auto"` finds the largest).'
+            ),
+        )
+
+
+def _ended_stages(run: RunLogReader) -> Iterator[Finding]:
+    for record in run.kind("stage_ended"):
+        yield Finding(
+            False,
+            (
+                f"Stage {record['stage']} ended early, after epoch {record['epoch']}: {record['reason']}. The run "
+                f"continued with epoch {record['next_epoch']}."
             ),
         )
 

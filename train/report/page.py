@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from resolute.console import counted
 from resolute.errors import ResoluteError
 from resolute.files import output_file
 from resolute.report.charts import Chart, Series, chart, short
@@ -187,6 +188,8 @@ def page(runs: Sequence[Run], validation: Mapping[str, Any] | None = None, *, ti
     state = f"{steps:,} of {start.get('total_steps', 0):,} steps done"
     for end in run.log.kind("end"):
         state = f"stopped early: {reason}" if (reason := end.get("stopped_early")) else "finished"
+    if ended := run.log.kind("stage_ended"):
+        state += f" · {counted(len(ended), 'stage')} ended early"
     return render(
         _TEMPLATE,
         title=f"Run {run.name}",

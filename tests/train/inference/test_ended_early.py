@@ -21,27 +21,25 @@ model = {{ name = "test_resnet" }}
 optim = {{ lr = 1e-9 }}
 precision = {{ amp = "off" }}
 eval = {{ batch_size = 8, crop_pct = 0.7 }}
-stop = {{ STOP }}
 {stages((32, 3, 25), (48, 2, 25))}"""  # 3 steps and 2 batches of validation per epoch
 
 
 @pytest.fixture(scope="module")
 def early(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs below this folder: stopped (early, in the first stage), first and second (interrupted in that stage, before
-    any validation, and after it). Their set has 32, 48 and 64 px."""
+    """Runs below this folder, interrupted: first (before any validation) and second (at the start of the second stage).
+    Their set has 32, 48 and 64 px."""
     folder = tmp_path_factory.mktemp("early")
-    for name, stop, at in (("stopped", "patience = 1, min_delta = 0.9", -1), ("first", "", 1), ("second", "", 16)):
-        (folder / f"{name}.toml").write_text(RECIPE.replace("STOP", stop))
+    for name, at in (("first", 1), ("second", 16)):
+        (folder / f"{name}.toml").write_text(RECIPE)
         with pytest.MonkeyPatch.context() as patch:
             stop_at(patch, at)
-            assert main(train_words(shard_root, folder / f"{name}.toml", folder)) == (0 if stop else 128 + 15)
+            assert main(train_words(shard_root, folder / f"{name}.toml", folder)) == 128 + 15
     return folder
 
 
 @pytest.mark.parametrize(
     ("name", "res"),
     [
-        ("stopped", 32),
         ("first", 32),
         ("first/last.pt", 32),
         ("second", 32),
@@ -53,22 +51,21 @@ def test_a_checkpoint_holds_the_resolution_of_its_weights(early: Path, name: str
     assert open_saved_run(early / name).res == res
 
 
-@pytest.mark.parametrize("name", ["stopped", "second"])
 def test_evaluation_predictions_and_exports_have_the_resolution_of_the_best_weights(
-    early: Path, shard_root: Path, tmp_path: Path, name: str
+    early: Path, shard_root: Path, tmp_path: Path
 ) -> None:
     words = ["--shards", str(shard_root), "--device", "cpu", "--json", str(tmp_path / "e.json")]
-    assert main(["eval", str(early / name), *words]) == 0
+    assert main(["eval", str(early / "second"), *words]) == 0
     (row,) = json.loads((tmp_path / "e.json").read_text())["rows"]
-    epochs = [record for record in read_log(early / name / "run.jsonl") if record["kind"] == "epoch"]
+    epochs = [record for record in read_log(early / "second" / "run.jsonl") if record["kind"] == "epoch"]
     best = max(epochs, key=lambda epoch: epoch["top1"])
     assert (row["res"], row["top1"], row["top5"]) == (32, best["top1"], best["top5"])
     words = ["--src", str(shard_root), "--out", str(tmp_path / "p.csv"), "--device", "cpu"]
-    assert main(["predict", str(early / name), *words]) == 0
+    assert main(["predict", str(early / "second"), *words]) == 0
     with (tmp_path / "p.csv").open(newline="") as file:
         hits = [each["label"] == each["class1"] for each in csv.DictReader(file)]
     assert sum(hits) / len(hits) == row["top1"]
-    assert main(["export", str(early / name), "--out", str(tmp_path / "folder")]) == 0
+    assert main(["export", str(early / "second"), "--out", str(tmp_path / "folder")]) == 0
     config = json.loads((tmp_path / "folder" / "config.json").read_text())
     assert (config["pretrained_cfg"]["input_size"], config["pretrained_cfg"]["crop_pct"]) == ([3, 32, 32], 0.7)
     assert config["resolute"]["res"] == 32
