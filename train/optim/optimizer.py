@@ -42,7 +42,7 @@ def build_optimizer(optim: Optim, network: nn.Module) -> torch.optim.Optimizer:
             on_gpu = any(parameter.is_cuda for parameter in network.parameters())
             settings["fused"] = optim.fused or on_gpu or None  # None: torch's default; False is the slowest
         if "max_grad_norm" in accepted:
-            settings["max_grad_norm"] = None  # why: `optim.clip_norm` does the clipping
+            settings["max_grad_norm"] = None  # why: `optim.clip_norm`, whose default is the optimizer's, does it
         optimizer: torch.optim.Optimizer = timm.optim.create_optimizer_v2(
             network,
             opt=name,

@@ -408,6 +408,9 @@ def _without_none(value: Any) -> Any:
 def _changed(part: Any, *, left_out: Sequence[str] = ()) -> dict[str, Any]:
     """The values of a settings class that are not its defaults."""
     values = {key.name: (getattr(part, key.name), key.default) for key in definitions(type(part))}
+    if isinstance(part, Optim):  # its defaults of None depend on the name
+        usual = Optim(name=part.name)
+        values |= {name: (value, getattr(usual, name)) for name, (value, default) in values.items() if default is None}
     return {name: value for name, (value, default) in values.items() if name not in left_out and value != default}
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -15,8 +16,9 @@ from resolute.settings import setting, settings
 
 __all__ = ["Distill", "Ema", "Freeze", "Loss", "Model", "Optim", "Precision", "Schedule", "Stop"]
 
-# (whether it reads momentum, betas) of the usual optimizers, known without importing timm
-_USES = {"sgd": (True, False), "adamw": (False, True), "lamb": (False, True)}
+# (whether it reads momentum, betas; the norm to which it clips gradients by default, 0 for none) of the usual
+# optimizers, known without importing timm
+_USES = {"sgd": (True, False, 0.0), "adamw": (False, True, 0.0), "lamb": (False, True, 1.0)}
 
 
 @settings(
@@ -99,7 +101,12 @@ class Optim:
     )
     lookahead: int = setting(0, "Lookahead: optimizer steps between updates of the slow weights; 0 = off", ge=0)
     lookahead_alpha: float = setting(0.5, "Lookahead: step size of the slow weights", gt=0, le=1)
-    clip_norm: float = setting(0.0, "maximum L2 norm of the gradient of all weights together; 0 = off", ge=0)
+    clip_norm: float | None = setting(
+        None,
+        "maximum L2 norm of the gradient of all weights together; 0 = off; none: the optimizer's own (lamb and its "
+        "variants: 1; others, or with another way to clip: off)",
+        ge=0,
+    )
     clip_value: float = setting(0.0, "maximum absolute value of a gradient element; 0 = off", ge=0)
     clip_agc: float = setting(
         0.0, "adaptive clipping: maximum gradient norm / weight norm per unit, except the head; 0 = off", ge=0
@@ -109,19 +116,23 @@ class Optim:
     grad_accum_steps: int = setting(1, "micro-batches per optimizer step; `batch_size` is the sum over them", ge=1)
 
     def __post_init__(self) -> None:
+        momentum, betas, clip_norm = self._uses
         if self.betas is None:
-            object.__setattr__(self, "betas", (0.9, 0.95) if self._uses == (True, True) else (0.9, 0.999))
+            object.__setattr__(self, "betas", (0.9, 0.95) if momentum and betas else (0.9, 0.999))
+        if self.clip_norm is None:
+            object.__setattr__(self, "clip_norm", 0.0 if self.clip_value or self.clip_agc else clip_norm)
         clips = {name: getattr(self, name) for name in ("clip_norm", "clip_value", "clip_agc")}
         check(sum(clip > 0 for clip in clips.values()) <= 1, "optim", clips, "one way to clip, the others 0")
 
     @property
     def uses_betas(self) -> bool:
         """Whether the optimizer reads `betas` instead of `momentum`."""
-        return self._uses == (False, True)
+        momentum, betas, _ = self._uses
+        return betas and not momentum
 
     @property
-    def _uses(self) -> tuple[bool, bool]:
-        """Whether the optimizer reads `momentum`, and `betas`. Raises `ResoluteError` for an unknown name."""
+    def _uses(self) -> tuple[bool, bool, float]:
+        """As `_USES`. Raises `ResoluteError` for an unknown name."""
         if self.name in _USES:
             return _USES[self.name]
         import timm.optim  # why here: slow, and rarely needed
@@ -130,7 +141,9 @@ class Optim:
         near = ", ".join(difflib.get_close_matches(self.name, names, n=3)) or "sgd, adamw, lamb"
         check(self.name in names, "optim.name", repr(self.name), f"an optimizer of timm.optim (near: {near})")
         info = timm.optim.get_optimizer_info(self.name)
-        return info.has_momentum, info.has_betas
+        arguments = inspect.signature(timm.optim.get_optimizer_class(self.name, bind_defaults=False)).parameters
+        clip_norm = arguments["max_grad_norm"].default if "max_grad_norm" in arguments else 0.0
+        return info.has_momentum, info.has_betas, float(clip_norm or 0.0)
 
     def without_effect(self) -> dict[str, str | Literal[False]]:
         return {

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import timm
 import torch
+from timm.optim import create_optimizer_v2
 from torch import nn
 
 from resolute.errors import ResoluteError
-from resolute.train.optim.optimizer import build_gradient_steps
+from resolute.train.optim.optimizer import build_gradient_steps, build_optimizer
 from resolute.train.recipe.schema import Optim
 
 
@@ -52,6 +53,29 @@ def test_clip_norm_scales_all_gradients_by_one_factor_and_clip_value_clamps_each
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-7)
     with pytest.raises(ResoluteError, match="expected one way to clip"):
         Optim(clip_norm=1.0, clip_agc=0.01)
+
+
+@pytest.mark.parametrize("name", ["lamb", "lambc", "lambw"])
+def test_lamb_clips_as_timms_does_unless_the_recipe_says_otherwise(name: str) -> None:
+    """timm's clips the norm of all gradients to 1 inside its step."""
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    theirs, images = copy.deepcopy(ours), torch.randn(8, 5)
+    assert Optim(name=name).clip_norm == 1.0
+    assert Optim(name=name, clip_norm=0.0).clip_norm == Optim(name=name, clip_agc=0.01).clip_norm == 0.0
+    optim = Optim(name=name, lr=0.1)
+    optimizers = build_optimizer(optim, ours), create_optimizer_v2(theirs, opt=name, lr=0.1, weight_decay=5e-5)
+    steps = build_gradient_steps(optim, ours)
+    assert steps is not None
+    for factor in (100.0, 1.0, 0.01):  # above the bound, and below it
+        for network in (ours, theirs):
+            (factor * network(images).square().sum()).backward()
+        steps()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        for mine, timms in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(mine, timms, rtol=1e-4, atol=1e-6)
 
 
 def test_agc_bounds_the_gradient_of_each_unit_by_its_weights_except_in_the_head(network: nn.Module) -> None:
