@@ -217,7 +217,7 @@ def main(words: Sequence[str] | None = None) -> int:
         _run(_app(complete="--install-completion" in words), words)
     except ResoluteError as error:
         console.say(error)
-        return 2
+        return error.exit_status
     except OSError as error:
         if not console.is_of_storage(error):
             raise

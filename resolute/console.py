@@ -130,14 +130,14 @@ def command(
 ) -> int:
     """Parse `arguments` and call `work`; returns the exit status (`work`'s, None counts as 0).
 
-    A `ResoluteError` is printed as one line on stderr, with status 2; Ctrl-C gives 130.
+    A `ResoluteError` is printed as one line on stderr, with its status, usually 2; Ctrl-C gives 130.
     """
     set_program(parser.prog, sys.argv[1:] if arguments is None else list(map(str, arguments)))
     try:
         return work(parser.parse_args(arguments)) or 0
     except ResoluteError as error:
         say(error)
-        return 2
+        return error.exit_status
     except KeyboardInterrupt:
         say("interrupted")
         return 130

@@ -42,8 +42,11 @@ class ResoluteError(Exception):
     """An error in the input or the environment, explained in one line.
 
     Messages have the form *where: what is wrong, got X, expected Y; do Z*. Command lines print them without a traceback
-    and exit with status 2; any other exception is a bug and keeps its traceback. Credentials in URLs are removed.
+    and exit with status `exit_status`; any other exception is a bug and keeps its traceback. Credentials in URLs are
+    removed.
     """
+
+    exit_status = 2
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(strip_credentials(arg) if isinstance(arg, str) else arg for arg in args))

@@ -44,8 +44,8 @@ PREP = [
 ]
 # recipe, then model, optimizer and loss, then the step, then the run with its log; all other parts after these
 TRAIN = [
-    ("recipe", "options"),
-    ("devices", "checkpoint", "score"),
+    ("recipe", "checkpoint", "options"),
+    ("devices", "score"),
     ("model", "optim", "loss"),
     ("validation", "step_graphs"),
     ("loop",),

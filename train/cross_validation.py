@@ -86,7 +86,9 @@ def outcome(log: Path) -> dict[str, Any]:
     """
     run = RunLogReader(log)
     run.read()
-    last = next(epoch for epoch in reversed(run.epochs) if best_score(epoch) is not None)
+    last = next((epoch for epoch in reversed(run.epochs) if best_score(epoch) is not None), None)
+    if last is None:
+        raise ResoluteError(f"{log}: got no validation with a finite score, expected one; see the losses in its report")
     best, key = run.best_epoch or last, main_metric(last).key
     return {
         f"best_{key}": best_score(best),

@@ -101,16 +101,15 @@ class NotFinite(ResoluteError):
             },
         )
 
-    def describe(self, plan: Plan, folder: Path, *, write: bool) -> ResoluteError:
-        """The error message with what reproduces the step; the keys of its batch are in RUN/not_finite.json.
+    def describe(self, plan: Plan, folder: Path) -> ResoluteError:
+        """The error message with what reproduces the step; writes the keys of its batch to RUN/not_finite.json.
 
-        `write`: write that file; on a single rank.
+        Any rank may be the first to read the loss, and then ends the others: each writes the same file.
         """
         keys = plan.shards.splits["train"].samples[plan.ids(self.step["index"])]["key"].tolist()
         names, path = [key_name(key) for key in keys], folder / "not_finite.json"
-        if write:
-            with output_file(path) as file:
-                file.write(json.dumps({"what": self.what, **self.step, "keys": names}, indent=1).encode())
+        with output_file(path) as file:
+            file.write(json.dumps({"what": self.what, **self.step, "keys": names}, indent=1).encode())
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return ResoluteError(
             f"{folder}: {self.what} at step {self.step['step']} (epoch {self.step['epoch']}, {self.step['res']} px, lr "

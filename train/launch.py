@@ -45,22 +45,42 @@ def launch(options: PlanOptions | TrainOptions, words: Sequence[str]) -> int:
         pass
     if options.head:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # why: a store that outlives a restart names the dead
-    try:
-        torchrun.run(torchrun.parse_args([*torchrun_arguments(options), *words]))
-    except SignalException as error:
-        return _stopped(error.sigval, "all processes have ended")
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        if failure.exitcode < 0:
-            return _stopped(-failure.exitcode, f"it ended process {rank}")
-        return failure.exitcode
+    arguments = torchrun.parse_args([*torchrun_arguments(options), *words])
+    for left in reversed(range(1 + (0 if options.head else _restarts(options)))):
+        try:
+            torchrun.run(arguments)
+            return 0
+        except SignalException as error:
+            return _stopped(error.sigval, "all processes have ended")
+        except ChildFailedError as error:
+            if left and not _is_explained(error):
+                say(f"a process has ended; starting all of them again, from the last checkpoint ({left} more times)")
+                continue
+            rank, failure = error.get_first_failure()
+            if failure.exitcode < 0:
+                return _stopped(-failure.exitcode, f"it ended process {rank}")
+            return failure.exitcode
     return 0
 
 
-def torchrun_arguments(options: PlanOptions | TrainOptions) -> list[str]:
-    """The arguments of torchrun before those of `resolute`."""
+def _is_explained(error: ChildFailedError) -> bool:
+    """Whether a process has ended with a `ResoluteError`, which would occur again, and not by an accident."""
+    return any(failure.exitcode == ResoluteError.exit_status for failure in error.failures.values())
+
+
+def _restarts(options: PlanOptions | TrainOptions) -> int:
+    """How often all processes are started again after an accident."""
     resumes_elsewhere = getattr(options, "from_", "last.pt") != "last.pt"
-    restarts = options.restarts if options.restarts is not None else 0 if resumes_elsewhere else _RESTARTS
+    return options.restarts if options.restarts is not None else 0 if resumes_elsewhere else _RESTARTS
+
+
+def torchrun_arguments(options: PlanOptions | TrainOptions) -> list[str]:
+    """The arguments of torchrun before those of `resolute`.
+
+    On a single machine, `launch` starts the processes again, since torchrun would also do so after an error that is
+    explained. On several, only torchrun knows when all machines have to.
+    """
+    restarts = _restarts(options) if options.head else 0
     place = (
         ["--standalone"]
         if options.head is None

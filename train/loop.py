@@ -17,7 +17,7 @@ from resolute.pipeline.loader.loader import Batch
 from resolute.train.devices.distributed import Ranks
 from resolute.train.devices.hardware import bf16_is_emulated
 from resolute.train.loss.distillation import build_teacher, distilled
-from resolute.train.loss.losses import build_loss
+from resolute.train.loss.losses import build_loss, check_smoothing
 from resolute.train.model.build import build_model, compile_network, set_tf32, share_graph
 from resolute.train.model.ema import WeightAverage
 from resolute.train.model.freeze import Freezer
@@ -69,6 +69,7 @@ class Learner:
             channels_last=layout,
             device=device,
             ranks=self.ranks.world_size,
+            names=head.target.names,
             resolutions=recipe.resolutions,
         )
         mean_steps = [total_steps / recipe.total_epochs] * recipe.total_epochs
@@ -81,11 +82,13 @@ class Learner:
             recipe.distill,
             recipe.data,
             classes=classes,
+            names=head.target.names,
             channels_last=layout,
             device=device,
             resolutions={res for stage in recipe.stages for res in stage.resolutions},
         )
         self.head = head
+        check_smoothing(recipe, head)
         weights = None if class_weights is None else torch.from_numpy(class_weights).to(device)
         self.loss = build_loss(recipe.loss, head, weights=weights, device=device)
         self._rerun = batch_norms(self.network) if recipe.model.grad_checkpointing else []
@@ -246,7 +249,8 @@ class Learner:
         self.optimizer.load_state_dict(state["optimizer"])
         self.freezer.load_state_dict(state["freezer"])
         self._stepped = None  # why: the loaded optimizer may have the weight decay of another stage
-        self.scaler.load_state_dict(state["scaler"])
+        if state["scaler"]:  # empty without fp16, with which a run may be resumed on another device
+            self.scaler.load_state_dict(state["scaler"])
         torch.set_rng_state(state["rng"])
         if state["cuda_rng"] is not None and self.device.type == "cuda":
             cuda.set_rng_state(state["cuda_rng"], self.device)

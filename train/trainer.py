@@ -315,7 +315,7 @@ class _Session:
                         break
                     loader.load_state_dict({"next_batch": self.position})
         except NotFinite as error:
-            raise error.describe(plan, folder, write=self.ranks.is_main) from None
+            raise error.describe(plan, folder) from None
         except _Stopped:
             again = "the same command starts it again" if self.is_new else self._advice
             print(f"{folder}: stopped by {self._signal_name} before its first batch; {again}")

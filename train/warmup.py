@@ -90,7 +90,10 @@ def check_micro_batches(plan: Plan, learner: Learner) -> None:
     That is a single image whose feature map shrinks to one pixel, which torch would refuse only when it occurs.
     """
     recipe, ranks = learner.recipe, learner.ranks
-    if recipe.model.norm == "sync" or not batch_norms(learner.network):
+    if recipe.model.norm == "sync" and ranks.world_size > 1:
+        _check_equal_parts(plan, recipe.optim.grad_accum_steps, world_size=ranks.world_size)
+        return
+    if not batch_norms(learner.network):
         return
     steps: dict[tuple[int, int, int, int], Phase] = {}  # (stage, res, samples over all ranks, on this rank)
     for phase in plan.phases:
@@ -107,6 +110,21 @@ def check_micro_batches(plan: Plan, learner: Learner) -> None:
                 f"{cause}: got 1 sample, expected at least 2 for the batch norms of {recipe.model.name} at "
                 f'{res} px; change it, or set model.norm = "group"'
             )
+
+
+def _check_equal_parts(plan: Plan, parts: int, *, world_size: int) -> None:
+    """Raise `ResoluteError` if ranks would divide a step into different numbers of micro-batches.
+
+    Synchronised norms communicate in each of them, and would wait for ever.
+    """
+    for phase in plan.phases:
+        for _, size in phase.local_shapes(rank=0, world_size=1) if phase.split == "train" else ():
+            if size % world_size and size // world_size < parts:
+                raise ResoluteError(
+                    f'optim.grad_accum_steps: got {parts} with model.norm = "sync" and a batch of {size} samples on '
+                    f"{world_size} processes, expected at most {size // world_size}, or a batch that they divide "
+                    "equally; change one"
+                )
 
 
 def _normalises_one(learner: Learner, stage: int, res: int) -> bool:
@@ -170,11 +188,12 @@ def warm_up(
                     _forward_and_backward(learner, images)
                 else:
                     learner.eval_outputs(images)
-            except RuntimeError as error:
-                if not out_of_memory(error):
+            except (AssertionError, RuntimeError, TypeError, ValueError, IndexError) as error:
+                if out_of_memory(error):
+                    raise DoesNotFit(split, res, size) from None
+                # some of timm's models refuse an input size by an assertion, others fail somewhere inside
+                if not isinstance(error, AssertionError) and not _accepts_only_its_own_size(learner, res):
                     raise
-                raise DoesNotFit(split, res, size) from None
-            except AssertionError as error:  # why: timm models refuse an input size by an assertion
                 reason = str(error).splitlines()[0] if str(error) else ""
                 raise ResoluteError(
                     f"model: the network refuses images of {res} px ({reason}), expected a model that accepts all "
@@ -183,6 +202,19 @@ def warm_up(
                 ) from None
         if device.type == "cuda":
             cuda.synchronize(device)  # sync: warm-up ends before the clock starts
+
+
+def _accepts_only_its_own_size(learner: Learner, res: int) -> bool:
+    """Whether the network, which has failed with images of `res` px, works with those of timm's configuration."""
+    own = getattr(learner.network, "pretrained_cfg", {}).get("input_size", (3, res, res))[-1]
+    if own == res:
+        return False
+    try:
+        with untouched(learner.network), torch.no_grad(), learner.autocast():
+            learner.network.eval().forward(torch.zeros(2, 3, own, own, device=learner.device))
+    except Exception:  # why so broad: whatever it is, the size is not the cause
+        return False
+    return True
 
 
 def capture_graphs(learner: Learner, plan: Plan, before_each: Callable[[], None] = lambda: None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from tests.support.batch_spec import batch_spec
 CPU = torch.device("cpu")
 
 
-def tiny_network(name: str = "test_resnet", *, classes: int = 7, device: torch.device = CPU, **keys: Any) -> nn.Module:
+def tiny_network(
+    name: str = "test_resnet", *, classes: int = 7, names: Sequence[str] = (), device: torch.device = CPU, **keys: Any
+) -> nn.Module:
     torch.manual_seed(0)
-    return build_model(Model(name=name, **keys), classes=classes, channels_last=True, device=device)
+    return build_model(Model(name=name, **keys), classes=classes, names=names, channels_last=True, device=device)
 
 
 def random_images(n: int = 8) -> torch.Tensor:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from resolute.cli import main
+from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.train import trainer
+from resolute.train.cross_validation import outcome
 from resolute.train.logs.metrics import read_log
 from resolute.train.loop import Learner
 from tests.train.conftest import train_words, without_clocks
@@ -108,3 +110,10 @@ def test_folds_that_cannot_be_are_refused_in_one_line(
     assert message in err
     assert err.count("\n") == 1
     assert not list(tmp_path.rglob("*.pt"))
+
+
+def test_a_fold_without_a_finite_score_is_named(tmp_path: Path) -> None:
+    records = [{"kind": "start"}, {"kind": "epoch", "epoch": 0, "r2": None, "ema_r2": None, "stage": 0}]
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(ResoluteError, match="got no validation with a finite score"):
+        outcome(tmp_path / "run.jsonl")

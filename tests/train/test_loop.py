@@ -41,6 +41,15 @@ def test_gradient_accumulation_makes_the_same_step() -> None:
     assert any(not torch.equal(before[name], value) for name, value in whole.network.state_dict().items())
 
 
+def test_a_run_without_a_gradient_scaler_is_resumed_with_one() -> None:
+    """On a GPU without bf16, `precision.amp = "auto"` is fp16."""
+    state, learner = _learner().state_dict(), _learner()
+    assert state["scaler"] == {}
+    learner.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    learner.load_state_dict(state)
+    assert learner.scaler.get_scale() == 4.0
+
+
 def test_clipping_bounds_the_size_of_a_step() -> None:
     lengths = []
     for clip in (0.0, 1e-3):

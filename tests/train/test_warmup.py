@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from resolute.cli import main
+from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
@@ -18,7 +19,7 @@ from resolute.train import trainer
 from resolute.train.devices.distributed import Ranks
 from resolute.train.loop import Learner
 from resolute.train.recipe.schema import Recipe
-from resolute.train.warmup import announce_compilation, shapes, warm_up
+from resolute.train.warmup import _check_equal_parts, announce_compilation, shapes, warm_up
 from tests.train.conftest import stages, train_words
 
 STAGES = (
@@ -102,6 +103,42 @@ def test_a_run_with_single_sample_batch_norms_is_refused_before_warm_up(
         (0.0, [("train", 32)]),
     ],
 )
+@pytest.mark.parametrize("name", ["levit_128s", "efficientformer_l1", "coatnet_nano_rw_224", "test_vit"])
+def test_a_network_that_fails_at_another_size_is_refused_in_one_line(name: str) -> None:
+    table = {"model": {"name": name}, "stages": [{"res": 192, "epochs": 1, "batch_size": 2}]}
+    if name == "test_vit":
+        table["model"] = {"name": name, "kwargs": {"dynamic_img_size": False}}
+    learner = Learner(Recipe.parse(table, name="x"), classes=3, total_steps=1, device=torch.device("cpu"))
+    with pytest.raises(ResoluteError, match="the network refuses images of 192 px"):
+        warm_up(learner, [("train", 192, 2)])
+
+
+def test_a_network_that_fails_at_every_size_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe.parse(
+        {"model": {"name": "test_resnet"}, "stages": [{"res": 32, "epochs": 1, "batch_size": 2}]}, name="x"
+    )
+    learner = Learner(recipe, classes=3, total_steps=1, device=torch.device("cpu"))
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(learner.network, "forward", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        warm_up(learner, [("train", 32, 2)])
+
+
+@pytest.mark.parametrize(("batch_size", "refused"), [(25, False), (26, True)])  # of 75 photos, the last: 25 or 23
+def test_synchronised_norms_need_as_many_parts_on_each_rank(
+    shard_set: ShardSet, batch_size: int, refused: bool
+) -> None:
+    plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=batch_size)], eval_batch_size=None)
+    if refused:
+        with pytest.raises(ResoluteError, match=r"grad_accum_steps: got 12 with .* batch of 23 samples on 2 processes"):
+            _check_equal_parts(plan, 12, world_size=2)
+    else:
+        _check_equal_parts(plan, 12, world_size=2)
+
+
 def test_a_limited_warm_up_leaves_out_shapes_that_would_take_too_long(
     limit_s: float, warmed: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,10 @@ def different() -> list[str]:
 
 
 Rows = list[dict[str, Any]]
-OTHER_PRECISIONS = {"cifar10,amp=off": "float32", "cifar10,capability=75": "float16"}  # without bf16, "auto" is fp16
+OTHER_PRECISIONS = {
+    "imagenet_rn18_ffcv,amp=off": "float32",
+    "imagenet_rn18_ffcv,capability=75": "float16",
+}  # without bf16, "auto" is fp16
 MISTAKES = "labels_cpu,mistakes=all"  # one of each kind, which must be found
 
 

@@ -25,7 +25,7 @@ from resolute import cuda
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.permutation import stream_key
 
-__all__ = ["Ranks", "join", "shares_gpu"]
+__all__ = ["LostRank", "Ranks", "join", "shares_gpu"]
 
 _CPU = torch.device("cpu")
 _DROPOUT = 4  # stream of random numbers; pipeline.plan uses 0 to 3
@@ -201,24 +201,32 @@ def join(device: str) -> Iterator[Ranks]:
             yield ranks
             ranks._leave()
         except ResoluteError as error:
-            _raise_once(store, f"rank {rank}: {error}")
+            _raise_once(store, ResoluteError(f"rank {rank}: {error}"))
         except RuntimeError as error:
             text = str(error)
             if not isinstance(error, dist.DistError) and "gloo" not in text.lower():
                 raise
             _raise_once(
                 store,
-                f"rank {rank}: lost another rank ({text.splitlines()[0][:100]}); see its message; "
-                "the same command resumes from the last checkpoint",
+                LostRank(
+                    f"rank {rank}: lost another rank ({text.splitlines()[0][:100]}); see its message; "
+                    "the same command resumes from the last checkpoint"
+                ),
             )
 
 
-def _raise_once(store: dist.Store, text: str) -> None:
-    """Raise `ResoluteError` on the first rank that calls this, exit on the others."""
+class LostRank(ResoluteError):
+    """Another rank has ended. Its own error says why; if it was killed, the ranks are started again."""
+
+    exit_status = 75  # Source: sysexits.h, EX_TEMPFAIL
+
+
+def _raise_once(store: dist.Store, error: ResoluteError) -> None:
+    """Raise `error` on the first rank that calls this, exit on the others."""
     try:
         first = store.add("resolute/error", 1) == 1
     except RuntimeError:  # why: the store ends with torchrun
         first = True
     if first:
-        raise ResoluteError(text) from None
-    sys.exit(2)
+        raise error from None
+    sys.exit(error.exit_status)

@@ -263,8 +263,8 @@ def write_predictions(
                     correct += is_class and true == [head.target.names[int(batch.predictions[i].argmax())]]
                     cells = [batch.split, *true, *cells]
                 rows.writerow([name, *cells, batch.errors.get(name, "")])
-            if batch.targets is not None:
-                known.append((batch.predictions, batch.targets))
+            if (own := _own_targets(head, batch)) is not None:
+                known.append((batch.predictions, own))
             done += len(batch.names)
             failed.update(batch.errors)
             bar.update(len(batch.names))
@@ -282,12 +282,19 @@ def write_predictions(
     return f"{out}: {counted(done, 'image')}{_accuracy(head, known, correct) if known else ''}{failures}"
 
 
+def _own_targets(head: Head, batch: PredictionBatch) -> torch.Tensor | None:
+    """The targets of a batch in the order of the run's outputs; None if there are none, or of other labels."""
+    if batch.targets is None or head.target.kind != "labels" or batch.classes == head.target.names:
+        return batch.targets
+    if {*batch.classes} != {*head.target.names}:
+        return None
+    return batch.targets[:, [batch.classes.index(name) for name in head.target.names]]
+
+
 def _accuracy(head: Head, known: list[tuple[torch.Tensor, torch.Tensor]], correct: int) -> str:
     predictions, targets = (torch.cat(parts) for parts in zip(*known, strict=True))
     if head.target.kind == "class":
         return f", top-1 {100 * correct / len(targets):.3f} %"
-    if predictions.shape != targets.shape:  # other classes
-        return ""
     metrics = metrics_of(head, predictions, targets)
     shown = shown_metrics(head.target.kind, outputs=len(head.target), units=head.target.units)
     texts = [f"{metric.title} {metric.text(metrics[metric.key])}" for metric in shown]

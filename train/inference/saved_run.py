@@ -42,7 +42,7 @@ class SavedRun:
     path: Path
     recipe: Recipe
     shards_hash: str
-    own_set: str  # path or URL of the run's set
+    own_set: str  # path or URL of the run's set; "" if an older run does not say
     data: dict[str, str]  # digests of the data that the run read, as `ShardSet.contents`
     head: Head  # what the outputs mean
     margin: float  # stored short side / res of the training shards
@@ -107,7 +107,7 @@ def open_saved_run(run: Path) -> SavedRun:
             recipe=Recipe.from_values(state["recipe"], name=state["name"]),
             head=Head.from_json(state["head"]),
             shards_hash=state["shards"],
-            own_set=state["set"]["source"],
+            own_set=state.get("set", {}).get("source", ""),
             data=state["data"],
             margin=state["margin"],
             grey_bits=state.get("grey_bits", 16),  # older runs have none
@@ -136,6 +136,10 @@ def open_eval_set(source: str | None, saved: SavedRun, *, fold: int | None = Non
     data = saved.recipe.data
     hint = "" if source else f" (the set of {saved.path}; if it is elsewhere now, name it with SHARDS, of predict SRC)"
     source = source or saved.own_set
+    if not source:
+        raise ResoluteError(
+            f"{saved.path}: does not say on which set it was trained, expected one; name it with SHARDS"
+        )
     try:
         shards = ShardSet.open(source)
     except ResoluteError as error:

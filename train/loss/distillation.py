@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -12,6 +11,7 @@ from torch.nn import functional
 from resolute.errors import ResoluteError
 from resolute.train.model.build import build_model
 from resolute.train.recipe.schema import Data, Distill, Model
+from resolute.train.recipe.weights import about_weights
 
 __all__ = ["Teacher", "build_teacher", "distilled"]
 
@@ -21,6 +21,7 @@ def build_teacher(
     data: Data,
     *,
     classes: int,
+    names: Sequence[str] = (),
     channels_last: bool,
     device: torch.device,
     resolutions: Collection[int] = (),
@@ -31,6 +32,7 @@ def build_teacher(
     return Teacher(
         distill,
         classes=classes,
+        names=names,
         mean=data.mean,
         std=data.std,
         channels_last=channels_last,
@@ -47,20 +49,23 @@ class Teacher(nn.Module):
         distill: Distill,
         *,
         classes: int,
+        names: Sequence[str] = (),
         mean: Sequence[float],
         std: Sequence[float],
         channels_last: bool,
         device: torch.device,
         resolutions: Collection[int] = (),
     ) -> None:
-        """`mean`, `std`: normalisation of the run's images, also assumed for a teacher loaded from a file.
-        `resolutions` (px): input sizes that it must accept."""
+        """`names`: of the run's classes, among which a teacher that says its own must have each. `mean`, `std`:
+        normalisation of the run's images, also of a teacher that does not say its own. `resolutions` (px): input sizes
+        that it must accept."""
         super().__init__()
         model = Model(name=distill.teacher, weights=distill.weights, kwargs=distill.kwargs)
         try:
             self.network = build_model(
                 model,
                 classes=classes,
+                names=names,
                 channels_last=channels_last,
                 device=device,
                 same_head=True,
@@ -69,10 +74,13 @@ class Teacher(nn.Module):
         except ResoluteError as error:
             raise ResoluteError(f"distill: {error}") from None
         self.requires_grad_(False).eval()
-        cfg: Any = self.network.pretrained_cfg if distill.weights == "pretrained" else {"mean": mean, "std": std}
-        # (x * std + mean - teacher_mean) / teacher_std, from the student's normalisation to the teacher's
-        scale = [s / teacher_s for s, teacher_s in zip(std, cfg["std"], strict=True)]
-        shift = [(m - teacher_m) / s for m, teacher_m, s in zip(mean, cfg["mean"], cfg["std"], strict=True)]
+        known = about_weights(model).normalisation
+        if known is None:
+            print(f"distill: {distill.weights} does not say its mean and std; those of the run are used", flush=True)
+        own_mean, own_std = known or (mean, std)
+        # (x * std + mean - own_mean) / own_std, from the student's normalisation to the teacher's
+        scale = [s / own for s, own in zip(std, own_std, strict=True)]
+        shift = [(m - own) / s for m, own, s in zip(mean, own_mean, own_std, strict=True)]
         self.scale, self.shift = (torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (scale, shift))
         self.as_is = all(s == 1 for s in scale) and not any(shift)
 

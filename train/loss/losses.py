@@ -14,10 +14,11 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
+from resolute.errors import ResoluteError
 from resolute.train.model.head import CLASSES, Head
-from resolute.train.recipe.schema import Loss
+from resolute.train.recipe.schema import Loss, Recipe
 
-__all__ = ["build_loss", "mixed_binary_cross_entropy", "mixed_cross_entropy"]
+__all__ = ["build_loss", "check_smoothing", "mixed_binary_cross_entropy", "mixed_cross_entropy"]
 
 _EPS = 1e-8  # lower bound of the powers' bases in the asymmetric loss
 
@@ -73,6 +74,27 @@ def build_loss(
         smoothing=smoothing,
         has_ignored=head.target.ignored,
     )
+
+
+def check_smoothing(recipe: Recipe, head: Head) -> None:
+    """Raise `ResoluteError` for classes with `loss.threshold` and label smoothing.
+
+    Smoothing adds label_smoothing / C to each of C targets. With a threshold below that, all classes become present;
+    with a higher one, smoothing has no effect. Targets of several labels are smoothed after the threshold.
+    """
+    loss, stages = recipe.loss, range(len(recipe.stages))
+    smoothing = max(
+        recipe.regularization_at(stage, res)["label_smoothing"]
+        for stage in stages
+        for res in recipe.stages[stage].resolutions
+    )
+    if loss.kind == "bce" and head.target.kind == "class" and loss.threshold and smoothing:
+        classes = len(head.target.names) or 1
+        result = "all classes as present" if loss.threshold < smoothing / classes else "the same targets without it"
+        raise ResoluteError(
+            f"loss.label_smoothing: got {smoothing:g} with loss.threshold = {loss.threshold:g}, which gives {result}, "
+            "expected one of the two; leave one out"
+        )
 
 
 def mixed_cross_entropy(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import difflib
 import os
+import pickle
+import re
 import shutil
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +24,7 @@ from torch import nn
 from resolute.errors import ResoluteError, StorageError
 from resolute.train import checkpoint
 from resolute.train.recipe.schema import Model
+from resolute.train.recipe.weights import about_weights
 
 from .norms import set_norms
 
@@ -35,12 +39,14 @@ def build_model(
     device: torch.device,
     ranks: int = 1,
     for_training: bool = True,
+    names: Sequence[str] = (),
     same_head: bool = False,
     resolutions: Collection[int] = (),
 ) -> nn.Module:
     """A timm model with `classes` outputs on `device`; parameter names are always timm's.
 
-    `for_training`: False if the caller loads the weights. `same_head`: require initial weights for `classes` classes.
+    `for_training`: False if the caller loads the weights. `names`: of the outputs, by which those of initial weights
+    are found if these say theirs; () for unknown. `same_head`: require initial weights for these outputs.
     `resolutions` (px): input sizes that the network must accept (see `size_options`); empty: timm's default.
     Raises `ResoluteError` if timm cannot build the model, the weights are unavailable, or a setting has no effect on
     this model.
@@ -50,24 +56,8 @@ def build_model(
     network = _create(sized, classes=classes, pretrained=pretrained)
     if for_training or model.norm != "sync":  # why: sync norms differ only in training
         network = set_norms(network, model, ranks=ranks, device=device)
-    cfg: Any = getattr(network, "pretrained_cfg", {})
-    average = ""
-    if pretrained:
-        weight_classes = cfg["num_classes"]
-    elif for_training and model.weights:
-        weight_classes, average = _load_weights(network, model)
     if for_training and model.weights:
-        if weight_classes != classes and same_head:
-            raise ResoluteError(
-                f"weights: {model.weights} of {model.name} are for {weight_classes or 'no'} classes, expected "
-                f"{classes}, as in the data; use others"
-            )
-        head = "head included"
-        if weight_classes != classes:
-            head = f"with {weight_classes or 'no'} classes, so a new head is made for {classes}"
-        trained = f"; trained with mean = {list(cfg['mean'])}, std = {list(cfg['std'])}" if pretrained else ""
-        source = f"{average} weights of {model.weights}" if average else f"{model.weights} weights"
-        print(f"{model.name}: starts from {source}, {head}{trained}", flush=True)
+        _initialise(network, model, classes=classes, names=names, same_head=same_head)
     if model.grad_checkpointing:
         try:
             network.set_grad_checkpointing(True)  # type: ignore[operator]
@@ -77,6 +67,52 @@ def build_model(
             ) from None
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     return network.to(device=device, memory_format=memory_format)  # type: ignore[call-overload]
+
+
+def _initialise(network: nn.Module, model: Model, *, classes: int, names: Sequence[str], same_head: bool) -> None:
+    """Load the initial weights, unless timm has done so, and print how they are used.
+
+    Outputs are matched by their names if the weights say theirs. Raises `ResoluteError` if the weights do not fit.
+    """
+    average, known = "", about_weights(model).names
+    if model.weights == "pretrained":
+        cfg: Any = network.pretrained_cfg
+        weight_classes = cfg["num_classes"]
+    else:
+        rows = _rows(known, names)
+        weight_classes, average = _load_weights(
+            network, model, rows=rows, keep_head=rows is not None or not (known and names)
+        )
+    is_whole = weight_classes == classes
+    if known and names:
+        is_whole = {*names} <= {*known}
+    if same_head and not is_whole:
+        others = _list([name for name in names if known and name not in known]) if known else ""
+        got = f"without {others}" if others else f"for {weight_classes or 'no'} classes"
+        raise ResoluteError(
+            f"weights: {model.weights} of {model.name} are {got}, expected the {classes} classes of the data; "
+            "use others"
+        )
+    if not is_whole:
+        of = f"of other classes ({_list(known)})" if known and names else f"with {weight_classes or 'no'} classes"
+        head = f"{of}, so a new head is made for {classes}"
+    elif known and names and [*names] != [*known]:
+        head = f"its head's {len(known)} classes matched by name"
+    else:
+        head = "head included"
+    source = f"{average} weights of {model.weights}" if average else f"{model.weights} weights"
+    print(f"{model.name}: starts from {source}, {head}", flush=True)
+
+
+def _rows(known: Sequence[str] | None, names: Sequence[str]) -> list[int] | None:
+    """For each of `names`, its position in `known`; None if a name is missing or nothing is known."""
+    if not known or not names or not {*names} <= {*known}:
+        return None
+    return [known.index(name) for name in names]
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
 
 
 def size_options(model: Model, resolutions: Collection[int]) -> dict[str, Any]:
@@ -98,9 +134,9 @@ def size_options(model: Model, resolutions: Collection[int]) -> dict[str, Any]:
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             timm.create_model(model.name, **model.kwargs, dynamic_img_size=True)
-    # why: TypeError: the model has no such argument. The others: its constructor reads values of tensors, which the
-    # meta device lacks; it is then built without the argument, where any real mistake is reported
-    except (NotImplementedError, RuntimeError, TypeError):
+    # why so broad: the model has no such argument, or its constructor reads values of tensors, which the meta device
+    # lacks, and more; it is then built without the argument, where any real mistake is reported
+    except Exception:
         return {}
     return {"dynamic_img_size": True}
 
@@ -135,8 +171,12 @@ def _create(model: Model, *, classes: int, pretrained: bool) -> nn.Module:
     return network
 
 
-def _load_weights(network: nn.Module, model: Model) -> tuple[int | None, str]:
+def _load_weights(
+    network: nn.Module, model: Model, *, rows: Sequence[int] | None, keep_head: bool
+) -> tuple[int | None, str]:
     """Load the file `model.weights` into `network`, except a head of another size.
+
+    rows: which outputs of the file's head to take; None: all. keep_head: False to leave the file's head out.
 
     Returns the number of classes of the file's head (None without a head) and which weights were loaded, "raw" or
     "EMA" ("" if the file holds only one kind). Raises `ResoluteError` if the file does not fit the model.
@@ -153,18 +193,23 @@ def _load_weights(network: nn.Module, model: Model) -> tuple[int | None, str]:
         ) from None
     except ResoluteError:
         raise
-    except Exception as error:  # why so broad: a damaged file can raise almost anything
-        reason = str(error).splitlines()[0].split(". ")[0][:100] if str(error) else type(error).__name__
+    except pickle.UnpicklingError as error:
+        if (foreign := re.search(r"GLOBAL ([\w.]+)", str(error))) is None:
+            raise _damaged(path, str(error)) from None
         raise ResoluteError(
-            f"model.weights: {path} is damaged or holds no weights ({reason}), expected a .safetensors or .pth file; "
-            "name another"
+            f"model.weights: {path} holds a {foreign[1]} beside its weights, which could run code when it is read, "
+            "expected weights alone; if you trust it, save its state dict again with torch.save"
         ) from None
+    except Exception as error:  # why so broad: a damaged file can raise almost anything
+        raise _damaged(path, str(error) or type(error).__name__) from None
     foreign = getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)
     state = foreign(state, network) if foreign else state
     own = network.state_dict()
     head = head_parameters(network)
     file_classes = len(state[head[-1]]) if head[-1] in state else None
-    skipped = [name for name in head if name not in state or state[name].shape != own[name].shape]
+    if rows is not None:
+        state |= {name: state[name][rows] for name in head if name in state and len(state[name]) == file_classes}
+    skipped = [name for name in head if not keep_head or name not in state or state[name].shape != own[name].shape]
     if model.norm == "group":
         state = {name: v for name, v in state.items() if name in own or not name.endswith(_STATISTICS)}
     missing, unexpected = own.keys() - state.keys() - set(skipped), state.keys() - own.keys()
@@ -200,12 +245,28 @@ def _read_weights(path: Path, kind: Literal["best", "raw", "ema"]) -> tuple[dict
         if is_average and saved["ema"] is None:
             raise _no_average(path)
         return saved["ema" if is_average else "model"], "EMA" if is_average else "raw"
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    with torch.serialization.safe_globals([argparse.Namespace]):  # the arguments of timm's train.py, which are data
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(content, dict):
+            raise ValueError(f"a {type(content).__name__}")
+        return _average_of(path, kind, content)
+
+
+def _average_of(path: Path, kind: Literal["best", "raw", "ema"], content: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """As `_read_weights`, for a file of torch with `content`."""
     has_average = any(content.get(key) is not None for key in ("state_dict_ema", "model_ema"))  # as timm writes them
     if kind == "ema" and not has_average:
         raise _no_average(path)
     is_average = has_average and kind != "raw"
     return load_state_dict(str(path), use_ema=is_average), ("EMA" if is_average else "raw") if has_average else ""
+
+
+def _damaged(path: Path, reason: str) -> ResoluteError:
+    reason = reason.splitlines()[0].split(". ")[0][:100]
+    return ResoluteError(
+        f"model.weights: {path} is damaged or holds no weights ({reason}), expected a .safetensors or .pth file; "
+        "name another"
+    )
 
 
 def _no_average(path: Path) -> ResoluteError:

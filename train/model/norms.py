@@ -28,11 +28,10 @@ def set_norms(network: nn.Module, model: Model, *, ranks: int, device: torch.dev
         return network
     if not batch_norms(network):
         raise ResoluteError(f"model.norm: {model.name} has no batch norms, got a setting for them; remove it")
-    if model.norm == "sync":
-        if ranks == 1 or device.type != "cuda":
+    if model.norm == "sync" and ranks > 1:  # with one rank, batch norms give the same
+        if device.type != "cuda":
             raise ResoluteError(
-                f"model.norm: without effect, got sync with {ranks} rank(s) on {device.type}, expected several GPUs; "
-                "use batch or ghost"
+                f"model.norm: got sync with {ranks} processes on {device.type}, expected GPUs; use batch or ghost"
             )
         network = convert_sync_batchnorm(network)
     elif model.norm == "ghost":

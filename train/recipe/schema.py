@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import typing
 from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
@@ -21,7 +20,6 @@ from resolute.pipeline.plan.stage import (
     MAX_EPOCHS,
     Augment,
     BatchSize,
-    Positive,
     Seed,
     without_effect,
 )
@@ -57,6 +55,13 @@ __all__ = [
     "unused_keys",
 ]
 
+# Source: timm IMAGENET_DEFAULT_MEAN and _STD
+_IMAGENET: dict[Literal["mean", "std"], tuple[float, float, float]] = {
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+}
+_SAME = 1e-3  # means and deviations that differ less are equal
+
 # Sections of the keys of `regularization`, whose values it replaces.
 _REPLACES = {
     "drop_rate": "model",
@@ -67,7 +72,7 @@ _REPLACES = {
 }
 
 
-@settings("data")
+@settings("data", other_names=dict.fromkeys(("mean", "std", "mean_std", "normalise"), "data.normalize"))
 class Data:
     order: Literal["full", "block", "auto"] = setting(
         "full",
@@ -93,15 +98,11 @@ class Data:
         ge=2,
     )
     fold: int | None = setting(None, "fold held out for validation, below `folds`; the others are trained on", ge=0)
-    mean: tuple[float, float, float] = setting(
-        (0.485, 0.456, 0.406), "per-channel RGB mean to subtract from pixels in 0 to 1 (timm's IMAGENET_DEFAULT_MEAN)"
-    )
-    std: tuple[Positive, Positive, Positive] = setting(
-        (0.229, 0.224, 0.225), "per-channel RGB standard deviation to divide by (IMAGENET_DEFAULT_STD)"
-    )
-
-    mean_std: Literal["keys", "pretrained"] = setting(
-        "keys", "pretrained: mean and std of timm's pretrained weights of `model.name`, instead of the two keys"
+    normalize: Literal["weights", "imagenet"] | dict[Literal["mean", "std"], tuple[float, float, float]] = setting(
+        "weights",
+        "what is subtracted from pixels in 0 to 1 and what they are divided by, per RGB channel: weights: as the "
+        "initial weights expect (ImageNet's mean and standard deviation without weights); imagenet: ImageNet's; or "
+        "{ mean = [r, g, b], std = [r, g, b] }",
     )
 
     def __post_init__(self) -> None:
@@ -109,6 +110,20 @@ class Data:
         are_both = (fold is None) == (folds is None)
         check(are_both, "data", "only one of fold and folds", "both (fold = 0, folds = 5) or neither")
         check(fold is None or folds is None or fold < folds, "data.fold", fold, f"0 to {(folds or 0) - 1}")
+        if isinstance(self.normalize, dict):
+            whole = self.normalize.keys() == {"mean", "std"} and min(self.normalize["std"]) > 0
+            expected = "{ mean = [r, g, b], std = [r, g, b] } with std above 0"
+            check(whole, "data.normalize", self.normalize, expected)
+
+    @property
+    def mean(self) -> tuple[float, float, float]:
+        """Per-channel mean of RGB in 0 to 1. `Recipe.parse` has looked up that of initial weights."""
+        return self.normalize["mean"] if isinstance(self.normalize, dict) else _IMAGENET["mean"]
+
+    @property
+    def std(self) -> tuple[float, float, float]:
+        """Per-channel standard deviation of RGB in 0 to 1."""
+        return self.normalize["std"] if isinstance(self.normalize, dict) else _IMAGENET["std"]
 
 
 @settings("eval", other_names={"crop_frac": "eval.crop_pct"})
@@ -219,6 +234,9 @@ class Recipe:
         """Every value except the name, with JSON types; stored in checkpoints."""
         values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         del values["name"]
+        # why these names: checkpoints have them
+        del values["data"]["normalize"]
+        values["data"] |= {"mean": [*self.data.mean], "std": [*self.data.std], "mean_std": "keys"}
         # why: recipes without these keys keep the hash that they had before there were any
         for stage in values["stages"]:
             if regularization := _without_none(stage.pop("regularization")):
@@ -240,6 +258,9 @@ class Recipe:
             keys = _changed(value) if dataclasses.is_dataclass(value) else value
             kept = {key: each for key, each in keys.items() if (name, key) not in unused} if keys is not value else keys
             table |= {name: kept} if kept != {} else {}
+        if self.data.normalize == _normalisation_of_weights(self.model):
+            table["data"].pop("normalize", None)
+            table = {name: keys for name, keys in table.items() if keys != {}}
         parts = {"augment": stage.augment or Augment(), "regularization": stage.regularization}
         table |= {name: keys for name, part in parts.items() if (keys := _changed(part))}
         return {**table, "stages": [_changed(stage, left_out=(*parts,))]}
@@ -250,7 +271,11 @@ class Recipe:
 
         Raises `ResoluteError` for keys that this version does not know and for values out of range.
         """
-        return cls(**{**_without_none(values), "name": name})
+        values = _without_none(values)
+        if "mean" in (data := values.get("data", {})):
+            others = {key: value for key, value in data.items() if key not in ("mean", "std", "mean_std")}
+            data = {**others, "normalize": {key: data[key] for key in ("mean", "std")}}
+        return cls(**{**values, "data": data, "name": name})
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
@@ -292,8 +317,7 @@ class Recipe:
             _refuse_without_effect(recipe, {**table, "augment": base, "regularization": tables["regularization"][0]})
             for stage, written in zip(recipe.stages, stages, strict=True):
                 _refuse_in_stage(recipe, stage, written)
-            if recipe.data.mean_std == "pretrained":
-                recipe = _with_pretrained_mean_std(recipe)
+            recipe = dataclasses.replace(recipe, data=_normalized(recipe))
             return recipe if recipe.scale_epochs == 1.0 else _scaled(recipe)
         except ResoluteError as error:
             raise ResoluteError(f"{where}: {error}") from None
@@ -348,21 +372,40 @@ def _regularized(recipe: Recipe, run: dict[str, Any], *stages: dict[str, Any]) -
     return dataclasses.replace(recipe, stages=tuple(regularized))
 
 
-def _with_pretrained_mean_std(recipe: Recipe) -> Recipe:
-    """The recipe with `data.mean` and `std` of timm's pretrained weights. Raises `ResoluteError` if it has none."""
-    import timm  # why here: slow, and rarely needed
+def _normalized(recipe: Recipe) -> Data:
+    """`recipe.data` with the mean and standard deviation in numbers.
 
-    try:
-        cfg = timm.get_pretrained_cfg(recipe.model.name)
-    except RuntimeError:  # an unknown tag
-        cfg = None
-    if cfg is None or not cfg.has_weights or len(cfg.mean) != 3:
-        raise ResoluteError(
-            f"data.mean_std: got pretrained, but timm has no weights of {recipe.model.name} for RGB images, "
-            "expected some; set data.mean and data.std"
+    Raises `ResoluteError` if they are not those of the initial weights, or if these do not say theirs and timm's own
+    weights of the model have others than ImageNet's.
+    """
+    data, model = recipe.data, recipe.model
+    own = _normalisation_of_weights(model)
+    if data.normalize == "weights":
+        check(
+            own is not None,
+            "data.normalize",
+            f"none, and {model.weights} does not say its mean and std",
+            f"them, since timm's own weights of {model.name} do not have ImageNet's: set data.normalize",
         )
-    mean, std = (typing.cast(tuple[float, float, float], values) for values in (cfg.mean, cfg.std))
-    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, mean=mean, std=std))
+        assert own is not None
+        return dataclasses.replace(data, normalize=own)
+    given: dict[Literal["mean", "std"], tuple[float, float, float]] = {"mean": data.mean, "std": data.std}
+    if model.weights and own is not None:
+        is_same = all(abs(a - b) < _SAME for key in own for a, b in zip(own[key], given[key], strict=True))
+        check(is_same, "data.normalize", given, f"{own}, as {model.weights} of {model.name} expects: leave the key out")
+    return dataclasses.replace(data, normalize=given)
+
+
+def _normalisation_of_weights(model: Model) -> dict[Literal["mean", "std"], tuple[float, float, float]] | None:
+    """The mean and standard deviation that the initial weights expect; ImageNet's without weights; None: not known."""
+    if not model.weights:
+        return {**_IMAGENET}
+    from .weights import about_weights, expected_normalisation  # why here: they load torch
+
+    known, usual = about_weights(model).normalisation, expected_normalisation(model.name)
+    if known is None and (usual == (*_IMAGENET.values(),) or usual is None or not Path(model.weights).exists()):
+        return {**_IMAGENET}  # the usual ones; or the model or the file does not exist, which is reported elsewhere
+    return None if known is None else {"mean": known[0], "std": known[1]}
 
 
 def _scaled(recipe: Recipe) -> Recipe:
@@ -422,8 +465,6 @@ def unused_keys(recipe: Recipe) -> dict[tuple[str, str], str]:
         ("data", "order"): all(s.order for s in recipe.stages) and "every stage has its own",
         ("data", "fraction_mode"): all(s.fraction == 1.0 for s in recipe.stages) and "every fraction is 1",
         ("freeze", "mode"): recipe.freeze.mode != "none" and not _freezes(recipe) and "no stage freezes anything",
-        ("data", "mean"): recipe.data.mean_std == "pretrained" and "data.mean_std is pretrained",
-        ("data", "std"): recipe.data.mean_std == "pretrained" and "data.mean_std is pretrained",
         ("schedule", "batch_rule"): _same_batches(recipe) and "every batch_size is the base",
     } | {("augment", key): reason for key, reason in without_effect(augments).items()}
     for section in ("model", "optim", "loss", "distill", "schedule", "ema", "precision"):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.run
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from resolute.cli import main
 from resolute.errors import ResoluteError
@@ -233,7 +234,7 @@ def test_the_arguments_of_a_run_are_not_parsed_as_those_of_torchrun(
         got = parsed.pop()
         assert (got.module, got.training_script, got.nproc_per_node) == (True, "resolute", "2")
         assert (got.nnodes, got.rdzv_endpoint) == (("1:2", "first:29400") if more else ("1:1", ""))
-        assert (got.max_restarts, got.training_script_args) == (0, [*words, *more])
+        assert (got.max_restarts, got.training_script_args) == (0, [*words, *more])  # --from: none
 
 
 @pytest.mark.parametrize(
@@ -258,6 +259,39 @@ def test_processes_that_cannot_be_started_are_refused_in_one_line(
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "starts"),
+    [
+        ([{0: 2, 1: 2}], 2, 1),  # explained: it would occur again
+        ([{1: 2, 0: 75}], 2, 1),  # rank 0 has lost rank 1, which says why
+        ([{1: -9, 0: 75}, {}], 0, 2),  # killed
+        ([{0: 1}] * 4, 1, 4),  # a bug or a full disk, four times
+        ([{0: -11}] * 4, 128 + 11, 4),
+    ],
+)
+def test_only_accidents_start_all_processes_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends: list[dict[int, int]], status: int, starts: int
+) -> None:
+    left, started = list(ends), list[Any]()
+
+    def run(arguments: Any) -> None:
+        started.append(arguments)
+        if end := left.pop(0):
+            failures = {
+                rank: ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file="") for rank, code in end.items()
+            }
+            raise ChildFailedError("resolute", failures)
+
+    FakeCuda(devices=2).install(monkeypatch)
+    monkeypatch.setattr(launch_module.torchrun, "run", run)
+    monkeypatch.setattr(launch_module.ShardSet, "open", lambda *_, **__: contextlib.nullcontext())
+    recipe = tmp_path / "r.toml"
+    recipe.write_text("[[stages]]\nres = 32\nepochs = 1\nbatch_size = 8\n")
+    assert main(["train", "--shards=s", f"--recipe={recipe}", "--gpus", "2"]) == status
+    assert len(started) == starts
+    assert {each.max_restarts for each in started} == {0}
 
 
 def test_processes_that_share_a_gpu_are_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_timms_transform_reproduces_the_validation_pixels(trained: Path, shard_s
 def test_timm_builds_the_model_with_the_best_weights_and_the_runs_preprocessing(
     trained: Path, tmp_path: Path, which: Literal["raw", "ema"]
 ) -> None:
-    data = Data(mean=(0.9, 0.8, 0.9), std=(0.1, 0.1, 0.1))  # far from timm's defaults for this model
+    data = Data(normalize={"mean": (0.9, 0.8, 0.9), "std": (0.1, 0.1, 0.1)})  # far from timm's defaults for this model
     saved = with_recipe(dataclasses.replace(open_saved_run(trained), best_weights=which), data=data)
     export(saved, tmp_path / "m")
     export(saved, tmp_path / "m")  # an export may be replaced

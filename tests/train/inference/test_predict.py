@@ -6,6 +6,7 @@ import csv
 import errno
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +14,19 @@ import torch
 from PIL import Image
 
 from resolute.cli import main
+from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.dataset.target import Target
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
 from resolute.prep.convert.decode import Reject, decode
 from resolute.prep.sources import fetch
 from resolute.train import checkpoint
-from resolute.train.inference.saved_run import open_saved_run
+from resolute.train.inference import predict as predict_module
+from resolute.train.inference.predict import PredictionBatch
+from resolute.train.inference.saved_run import open_eval_set, open_saved_run
+from resolute.train.model.head import Head
 
 
 def predict(run: Path, source: Path | str, out: Path, *more: str) -> list[dict[str, str]]:
@@ -214,3 +220,33 @@ def test_a_sample_that_does_not_fit_is_refused_before_predicting(
     assert not (tmp_path / "s.csv").exists()
     assert main([*map(str, words), "--out", str(tmp_path / "sample.csv")]) == 2
     assert "sample.csv exists, expected a new name; choose another" in capsys.readouterr().err
+
+
+def test_targets_of_labels_are_compared_by_name() -> None:
+    head = Head(target=Target(kind="labels", names=("a", "b", "c")), loss="bce")
+
+    def own(*names: str) -> Any:
+        batch = PredictionBatch(
+            names=["x"],
+            predictions=torch.zeros(1, 3),
+            targets=torch.tensor([[1.0, 0.0, 0.5]]),
+            classes=names,
+            errors={},
+        )
+        found = predict_module._own_targets(head, batch)
+        return None if found is None else found.tolist()
+
+    assert own("a", "b", "c") == [[1.0, 0.0, 0.5]]
+    assert own("c", "a", "b") == [[0.0, 0.5, 1.0]]
+    assert own("a", "b", "z") is None
+
+
+def test_a_run_that_does_not_name_its_set_predicts_photos(trained: Path, photos: list[Path], tmp_path: Path) -> None:
+    """As older runs do; only commands that need the set ask for it."""
+    state = torch.load(trained / "best.pt", weights_only=True)
+    digest = state.pop("set")
+    assert digest
+    checkpoint.save(tmp_path / "best.pt", {key: value for key, value in state.items() if key != "sha256"})
+    assert len(predict(tmp_path / "best.pt", photos[0].parent, tmp_path / "p.csv")) > 0
+    with pytest.raises(ResoluteError, match="does not say on which set it was trained"):
+        open_eval_set(None, open_saved_run(tmp_path / "best.pt"))

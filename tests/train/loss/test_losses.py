@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,11 @@ from timm.data.mixup import mixup_target
 from timm.loss import AsymmetricLossMultiLabel, BinaryCrossEntropy
 from torch.nn import functional
 
+from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.target import Target
-from resolute.train.loss.losses import build_loss
+from resolute.train.loss.losses import build_loss, check_smoothing
 from resolute.train.model.head import Head
-from resolute.train.recipe.schema import Loss
+from resolute.train.recipe.schema import Loss, Recipe
 
 N, CLASSES = 9, 5
 
@@ -24,6 +26,20 @@ def _batch() -> tuple[torch.Tensor, ...]:
     labels = torch.randint(0, CLASSES, (N,))
     partners = torch.where(torch.arange(N) % 2 == 0, labels, torch.randint(0, CLASSES, (N,)))
     return torch.randn(N, CLASSES, dtype=torch.bfloat16), labels, partners, torch.rand(N)
+
+
+@pytest.mark.parametrize(("threshold", "result"), [(0.01, "all classes as present"), (0.2, "the same targets")])
+@pytest.mark.parametrize("table", [{"loss": {"label_smoothing": 0.1}}, {"regularization": {"label_smoothing": 0.1}}])
+def test_smoothed_classes_with_a_threshold_are_refused(table: dict[str, Any], threshold: float, result: str) -> None:
+    loss = {"kind": "bce", "threshold": threshold, **table.get("loss", {})}
+    stages = [{"res": 32, "epochs": 1, "batch_size": 8}]
+    recipe = Recipe.parse({**table, "loss": loss, "stages": stages}, name="x")
+    with pytest.raises(ResoluteError, match=f"label_smoothing: got 0.1 with loss.threshold = {threshold}, .*{result}"):
+        check_smoothing(recipe, Head(target=Target(kind="class", names=("a", "b", "c", "d", "e")), loss="bce"))
+    check_smoothing(recipe, Head(target=Target(kind="labels", names=("a", "b")), loss="bce"))
+    for one in ({"threshold": 0.2}, {"label_smoothing": 0.1}):
+        table = {"loss": {"kind": "bce", **one}, "stages": stages}
+        check_smoothing(Recipe.parse(table, name="x"), Head(target=Target(kind="class", names=("a", "b")), loss="bce"))
 
 
 def test_mixed_loss_equals_cross_entropy_with_soft_targets() -> None:

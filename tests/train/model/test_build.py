@@ -125,17 +125,61 @@ def test_the_average_of_the_last_epochs_equals_torchs_averaged_model() -> None:
                 torch.testing.assert_close(learner.ema.module.state_dict()[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_mean_and_std_are_those_of_the_pretrained_weights() -> None:
-    def data(name: str) -> Data:
-        table = {"model": {"name": name}, "data": {"mean_std": "pretrained"}, "stages": STAGES}
-        return Recipe.parse(table, name="x").data
+def data_of(name: str, **tables: Any) -> Data:
+    model = {"name": name, **tables.pop("model", {})}
+    return Recipe.parse({"model": model, "data": tables, "stages": STAGES}, name="x").data
 
+
+def test_images_are_normalised_as_the_initial_weights_expect() -> None:
     for name in ("vit_tiny_patch16_224", "resnet18.tv_in1k"):
         cfg = timm.get_pretrained_cfg(name)
         assert cfg is not None
-        assert (data(name).mean, data(name).std) == (cfg.mean, cfg.std)
-    with pytest.raises(ResoluteError, match=r"data\.mean_std: got pretrained, but timm has no weights of resnet50\.no"):
-        data("resnet50.no_such_tag")
+        for keys in ({}, {"normalize": "weights"}, {"normalize": {"mean": cfg.mean, "std": cfg.std}}):
+            data = data_of(name, model={"weights": "pretrained"}, **keys)
+            assert (data.mean, data.std) == (cfg.mean, cfg.std)
+    assert data_of("vit_tiny_patch16_224").mean == (0.485, 0.456, 0.406)  # random weights expect nothing
+    assert data_of("vit_tiny_patch16_224", normalize={"mean": [0.1, 0.2, 0.3], "std": [1, 1, 1]}).std == (1, 1, 1)
+
+
+@pytest.mark.parametrize("normalize", ["imagenet", {"mean": [0.4, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}])
+def test_another_normalisation_than_that_of_the_weights_is_refused(normalize: Any) -> None:
+    with pytest.raises(
+        ResoluteError, match=r"data\.normalize: got \{.*expected .*0\.5.*as pretrained of vit_tiny.*leave"
+    ):
+        data_of("vit_tiny_patch16_224", model={"weights": "pretrained"}, normalize=normalize)
+
+
+@pytest.mark.parametrize(
+    "normalize", [{"mean": [0, 0, 0]}, {"mean": [0, 0, 0], "std": [1, 0, 1]}, {"means": [0, 0, 0]}]
+)
+def test_half_a_normalisation_is_refused(normalize: Any) -> None:
+    with pytest.raises(ResoluteError, match=r"data\.normalize"):
+        data_of("resnet18", normalize=normalize)
+
+
+def test_weights_that_do_not_say_their_normalisation_need_one_if_timms_is_unusual(tmp_path: Path) -> None:
+    path = save_weights(tiny_network(), tmp_path / "weights.safetensors")  # test_resnet: 0.5 in timm
+    with pytest.raises(ResoluteError, match=r"data\.normalize: got none, and .*weights\.safetensors does not say"):
+        data_of("test_resnet", model={"weights": str(path)})
+    assert data_of("test_resnet", model={"weights": str(path)}, normalize="imagenet").mean == (0.485, 0.456, 0.406)
+    (tmp_path / "config.json").write_text('{"pretrained_cfg": {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}}')
+    assert data_of("test_resnet", model={"weights": str(path)}).mean == (0.1, 0.2, 0.3)
+    (tmp_path / "config.json").unlink()
+    usual = save_weights(timm.create_model("resnet18"), tmp_path / "resnet18.safetensors")
+    assert data_of("resnet18", model={"weights": str(usual)}).mean == (0.485, 0.456, 0.406)
+
+
+def test_the_keys_that_were_replaced_name_the_new_one() -> None:
+    for old in ({"mean": [0, 0, 0]}, {"std": [1, 1, 1]}, {"mean_std": "pretrained"}):
+        with pytest.raises(ResoluteError, match=r"no such setting, expected data\.normalize; rename it"):
+            data_of("resnet18", **old)
+
+
+def test_values_hold_the_numbers_and_give_the_same_recipe() -> None:
+    table = {"model": {"name": "vit_tiny_patch16_224", "weights": "pretrained"}, "stages": STAGES}
+    recipe = Recipe.parse(table, name="x")
+    assert recipe.values()["data"]["mean"] == [0.5, 0.5, 0.5]
+    assert Recipe.from_values(recipe.values(), name="x") == recipe
 
 
 @pytest.mark.slow
@@ -180,7 +224,7 @@ def test_a_run_with_every_feature_resumes_bit_identically(tmp_path: Path) -> Non
             "gradient_centralization": True,
             "grad_accum_steps": 2,
         },
-        "loss": {"kind": "bce", "threshold": 0.2, "label_smoothing": 0.1},
+        "loss": {"kind": "bce", "threshold": 0.2},
         "distill": {"teacher": "test_resnet", "weights": str(teacher)},
         "ema": {"half_life_steps": 3.0},
     }

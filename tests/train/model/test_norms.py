@@ -69,15 +69,17 @@ def test_batch_norm_momentum_is_the_weight_of_a_batch_in_the_statistics() -> Non
     torch.testing.assert_close(norm.running_mean, 0.03 * seen["x"].mean((0, 2, 3)))
 
 
-def test_sync_norms_keep_names_and_activations_and_need_several_gpus() -> None:
+def test_sync_norms_keep_names_and_activations_and_are_batch_norms_on_one_device() -> None:
     plain = tiny_network("test_efficientnet")
     network = set_norms(copy.deepcopy(plain), Model(norm="sync"), ranks=2, device=torch.device("cuda"))
     assert names_of(network) == names_of(plain)
     assert all(isinstance(norm, nn.SyncBatchNorm) for norm in batch_norms(network))
     torch.testing.assert_close(network.eval()(random_images()), plain.eval()(random_images()))
-    for ranks, device in ((1, "cuda"), (2, "cpu")):
-        with pytest.raises(ResoluteError, match=rf"got sync with {ranks} rank\(s\) on {device}, expected several GPUs"):
-            set_norms(plain, Model(norm="sync"), ranks=ranks, device=torch.device(device))
+    with pytest.raises(ResoluteError, match="got sync with 2 processes on cpu, expected GPUs"):
+        set_norms(plain, Model(norm="sync"), ranks=2, device=CPU)
+    for device in ("cuda", "cpu"):
+        assert set_norms(plain, Model(norm="sync"), ranks=1, device=torch.device(device)) is plain
+    assert not any(isinstance(norm, nn.SyncBatchNorm) for norm in batch_norms(plain))
     model = Model(name="test_resnet", norm="sync")
     network = build_model(model, classes=7, channels_last=True, device=CPU, for_training=False)
     assert names_of(network) == names_of(tiny_network())
