@@ -24,7 +24,7 @@ from resolute.pipeline.jit import compiled
 from . import autoaugment as p
 from .permutation import stream_key
 from .rng import U64, beta, philox, uniforms
-from .stage import BINS, Augment
+from .stage import BINS, SIZED_AT, Augment
 
 __all__ = [
     "CUTMIX",
@@ -96,7 +96,9 @@ def augment_params(augment: Augment, *, seed: int, epoch: int, ids: NDArray[np.i
     if augment.shift_px:
         out["shift_kinds"], out["shift_values"] = _shift(augment.shift_px, u(_SHIFT, 2))
     if augment.policy != "none":
-        count = 16 if augment.policy == "randaugment" and augment.magnitude_std else 8
+        count = 8
+        if augment.policy == "randaugment":
+            count = 20 if augment.op_prob < 1 else 16 if augment.magnitude_std else 8
         out["policy_kinds"], out["policy_values"] = _policy(augment, u(_POLICY, count), res)
     if any(augment.jitters):
         out["jitter_kinds"], out["jitter_values"] = _jitter(augment, u(_JITTER, 6))
@@ -107,7 +109,7 @@ def augment_params(augment: Augment, *, seed: int, epoch: int, ids: NDArray[np.i
     if augment.blur_prob:
         numbers = u(_BLUR, 2)
         out["blur_kinds"] = np.where(numbers[:, :1] < augment.blur_prob, p.BLUR, p.NONE).astype(np.int32)
-        out["blur_values"] = _first_value(_between(augment.blur_sigma, numbers[:, 1:]))
+        out["blur_values"] = _first_value(_between(augment.blur_sigma, numbers[:, 1:]) * res / SIZED_AT)
     if augment.random_erasing_prob:
         out["erase_boxes"], out["erase_from"] = _erase(augment, stream_key(seed, _ERASE, epoch), ids, res)
     if augment.vflip_prob:
@@ -153,25 +155,30 @@ def _policy_slots(augment: Augment) -> int:
 
 
 def _policy(augment: Augment, u: NDArray[np.float64], res: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Kinds (N, slots) and values (N, slots, 6) from uniforms `u` (N, 8), or (N, 16) with `magnitude_std`."""
+    """Kinds (N, slots) and values (N, slots, 6) from uniforms `u` (N, 8), of RandAugment (N, 16) with `magnitude_std`
+    and (N, 20) with `op_prob`."""
     rows = np.arange(len(u))
     if augment.policy == "3-augment":
         kinds = np.array([p.SATURATION, p.POINT, p.BLUR], np.int32)[(u[:, :1] * 3).astype(int)]
         values = np.zeros((len(u), 1, p.VALUES), np.float32)
         values[kinds == p.POINT, :2] = (128, 255)  # Source: PIL ImageOps.solarize's default
-        sigma = _between((0.1, 2.0), u[:, 1:2])  # Source: DeiT's augment.py, GaussianBlur
+        sigma = _between((0.1, 2.0), u[:, 1:2]) * res / SIZED_AT  # Source: DeiT's augment.py, GaussianBlur
         values[..., 0] = np.where(kinds == p.BLUR, sigma, values[..., 0])
         return kinds, values
     kinds, values = p.operations(augment.policy, res)
     if augment.policy == "randaugment":
         op = (u[:, 0:8:2] * (len(p.OPERATIONS) - 1)).astype(int)[:, : augment.num_ops]
         sign = (u[:, 1:8:2] < 0.5).astype(int)[:, : augment.num_ops]
+        chosen = kinds[op]
+        if augment.op_prob < 1:
+            applied = u[:, 16:20][:, : augment.num_ops] < augment.op_prob
+            chosen = np.where(applied, chosen, p.NONE).astype(np.int32)
         if not augment.magnitude_std:
-            return kinds[op], values[op, augment.magnitude, sign]
+            return chosen, values[op, augment.magnitude, sign]
         # Sources: timm.data.auto_augment, AugmentOp; Box and Muller, 1958
         normal = np.sqrt(-2 * np.log(1 - u[:, 8::2])) * np.cos(2 * np.pi * u[:, 9::2])
         bins = np.rint(augment.magnitude + augment.magnitude_std * normal).clip(0, BINS - 1).astype(int)
-        return kinds[op], values[op, bins[:, : augment.num_ops], sign]
+        return chosen, values[op, bins[:, : augment.num_ops], sign]
     if augment.policy == "trivialaugment":
         op, bins = (u[:, :1] * (len(p.OPERATIONS) - 1)).astype(int), (u[:, 1:2] * values.shape[1]).astype(int)
         return kinds[op], values[op, bins, (u[:, 2:3] < 0.5).astype(int)]

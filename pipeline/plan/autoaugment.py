@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .stage import BINS
+from .stage import BINS, SIZED_AT
 
 __all__ = [
     "AFFINE",
@@ -92,7 +92,7 @@ POLICY_KINDS = {
 # Source: torchvision.transforms.v2 RandAugment, TrivialAugmentWide, AutoAugment: _AUGMENTATION_SPACE.
 _SPACES: dict[str, dict[str, Any]] = {
     "randaugment": {"bins": BINS, "shear": 0.3, "side": 150 / 331, "degrees": 30.0, "factor": 0.9, "bits": 4},
-    "trivialaugment": {"bins": BINS, "shear": 0.99, "px": 32.0, "degrees": 135.0, "factor": 0.99, "bits": 6},
+    "trivialaugment": {"bins": BINS, "shear": 0.99, "side": 32 / SIZED_AT, "degrees": 135.0, "factor": 0.99, "bits": 6},
     "autoaugment": {"bins": 10, "shear": 0.3, "side": 150 / 331, "degrees": 30.0, "factor": 0.9, "bits": 4},
 }
 
@@ -152,7 +152,7 @@ def _values(name: str, strength: float, sign: float, space: dict[str, Any], res:
     if name == "ShearY":
         return [1, 0, 0, sign * strength * space["shear"], 1, 0]
     if name in ("TranslateX", "TranslateY"):
-        reach = space["side"] * res if "side" in space else space["px"]
+        reach = space["side"] * res
         px = float(int(np.float32(sign * strength * reach)))  # whole px, as torchvision
         return [1, 0, -px, 0, 1, 0] if name == "TranslateX" else [1, 0, 0, 0, 1, -px]
     if name == "Rotate":

@@ -30,7 +30,7 @@ from .crops import CROP_UNIFORMS, centre_crops, random_crops
 from .order import Order, sample_ids
 from .permutation import stream_key
 from .rng import uniforms
-from .stage import AUTO, Augment, BatchShape, BatchSize, Count, Fraction, Seed, Stage, without_effect
+from .stage import AUTO, SIZED_AT, Augment, BatchShape, BatchSize, Count, Fraction, Seed, Stage, without_effect
 
 __all__ = ["BatchSpec", "Phase", "Plan"]
 
@@ -182,8 +182,10 @@ def _refuse_without_effect(
 
 def _augment_config(augment: Augment) -> dict[str, Any]:
     """The settings as values of `Plan.config`; without those, younger than its format, that are off."""
-    off = {"crop_mode": "resized", "shift_px": 0, "flip_mode": "random", "magnitude_std": 0.0}
-    return {name: value for name, value in dataclasses.asdict(augment).items() if off.get(name) != value}
+    off = {"crop_mode": "resized", "shift_px": 0, "flip_mode": "random", "magnitude_std": 0.0, "op_prob": 1.0}
+    config = {name: value for name, value in dataclasses.asdict(augment).items() if off.get(name) != value}
+    # why: an earlier version used the same px at every resolution
+    return config | ({"sized_at": SIZED_AT} if augment.has_sizes else {})
 
 
 class Plan:

@@ -22,6 +22,7 @@ __all__ = [
     "MAX_BATCH",
     "MAX_EPOCHS",
     "OTHER_STAGE_NAMES",
+    "SIZED_AT",
     "Augment",
     "BatchShape",
     "BatchSize",
@@ -58,6 +59,7 @@ _Sigma = Annotated[float, Field(gt=0, le=8)]
 _Part = Annotated[float, Field(gt=0, lt=1)]
 
 _THREE_AUGMENT_JITTER = (0.3, 0.3, 0.3, 0.0)  # Source: Touvron et al., DeiT III, arXiv 2204.07118, section 3
+SIZED_AT = 224  # px: side of the images for which translations and blurs in px are meant
 BINS = 31  # magnitudes of RandAugment and TrivialAugment: 0 to 30. Source: torchvision
 
 
@@ -117,10 +119,15 @@ class Augment:
     vflip_prob: float = setting(0.0, "probability of a vertical flip", ge=0, le=1)
     policy: Literal["none", "randaugment", "trivialaugment", "autoaugment", "3-augment"] = setting(
         "none",
-        "3-augment: one of greyscale, solarize and blur per sample, plus a colour jitter of 0.3 unless `jitter` is set",
+        "3-augment: one of greyscale, solarize and blur per sample, plus a colour jitter of 0.3 unless `jitter` is set "
+        "(off: jitter_prob = 0). Translations and blur have the same size in an image at every resolution: those of "
+        "trivialaugment reach 32 of 224 px",
     )
     num_ops: int = setting(2, "randaugment: operations per sample", ge=1, le=4)
     magnitude: int = setting(9, "randaugment: strength of its operations", ge=0, le=BINS - 1)
+    op_prob: Probability = setting(
+        1.0, "randaugment: probability that each of its operations is applied; timm's is 0.5"
+    )
     magnitude_std: float = setting(
         0.0,
         "randaugment: standard deviation of each operation's magnitude, rounded and clipped to 0 to 30; timm's "
@@ -134,14 +141,16 @@ class Augment:
     jitter_prob: float = setting(1.0, "probability of colour jitter", ge=0, le=1)
     grey_prob: float = setting(0.0, "probability of greyscale", ge=0, le=1)
     blur_prob: float = setting(0.0, "probability of Gaussian blur", ge=0, le=1)
-    blur_sigma: tuple[_Sigma, _Sigma] = setting((0.1, 2.0), "range of the blur's sigma, px of the model's input")
+    blur_sigma: tuple[_Sigma, _Sigma] = setting(
+        (0.1, 2.0), "range of the blur's sigma, px of an input of 224 px; it shrinks and grows with the resolution"
+    )
     random_erasing_prob: float = setting(0.0, "probability of random erasing: one rectangle is filled", ge=0, le=1)
     random_erasing_scale: tuple[_Part, _Part] = setting(
         (0.02, 1 / 3), "range of the rectangle's area / the image's area"
     )
     random_erasing_ratio: tuple[Positive, Positive] = setting((0.3, 3.3), "range of the rectangle's height / width")
     random_erasing_fill: Literal["mean", "noise"] = setting(
-        "mean", "fill with `data.mean`, or with normal noise per pixel"
+        "mean", "fill with the mean of `data.normalize`, or with normal noise per pixel"
     )
     mixup_alpha: float = setting(0.0, "mixup weight ~ Beta(alpha, alpha); 0 = off", ge=0, le=4)
     cutmix_alpha: float = setting(0.0, "cutmix weight ~ Beta(alpha, alpha); 0 = off", ge=0, le=4)
@@ -164,6 +173,11 @@ class Augment:
     def mixes(self) -> bool:
         """Whether any batch can be mixed."""
         return bool((self.mixup_alpha or self.cutmix_alpha) and self.mixup_prob)
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether it translates or blurs by px that scale with the resolution."""
+        return self.policy in ("trivialaugment", "3-augment") or self.blur_prob > 0
 
     @property
     def jitters(self) -> tuple[float, float, float, float]:
@@ -345,6 +359,7 @@ def without_effect(augments: Sequence[Augment]) -> dict[str, str]:
         "flip_prob": all(a.flip_mode == "alternate" for a in augments) and "flip_mode is alternate",
         "magnitude_std": not any(a.policy == "randaugment" for a in augments) and "policy is not randaugment",
         "num_ops": not any(a.policy == "randaugment" for a in augments) and "policy is not randaugment",
+        "op_prob": not any(a.policy == "randaugment" for a in augments) and "policy is not randaugment",
         "magnitude": not any(a.policy == "randaugment" for a in augments) and "policy is not randaugment",
         "jitter_prob": not any(any(a.jitter) or a.policy == "3-augment" for a in augments) and "jitter is off",
         "blur_sigma": not any(a.blur_prob for a in augments) and "blur_prob is 0, off",

@@ -16,7 +16,7 @@ from resolute.pipeline.plan.batching import each_epoch
 from resolute.train.recipe.schema import Optim, Schedule
 from resolute.train.recipe.stages import RecipeStage
 
-__all__ = ["OneCycle", "Rates", "WarmCosine", "epoch_samples", "epoch_steps", "peak_momentum"]
+__all__ = ["OneCycle", "Rates", "WarmDecay", "epoch_samples", "epoch_steps", "peak_momentum"]
 
 
 def epoch_samples(stages: Sequence[RecipeStage], samples: int) -> list[int]:
@@ -128,7 +128,7 @@ def _steps_of(epochs: float, steps: Sequence[int]) -> float:
 
 
 Curve = Callable[[float], tuple[float, float]]
-_GLOBAL = ("onecycle", "warmup_cosine", "flat_cosine")
+_GLOBAL = ("onecycle", "warmup_cosine", "warmup_linear", "flat_cosine")
 
 
 def _pieces(
@@ -153,7 +153,7 @@ def _pieces(
         momentum = _momentum(optim)
         marks = [0, *(borders[epoch] for epoch in schedule.milestone_epochs)]
         return [(first, _constant(optim.lr * schedule.gamma**i, momentum)) for i, first in enumerate(marks)]
-    curve = OneCycle if kind in ("onecycle", "onecycle_stage") else WarmCosine
+    curve = OneCycle if kind in ("onecycle", "onecycle_stage") else WarmDecay
     return [(first, curve(schedule, optim, total_steps=length, rise=rise).at) for first, length in spans]
 
 
@@ -184,18 +184,19 @@ class OneCycle:
         return _cosine(self._peak, self._last, done), _cosine(self._low, self._high, done)
 
 
-class WarmCosine:
-    """Cosine decay from the peak, after a linear warm-up if there is one, and a constant part if the kind is
-    `flat_cosine`; constant momentum.
+class WarmDecay:
+    """Cosine decay from the peak, of `warmup_linear` a linear one, after a linear warm-up if there is one, and a
+    constant part if the kind is `flat_cosine`; constant momentum.
 
     Source: Loshchilov and Hutter, SGDR, arXiv 1608.03983, eq. 5; warm-up: Goyal et al., arXiv 1706.02677; constant
     part: fastai's `fit_flat_cos`.
     """
 
     def __init__(self, schedule: Schedule, optim: Optim, *, total_steps: int, rise: float | None = None) -> None:
-        """`rise`: warm-up steps; None: the fraction `pct_start` of all steps for `warmup_cosine`, else 0."""
+        """`rise`: warm-up steps; None: the fraction `pct_start` of all steps for the warm-up kinds, else 0."""
         if rise is None:
-            rise = schedule.pct_start * total_steps if schedule.kind == "warmup_cosine" else 0.0
+            rise = schedule.pct_start * total_steps if schedule.kind in ("warmup_cosine", "warmup_linear") else 0.0
+        self._curve = _line if schedule.kind == "warmup_linear" else _cosine
         self._rise = warm = round(rise)
         self._flat_end = max(warm, round(schedule.flat_until * total_steps) if schedule.kind == "flat_cosine" else 0)
         self._fall = max(1, total_steps - self._flat_end)
@@ -207,7 +208,7 @@ class WarmCosine:
         """(learning rate, momentum) of step `step`, 0-based."""
         if step < self._rise:
             return self._first + (self._peak - self._first) * step / self._rise, self._momentum
-        return _cosine(self._peak, self._last, max(0.0, step - self._flat_end) / self._fall), self._momentum
+        return self._curve(self._peak, self._last, max(0.0, step - self._flat_end) / self._fall), self._momentum
 
 
 def peak_momentum(schedule: Schedule, optim: Optim) -> float:
@@ -223,3 +224,7 @@ def _momentum(optim: Optim) -> float:
 
 def _cosine(start: float, end: float, done: float) -> float:
     return end + (start - end) / 2.0 * (1.0 + math.cos(math.pi * done))
+
+
+def _line(start: float, end: float, done: float) -> float:
+    return start + (end - start) * done

@@ -18,6 +18,7 @@ from resolute.errors import ResoluteError, check
 from resolute.pipeline.plan.stage import (
     AUTO,
     MAX_EPOCHS,
+    SIZED_AT,
     Augment,
     BatchSize,
     Seed,
@@ -239,6 +240,10 @@ class Recipe:
         values["data"] |= {"mean": [*self.data.mean], "std": [*self.data.std], "mean_std": "keys"}
         # why: recipes without these keys keep the hash that they had before there were any
         for stage in values["stages"]:
+            if (augment := stage["augment"]) and augment["op_prob"] == 1.0:
+                del augment["op_prob"]
+            if augment and Augment(**augment).has_sizes:
+                augment["sized_at"] = SIZED_AT  # why: an earlier version used the same px at every resolution
             if regularization := _without_none(stage.pop("regularization")):
                 stage["regularization"] = regularization
         for section, key in (("model", "drop_rate"), ("optim", "gradient_normalization"), ("precision", "cuda_graphs")):
@@ -272,6 +277,8 @@ class Recipe:
         Raises `ResoluteError` for keys that this version does not know and for values out of range.
         """
         values = _without_none(values)
+        for stage in values.get("stages", []):
+            stage.get("augment", {}).pop("sized_at", None)
         if "mean" in (data := values.get("data", {})):
             others = {key: value for key, value in data.items() if key not in ("mean", "std", "mean_std")}
             data = {**others, "normalize": {key: data[key] for key in ("mean", "std")}}

@@ -175,25 +175,32 @@ class Schedule:
     """
 
     kind: Literal[
-        "onecycle", "onecycle_stage", "cosine_stage", "cosine_restarts", "warmup_cosine", "flat_cosine", "step"
+        "onecycle",
+        "onecycle_stage",
+        "cosine_stage",
+        "cosine_restarts",
+        "warmup_cosine",
+        "warmup_linear",
+        "flat_cosine",
+        "step",
     ] = setting(
         "onecycle",
         "OneCycle over the run or per stage; cosine decay per stage, with warm restarts, after a warm-up, "
-        "or after a constant part; step decay",
+        "or after a constant part; linear decay after a warm-up; step decay",
     )
     progress: Literal["steps", "samples", "epochs"] = setting(
         "steps",
-        "onecycle, warmup_cosine, flat_cosine: the curve's x axis. steps favours stages with small batches; "
-        "samples weights each epoch by the samples it takes; epochs weights all epochs equally, whatever their "
-        "fraction",
+        "onecycle, warmup_cosine, warmup_linear, flat_cosine: the curve's x axis. steps favours stages with small "
+        "batches; samples weights each epoch by the samples it takes; epochs weights all epochs equally, whatever "
+        "their fraction",
     )
     pct_start: float = setting(
-        0.25, "onecycle kinds, warmup_cosine: fraction of the curve with a rising LR", gt=0, lt=1
+        0.25, "onecycle kinds, warmup_cosine, warmup_linear: fraction of the curve with a rising LR", gt=0, lt=1
     )
     warmup_epochs: float | None = setting(
         None,
-        "onecycle, warmup_cosine: epochs with a rising LR, instead of `pct_start`; flat_cosine: the same, none: "
-        "no warm-up",
+        "onecycle, warmup_cosine, warmup_linear: epochs with a rising LR, instead of `pct_start`; flat_cosine: the "
+        "same, none: no warm-up",
         gt=0,
     )
     flat_until: float = setting(
@@ -222,14 +229,14 @@ class Schedule:
 
     def without_effect(self) -> dict[str, str]:
         """Keys that this `kind` does not use, and why."""
-        cycles = ("onecycle", "onecycle_stage")
+        cycles, warm = ("onecycle", "onecycle_stage"), ("warmup_cosine", "warmup_linear", "flat_cosine")
         readers = {
-            "progress": ("onecycle", "warmup_cosine", "flat_cosine"),
-            "warmup_epochs": ("onecycle", "warmup_cosine", "flat_cosine"),
+            "progress": ("onecycle", *warm),
+            "warmup_epochs": ("onecycle", *warm),
             "flat_until": ("flat_cosine",),
-            "pct_start": (*cycles, "warmup_cosine"),
-            "div_factor": (*cycles, "warmup_cosine", "flat_cosine"),
-            "final_div_factor": (*cycles, "warmup_cosine", "flat_cosine", "cosine_stage", "cosine_restarts"),
+            "pct_start": (*cycles, "warmup_cosine", "warmup_linear"),
+            "div_factor": (*cycles, *warm),
+            "final_div_factor": (*cycles, *warm, "cosine_stage", "cosine_restarts"),
             "base_momentum": cycles,
             "period_epochs": ("cosine_restarts",),
             "period_mult": ("cosine_restarts",),

@@ -21,6 +21,7 @@ from resolute.pipeline.plan.augment_params import (
     augment_params,
     mix_params,
 )
+from resolute.pipeline.plan.autoaugment import AFFINE, BLUR, NONE
 from resolute.pipeline.plan.permutation import stream_key
 from resolute.pipeline.plan.rng import uniforms
 from resolute.pipeline.plan.stage import Augment
@@ -158,6 +159,38 @@ def test_mixing_per_sample_draws_beta_weights_and_timms_boxes(alpha: float, othe
     inside = (x > 0) & (y > 0) & (x + w < 1000) & (y + h < 1000)
     assert (w[inside] == h[inside]).all()
     assert (boxes[modes != CUTMIX] == 0).all()
+
+
+@pytest.mark.parametrize("magnitude_std", [0.0, 1.5])
+def test_each_operation_of_randaugment_is_applied_with_its_probability(magnitude_std: float) -> None:
+    """As timm's AugmentOp, whose default is 0.5; what is applied is what a probability of 1 applies."""
+    always = Augment(policy="randaugment", num_ops=3, magnitude=9, magnitude_std=magnitude_std)
+    every, some = numbers(always), numbers(replace(always, op_prob=0.25))
+    applied = some["policy_kinds"] == every["policy_kinds"]
+    assert (some["policy_kinds"][~applied] == NONE).all()
+    assert (some["policy_values"][applied] == every["policy_values"][applied]).all()
+    identity = every["policy_kinds"] == NONE
+    dropped = Counter((~applied).sum(axis=1)[~identity.any(axis=1)].tolist())
+    expected = {k: math.comb(3, k) * 0.75**k * 0.25 ** (3 - k) for k in range(4)}
+    assert_frequencies(dropped, expected, sum(dropped.values()))
+
+
+@pytest.mark.parametrize("res", [96, 128, 176, 320])
+def test_translations_and_blurs_have_the_same_size_in_an_image_of_every_resolution(res: int) -> None:
+    for augment, part in (
+        (Augment(blur_prob=1.0, blur_sigma=(0.5, 2.0)), "blur"),
+        (Augment(policy="3-augment"), "policy"),
+        (Augment(policy="trivialaugment"), "policy"),
+    ):
+        at_224, here = numbers(augment), numbers(augment, res=res)
+        assert (at_224[f"{part}_kinds"] == here[f"{part}_kinds"]).all()
+        kinds = here[f"{part}_kinds"]
+        for kind, values in ((BLUR, slice(0, 1)), (AFFINE, slice(2, 6, 3))):
+            big, small = (each[f"{part}_values"][kinds == kind][:, values] for each in (at_224, here))
+            if kind == AFFINE:  # translations alone, in whole px; shears and turns have no px
+                moves = (at_224[f"{part}_values"][kinds == kind][:, [0, 1, 3, 4]] == [1, 0, 0, 1]).all(axis=1)
+                big, small = big[moves], small[moves]
+            assert np.abs(small - big * res / 224).max(initial=0) <= (1e-5 if kind == BLUR else 1)
 
 
 def test_parameters_equal_the_golden_value() -> None:

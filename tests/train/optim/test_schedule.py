@@ -101,6 +101,13 @@ LOW, LOWEST = 0.7 / 50, 0.7 / 20 / 50
     [
         (Schedule(kind="cosine_stage", final_div_factor=50.0), [_fall(21, LOW), _fall(10, LOW)]),
         (Schedule(kind="warmup_cosine", pct_start=0.35, **DIVIDED), [_rise(11), _fall(20, LOWEST)]),
+        (
+            Schedule(kind="warmup_linear", warmup_epochs=2.0, **DIVIDED),
+            [
+                _rise(14),
+                (partial(lr_scheduler.LinearLR, start_factor=1.0, end_factor=LOWEST / OPTIM.lr, total_iters=17), 17),
+            ],
+        ),
         # a fraction of an epoch is that fraction of its own steps
         (Schedule(kind="warmup_cosine", warmup_epochs=0.5, **DIVIDED), [_rise(4), _fall(27, LOWEST)]),
         (Schedule(kind="warmup_cosine", warmup_epochs=3.8, **DIVIDED), [_rise(25), _fall(6, LOWEST)]),
