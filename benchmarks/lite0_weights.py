@@ -39,13 +39,13 @@ def convert(path: Path, out: Path) -> None:
     from safetensors.torch import save
 
     theirs = torch.load(path, map_location="cpu", weights_only=True)
-    network = timm.create_model(MODEL)
-    ours = network.state_dict()
+    ours, cfg = timm.create_model(MODEL).state_dict(), timm.get_pretrained_cfg(MODEL)
+    assert cfg is not None
     # both list the layers in the order in which an image passes them
     pairs = [*zip(ours.items(), theirs.values(), strict=False)]
     if len(ours) != len(theirs) or any(own.shape != other.shape for (_, own), other in pairs):
         raise ResoluteError(f"{path}: got weights of another network, expected EfficientNet-Lite0's; name another file")
-    images = {name: list(network.pretrained_cfg[name]) for name in ("mean", "std")}
+    images = {"mean": list(cfg.mean), "std": list(cfg.std)}
     out.mkdir(parents=True, exist_ok=True)
     with output_file(out / "model.safetensors") as file:
         file.write(save({name: other.contiguous() for (name, _), other in pairs}))

@@ -14,7 +14,7 @@ from torch import nn
 from resolute import cuda
 from resolute.errors import ResoluteError
 from resolute.pipeline.loader.loader import Batch
-from resolute.train.devices.distributed import Ranks
+from resolute.train.devices.distributed import Ranks, running_statistics
 from resolute.train.devices.hardware import bf16_is_emulated
 from resolute.train.loss.distillation import build_teacher, distilled
 from resolute.train.loss.losses import build_loss, check_smoothing
@@ -209,7 +209,7 @@ class Learner:
         if self.network.training:
             if self.ema is not None:
                 self.ema.copy_counts()
-            self.ranks.broadcast_buffers(self.network, *([self.ema.module] if self.ema is not None else []))
+            self.ranks.average_statistics(*self._averaged)
         self.enter(batch.spec.stage, batch.spec.res, training=False)
         return score_batch(self.head, self.eval_outputs(batch.images), batch.targets)
 
@@ -241,6 +241,25 @@ class Learner:
             "rng": torch.get_rng_state(),
             "cuda_rng": cuda.rng_state(self.device) if self.device.type == "cuda" else None,
         }
+
+    @property
+    def _averaged(self) -> list[nn.Module]:
+        """The networks whose batch norm statistics are averaged over the ranks."""
+        return [self.network, *([self.ema.module] if self.ema is not None else [])]
+
+    def statistics(self) -> list[dict[str, torch.Tensor]]:
+        """This rank's batch norm statistics, on the CPU; between validations, each rank has its own."""
+        return [
+            {name: value.cpu() for name, value in running_statistics(network).items()} for network in self._averaged
+        ]
+
+    def load_statistics(self, of_ranks: list[list[dict[str, torch.Tensor]]]) -> None:
+        """Load this rank's part of all ranks' `statistics`, or if they were another number, the mean of all."""
+        ranks, mean = self.ranks, len(of_ranks) != self.ranks.world_size
+        for number, network in enumerate(self._averaged):
+            each = [statistics[number] for statistics in of_ranks]
+            for name, value in running_statistics(network).items():
+                value.copy_(torch.stack([own[name] for own in each]).mean(0) if mean else each[ranks.rank][name])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.network.load_state_dict(state["model"])

@@ -262,6 +262,8 @@ class _Session:
         }
         if state:
             learner.load_state_dict(state)
+            if of_ranks := state.get("statistics"):
+                learner.load_statistics(of_ranks)
             self.meter.load_state_dict(state["meter"])
             self.progress.load_state_dict(state["progress"])
             self.position = state["position"]
@@ -583,6 +585,7 @@ class _Session:
             "progress": self.progress.state_dict(),
             "order": self.plan.order,
             "decode": self.decode,
+            "statistics": self.ranks.of_all(self.learner.statistics()) if self.ranks.world_size > 1 else None,
             "res": self.recipe.stages[phase.stage].validation_res,
         }
         file = checkpoint.step_file(folder, step)

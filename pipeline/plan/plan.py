@@ -401,10 +401,13 @@ class Plan:
         for phase in self.phases:
             train, smallest = phase.split == "train", phase.min_batch()
             if (smallest + 1) // 2 < world_size if train else smallest < world_size:
+                whole = len(self.shards.splits[phase.split])
+                advice = f"use a larger {'batch_size' if train else 'eval.batch_size'} or fewer ranks"
+                if whole < (2 if train else 1) * world_size:  # whatever the batch size
+                    advice = f"the split has {whole}: use fewer ranks, or more photos"
                 raise ResoluteError(
                     f"epoch {phase.epoch}, {phase.split}: a batch of {smallest} samples cannot feed "
-                    f"{world_size} ranks, expected {2 if train else 1} per rank; use a larger "
-                    f"{'batch_size' if train else 'eval.batch_size'} or fewer ranks"
+                    f"{world_size} ranks, expected {2 if train else 1} per rank; {advice}"
                 )
 
     def batch(

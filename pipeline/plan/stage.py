@@ -120,7 +120,8 @@ class Augment:
     policy: Literal["none", "randaugment", "trivialaugment", "autoaugment", "3-augment"] = setting(
         "none",
         "3-augment: one of greyscale, solarize and blur per sample, plus a colour jitter of 0.3 unless `jitter` is set "
-        "(off: jitter_prob = 0). Translations and blur have the same size in an image at every resolution: those of "
+        "(off: jitter_prob = 0). What moves in from outside is black. Translations and blur have the same "
+        "size in an image at every resolution: those of "
         "trivialaugment reach 32 of 224 px",
     )
     num_ops: int = setting(2, "randaugment: operations per sample", ge=1, le=4)
@@ -153,7 +154,9 @@ class Augment:
         "mean", "fill with the mean of `data.normalize`, or with normal noise per pixel"
     )
     mixup_alpha: float = setting(0.0, "mixup weight ~ Beta(alpha, alpha); 0 = off", ge=0, le=4)
-    cutmix_alpha: float = setting(0.0, "cutmix weight ~ Beta(alpha, alpha); 0 = off", ge=0, le=4)
+    cutmix_alpha: float = setting(
+        0.0, "cutmix weight ~ Beta(alpha, alpha), of a box with even sides as in timm; 0 = off", ge=0, le=4
+    )
     mixup_prob: float = setting(1.0, "probability that a batch (or sample, see mixup_mode) is mixed", ge=0, le=1)
     mixup_switch_prob: float = setting(
         0.5, "with mixup and cutmix on: probability of cutmix for what is mixed", ge=0, le=1

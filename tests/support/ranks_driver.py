@@ -95,7 +95,7 @@ def measure(ranks: Ranks, file: Path) -> None:
     statistics = torch.nn.BatchNorm1d(1)
     assert statistics.running_mean is not None
     statistics.running_mean += rank
-    ranks.broadcast_buffers(statistics)
+    ranks.average_statistics(statistics)
     norm = torch.nn.BatchNorm1d(1, momentum=0.5)
     training = ranks.wrap(norm)
     for _ in range(2):

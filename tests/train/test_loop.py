@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from resolute.train.devices.distributed import Ranks, running_statistics
 from resolute.train.logs.metrics import Meter, RunLogWriter, read_log
 from resolute.train.loop import Learner
 from resolute.train.recipe.schema import Recipe
@@ -48,6 +49,34 @@ def test_a_run_without_a_gradient_scaler_is_resumed_with_one() -> None:
     learner.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     learner.load_state_dict(state)
     assert learner.scaler.get_scale() == 4.0
+
+
+def test_each_rank_gets_its_own_batch_statistics_back_or_the_mean_if_there_are_others() -> None:
+    """Validation uses their mean, which would differ after a resume if all ranks began with those of one."""
+    recipe = {
+        "model": {"name": "test_resnet"},
+        "ema": {"decay": 0.5},
+        "stages": [{"res": 32, "epochs": 1, "batch_size": 8}],
+    }
+
+    def learner_of(rank: int, world_size: int) -> Learner:
+        ranks = Ranks(rank=rank, world_size=world_size)
+        return Learner(Recipe.parse(recipe, name="x"), classes=3, total_steps=1, device=CPU, ranks=ranks)
+
+    of_ranks = []
+    for rank in range(2):
+        learner = learner_of(rank, 2)
+        for network in (learner.network, learner.ema.module if learner.ema else None):
+            assert network is not None
+            for value in running_statistics(network).values():
+                value.fill_(1.0 + rank)
+        of_ranks.append(learner.statistics())
+    for rank, world_size, expected in ((0, 2, 1.0), (1, 2, 2.0), (0, 1, 1.5), (2, 3, 1.5)):
+        learner = learner_of(rank, world_size)
+        learner.load_statistics(of_ranks)
+        found = [value.unique().tolist() for each in learner.statistics() for value in each.values()]
+        assert found == [[expected]] * len(found)
+        assert len(found) > 4
 
 
 def test_clipping_bounds_the_size_of_a_step() -> None:

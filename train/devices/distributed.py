@@ -19,13 +19,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from resolute import cuda
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.permutation import stream_key
 
-__all__ = ["LostRank", "Ranks", "join", "shares_gpu"]
+__all__ = ["LostRank", "Ranks", "join", "running_statistics", "shares_gpu"]
 
 _CPU = torch.device("cpu")
 _DROPOUT = 4  # stream of random numbers; pipeline.plan uses 0 to 3
@@ -81,8 +82,8 @@ class Ranks:
         trainable = [parameter.requires_grad for parameter in self._parameters]
         if self._wrapped is None or trainable != self._trainable:
             self._wrapped = None  # why first: frees its buckets, which are as large as the gradients
-            # why no sync: buffers (statistics) are broadcast here and before each validation (`broadcast_buffers`);
-            # training does not read them in between
+            # why no sync: buffers (statistics) are broadcast here and averaged before each validation
+            # (`average_statistics`); training does not read them in between
             self._wrapped = DistributedDataParallel(network, gradient_as_bucket_view=True)
             self._wrapped.broadcast_buffers = False  # why not as an argument: its name depends on torch's version
             self._trainable = trainable
@@ -134,17 +135,28 @@ class Ranks:
         """The union of all ranks' dicts."""
         if self.world_size == 1:
             return values
-        boxes: list[Any] = [None] * self.world_size
-        dist.all_gather_object(boxes, values)
-        return {key: value for box in boxes for key, value in box.items()}
+        return {key: value for each in self.of_all(values) for key, value in each.items()}
 
     @torch.no_grad()
-    def broadcast_buffers(self, *networks: nn.Module) -> None:
-        """Copy rank 0's buffers (batch norm statistics) to all ranks: each rank has seen different samples."""
+    def average_statistics(self, *networks: nn.Module) -> None:
+        """Give all ranks the mean of their batch norm statistics, since each has seen different samples, and rank 0's
+        other buffers."""
         if self.world_size > 1:
             for network in networks:
+                averaged = {id(buffer) for buffer in running_statistics(network).values()}
                 for buffer in network.buffers():
-                    dist.broadcast(buffer, src=0)
+                    if id(buffer) in averaged:
+                        dist.all_reduce(buffer)
+                        buffer /= self.world_size
+                    else:
+                        dist.broadcast(buffer, src=0)
+
+    def of_all(self, value: T) -> list[T]:
+        """Every rank's value, any picklable object, by rank."""
+        values: list[Any] = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value)
+        return values
 
     def vote(self, *values_here: int) -> tuple[int, ...]:
         """Element-wise maximum over the ranks of the previous call's values (zeros in the first call).
@@ -213,6 +225,13 @@ def join(device: str) -> Iterator[Ranks]:
                     "the same command resumes from the last checkpoint"
                 ),
             )
+
+
+def running_statistics(network: nn.Module) -> dict[str, torch.Tensor]:
+    """The running means and variances of the batch norms, by name."""
+    norms = [(name, module) for name, module in network.named_modules() if isinstance(module, _BatchNorm)]
+    found = {f"{name}.{kind}": getattr(norm, kind) for name, norm in norms for kind in ("running_mean", "running_var")}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 class LostRank(ResoluteError):
