@@ -7,6 +7,7 @@ simulate any number of GPUs by replacing `driver`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -71,18 +72,25 @@ def with_index(device: str | torch.device) -> torch.device:
 
 def resolve_device(device: str | torch.device) -> torch.device:
     """Resolve "cpu", "cuda" or "cuda:N" (see `with_index`). Raises `ResoluteError` if the device is not available."""
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:  # no such name
-        kind = ""
-    if kind not in ("cpu", "cuda"):
-        raise ResoluteError(f"device: got {device}, expected cpu or cuda; choose one")
-    if kind == "cuda" and not available():
+    # why not torch.device: it takes 256 for 0, as indices have 8 bits
+    name = re.fullmatch(r"cpu(?::0)?|cuda(?::(0|[1-9][0-9]{0,8}))?", str(device))
+    if name is None:
+        raise ResoluteError(f"device: got {str(device) or 'no name'}, expected cpu, cuda or cuda:N; choose one")
+    if name[0].startswith("cpu"):
+        return torch.device("cpu")
+    if not available():
         raise ResoluteError(f"device {device}: no CUDA device found, expected one; use device cpu")
-    resolved = with_index(device)
-    if kind == "cuda" and (resolved.index or 0) >= device_count():
+    if name[1] is None:
+        try:
+            return with_index("cuda")
+        except RuntimeError as error:  # for example in a process that was forked from one that uses CUDA
+            raise ResoluteError(
+                f"device {device}: cannot be used, got '{str(error).splitlines()[0]}', expected a working CUDA device; "
+                "use it in a process of its own, or choose device cpu"
+            ) from None
+    if int(name[1]) >= device_count():
         raise ResoluteError(f"device {device}: got {device_count()} CUDA devices, expected more; choose another")
-    return resolved
+    return torch.device("cuda", int(name[1]))
 
 
 def use_device(device: str | torch.device) -> torch.device:

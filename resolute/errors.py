@@ -69,11 +69,11 @@ class DamagedSample(ResoluteError):
 
 
 class FileEndsEarly(DamagedSample):
-    """A file ends before the requested range does; `got_bytes` of the range exist."""
+    """A file ends before the requested range does: `got_bytes` of the range exist, `readable_bytes` of the file."""
 
-    def __init__(self, message: str, got_bytes: int) -> None:
+    def __init__(self, message: str, got_bytes: int, readable_bytes: int) -> None:
         super().__init__(message)
-        self.got_bytes = got_bytes
+        self.got_bytes, self.readable_bytes = got_bytes, readable_bytes
 
 
 def is_unavailable(error: OSError) -> bool:

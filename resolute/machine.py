@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from pathlib import Path
 
 __all__ = ["available_cpus", "cpus_per_process", "use_cpus"]
 
 _CGROUP = Path("/sys/fs/cgroup")
+# Processes on this machine: of torchrun (also Accelerate and Lightning), Open MPI, MPICH and Intel MPI, MVAPICH2
+_LOCAL_SIZES = (
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+)
 
 
 def available_cpus(*, cgroup: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int:
@@ -23,8 +31,39 @@ def available_cpus(*, cgroup: Path = _CGROUP, membership: Path = Path("/proc/sel
 
 
 def cpus_per_process() -> int:
-    """CPU cores for each of the processes that torchrun has started on this machine; all of them for a single one."""
-    return max(1, available_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    """CPU cores for each of the processes that a launcher has started on this machine; all for a single one.
+
+    torchrun and MPI say how many processes they are, and share `available_cpus`. Slurm may bind each process to its own
+    cores, so that its share is one of those that the job has on this machine. Processes that a program starts itself,
+    as by torch.multiprocessing.spawn, are not counted.
+    """
+    cpus = available_cpus()
+    if processes := next(filter(None, map(_number, _LOCAL_SIZES)), 0):
+        return max(1, cpus // processes)
+    if not (tasks := _slurm_tasks()):
+        return cpus
+    return min(cpus, _number("SLURM_CPUS_PER_TASK") or max(1, (_number("SLURM_CPUS_ON_NODE") or cpus) // tasks))
+
+
+def _slurm_tasks() -> int:
+    """Processes of this Slurm job step on this machine; 0: unknown.
+
+    Source: Slurm's manual, srun(1), output environment variables.
+    """
+    counts: list[int] = []
+    for part in os.environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):  # such as 4(x2),3 for three machines
+        if found := re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part):
+            counts += [int(found[1])] * int(found[2] or 1)
+    node = os.environ.get("SLURM_NODEID", "0")
+    if node.isdecimal() and int(node) < len(counts):
+        return counts[int(node)]
+    return _number("SLURM_NTASKS_PER_NODE")
+
+
+def _number(variable: str) -> int:
+    """A number from the environment; 0 if it is not there, or none."""
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdecimal() else 0
 
 
 def use_cpus(count: int) -> None:

@@ -248,6 +248,7 @@ def _test(args: LrFindOptions, written: RecipeText, out: Path) -> None:
             std=recipe.data.std,
             on_bad_sample=recipe.data.on_bad_sample,
             dtype=learner.image_dtype,
+            world_size=1,
         ) as loader:
             test = range_test(plan, loader, learner, low=low, high=high, steps=args.steps)
     except RuntimeError as error:

@@ -73,7 +73,7 @@ def model_inputs(
     mean, std = np.array(recipe.data.mean), np.array(recipe.data.std)
     rows = []
     with (
-        Loader(plan, device="cpu", mean=recipe.data.mean, std=recipe.data.std) as loader,
+        Loader(plan, device="cpu", mean=recipe.data.mean, std=recipe.data.std, world_size=1) as loader,
         closing(Reader(shards, threads=2, padded=False)) as reader,
     ):
         for (stage, split, res), index in sorted(first.items()):

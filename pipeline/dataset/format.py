@@ -22,7 +22,9 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,7 @@ __all__ = [
 FORMAT, VERSION = "resolute-shards", 6
 READ_VERSIONS = (5, VERSION)  # of sets that can be trained on and verified
 KEY_DIGITS = 9
+_LOOKED_AT = 10_000  # names of a folder that is no shard set. why so few: it may be any, such as /usr
 # Written only by prep: the first while it runs, the second before any shard.
 _PREP_FILES = (".prep", "records/plan.json")
 
@@ -168,7 +171,20 @@ def _are_tars(root: str) -> bool:
     """Whether a path or URL without a manifest is one of tars, a pattern or a folder of some."""
     if root.endswith((".tar", ".tar.gz", ".tgz")) or "{" in root or glob.has_magic(root):
         return ".tar" in root or ".tgz" in root
-    return not is_url(root) and any(Path(root).rglob("*.tar"))
+    return not is_url(root) and _holds_tars(Path(root))
+
+
+def _holds_tars(folder: Path) -> bool:
+    """Whether a folder, or one in it, holds tars, by its first names and the first ones one level below."""
+    names = list(islice(_paths(folder), _LOOKED_AT))
+    below = chain.from_iterable(map(_paths, names))
+    return any(path.suffix == ".tar" for path in chain(names, islice(below, _LOOKED_AT)))
+
+
+def _paths(folder: Path) -> Iterator[Path]:
+    """The paths in a folder; none if it is a file, or cannot be read."""
+    with suppress(OSError):
+        yield from folder.iterdir()
 
 
 def _stored(manifest: Mapping[str, Any]) -> list[int]:

@@ -26,24 +26,27 @@ class StagedTrainer(Trainer):
     def get_train_dataloader(self) -> Any:
         return self
 
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         first = {p.first_step: p.first for p in self.plan.phases if p.split == "train"}
         self.loader.load_state_dict({"next_batch": first[self.state.global_step]})  # that of the checkpoint, or 0
         for epoch in self.loader.epochs():
             self.epoch = epoch  # for `evaluate`
             for batch in epoch.train:
-                yield {"pixel_values": batch.images, "targets": batch.soft_targets(self.model.num_labels, 0.1)}
+                targets = batch.soft_targets(self.model.num_labels, 0.1)
+                yield {"pixel_values": batch.images, "targets": targets, "global_size": batch.spec.global_size}
 
-    def compute_loss(self, model: Any, inputs: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
-        return cross_entropy(model(pixel_values=inputs["pixel_values"]).logits, inputs["targets"])
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        losses = cross_entropy(model(pixel_values=inputs["pixel_values"]).logits, inputs["targets"], reduction="sum")
+        # why: gradients are averaged over processes, whose local batch sizes may differ by a sample or two
+        return losses * self.loader.world_size / inputs["global_size"]
 
     @torch.inference_mode()
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         self.model.eval()
-        correct = 0
+        correct = torch.zeros((), dtype=torch.int64, device=self.loader.device)
         for batch in self.epoch.val:
-            correct += int((self.model(pixel_values=batch.images).logits.argmax(1) == batch.labels).sum())
-        metrics = {"eval_top1": correct / len(self.plan.shards.splits["val"])}
+            correct += (self.model(pixel_values=batch.images).logits.argmax(1) == batch.labels).sum()
+        metrics = {"eval_top1": int(self.accelerator.reduce(correct)) / len(self.plan.shards.splits["val"])}
         self.log(metrics)
         self.control: Any = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics

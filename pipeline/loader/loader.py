@@ -19,13 +19,16 @@ and repeats nothing.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
+import os
 import weakref
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import simplejpeg
@@ -46,7 +49,7 @@ from resolute.settings import checked
 
 from .epochs import Epoch, epochs
 from .prefetch import Prefetcher
-from .reader import EncodedBatch, PendingBatch, Reader
+from .reader import CutShort, EncodedBatch, PendingBatch, Reader
 
 __all__ = ["Batch", "Loader", "mix_targets", "pack_labels", "unpack_labels"]
 
@@ -54,7 +57,11 @@ _LOG = logging.getLogger("resolute")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 _NO_LABELS = torch.empty(0, dtype=torch.int64)
 _MAX_COMMENT = 65_533  # bytes in a comment of a JPEG file
-_MAX_NEIGHBOURS = 1000  # samples tried as the replacement of a damaged one
+_NEIGHBOURS, _MAX_CANDIDATES = 3, 1000  # samples tried as the replacement of a damaged one: the next; in all
+# why kept: DALI's destructor waits for threads, which a forked process does not have
+_INHERITED: list[tuple[Reader, Graph | None]] = []
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_LOGGED = 10  # damaged samples that are logged of each tar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +143,8 @@ class Loader(Iterator[Batch]):
         prefetch_batches: Count = 3,
         check_crc: bool = True,
         on_bad_sample: Literal["error", "skip"] = "error",
-        rank: Index = 0,
-        world_size: Count = 1,
+        rank: Index | None = None,
+        world_size: Count | None = None,
         start: Index = 0,
     ) -> None:
         """Start the threads, build the graph, and run the plan's largest batch through it.
@@ -154,14 +161,16 @@ class Loader(Iterator[Batch]):
                        and its `BatchSpec`, in training and validation; returns images of the same shape and dtype,
                        which are then normalised. It comes after augmentation and mixing, runs in the consumer's thread,
                        and must not keep the images. On a CPU, normalisation then takes place in that thread too
-        num_threads    CPU threads of DALI (one more on a CPU); None: the CPUs that this process may use,
-                       divided by the processes that torchrun has started on this machine
+        num_threads    CPU threads of DALI (one more on a CPU); None: the CPUs that this process may use, divided by the
+                       processes that torchrun, Slurm or MPI has started on this machine
         prefetch_batches  batches that DALI processes ahead of the consumer; one more than that are being read
         check_crc      verify the CRC-32 of every image
         on_bad_sample  "error": a damaged sample raises `DamagedSample`; `load_state_dict` can move past its batch.
-                       "skip": the next intact sample of the split replaces it, the same one in every run and on every
-                       rank; see `skipped`. In both cases a storage failure raises `StorageError`, and the next
-                       `next()`, or a new loader at the same batch, tries again
+                       "skip": an intact sample of the split replaces it, one of the next or else one of another tar;
+                       it is the same in every run and on every rank, see `skipped`. In both cases a storage failure
+                       raises `StorageError`, and the next `next()`, or a new loader at the same batch, tries again
+        rank, world_size  this process's number, from 0, and the number of processes that share each batch; None: those
+                       of torch.distributed's process group, 0 and 1 without one. `world_size` 1: every batch as a whole
         start          index of the first batch (see `state_dict`)
 
         Raises `ResoluteError` if the device is not available, or an option is out of range;
@@ -169,9 +178,11 @@ class Loader(Iterator[Batch]):
         """
         if not isinstance(plan, Plan):
             raise ResoluteError(f"Loader.plan: got {type(plan).__name__}, expected a Plan; build one of the shard set")
+        rank, world_size = _ranks(rank, world_size)
         _check_range("Loader.rank", rank, 0, world_size - 1)
         _check_range("Loader.start", start, 0, plan.total_batches)
         self.plan, self.rank, self.world_size = plan, rank, world_size
+        self._process = os.getpid()
         self.device = cuda.resolve_device(device)
         on_gpu = self.device.type == "cuda"
         if decode == "gpu" and not on_gpu:
@@ -192,6 +203,7 @@ class Loader(Iterator[Batch]):
         self._skip = on_bad_sample == "skip"
         self.skipped: dict[tuple[str, int, int], str] = {}  # (split, stored res, sample): reason
         self._replacements: dict[tuple[str, int], dict[int, int]] = {}  # damaged sample: its replacement
+        self._logged = Counter[tuple[str, int, int]]()  # skipped samples of each (split, stored res, shard)
         self._prefetch_batches, self._next = prefetch_batches, start
         self._began = start  # the batch at which it was opened, or of the last state that was loaded
         self._settled = True  # False after an exception in `next()`: what is in flight is discarded, see `_settle`
@@ -199,8 +211,8 @@ class Loader(Iterator[Batch]):
         # with keys and targets
         self._running: deque[tuple[BatchSpec, NDArray[np.int64], NDArray[Any]]] = deque()
         self._read_next = start
-        self._reader = Reader(plan.shards, check_crc=check_crc)
-        self._prefetcher = Prefetcher(plan, rank=rank, world_size=world_size)
+        self._reader = Reader(plan.shards, check_crc=check_crc, asks_once=self._skip)
+        self._prefetcher = Prefetcher(plan, self._reader.files, rank=rank, world_size=world_size)
         shapes = {
             (res, size)
             for phase in plan.phases
@@ -228,7 +240,7 @@ class Loader(Iterator[Batch]):
             self.close()
             raise
         # Called if the loader is dropped without `close`, as in a notebook.
-        self._finalizer = weakref.finalize(self, _release, self._reader, self._graph)
+        self._finalizer = weakref.finalize(self, _release, self._process, self._reader, self._graph)
         self._finalizer.atexit = False
 
     def __repr__(self) -> str:
@@ -320,6 +332,11 @@ class Loader(Iterator[Batch]):
             )
 
     def _refuse_closed(self) -> None:
+        if os.getpid() != self._process:
+            raise ResoluteError(
+                f"Loader: used in process {os.getpid()}, which was forked from process {self._process}, where it was "
+                "opened, expected the same; loop over it directly, without a DataLoader's workers, or open it in them"
+            )
         if not hasattr(self, "_graph"):
             raise ResoluteError("Loader: used after close(), expected an open loader; open another")
 
@@ -440,26 +457,42 @@ class Loader(Iterator[Batch]):
         return None
 
     def _replace(self, spec: BatchSpec, sample: int, error: DamagedSample) -> None:
-        """Replace a damaged sample by the next intact one, also where it was itself a replacement."""
+        """Replace a damaged sample by the first intact candidate, also where it was itself a replacement."""
         replacements = self._replacements.setdefault((spec.split, spec.stored_res), {})
         if sample not in replacements:
-            intact = self._next_intact(spec, sample, error)
-            for damaged, replacement in replacements.items():
-                if replacement == sample:
-                    replacements[damaged] = intact
-            replacements[sample] = intact
+            affected = [damaged for damaged, replacement in replacements.items() if replacement == sample]
+            known = {*replacements, sample}
+            # why together: if one raises, the batch is tried again from here
+            replacements |= {each: self._first_intact(spec, each, known, error) for each in [sample, *affected]}
         if (key := (spec.split, spec.stored_res, sample)) not in self.skipped:
             self.skipped[key] = str(error)
-            _LOG.warning("skipped, sample %d in its place: %s", replacements[sample], error)
+            self._log_skipped(spec, sample, replacements[sample], error)
 
-    def _next_intact(self, spec: BatchSpec, sample: int, error: DamagedSample) -> int:
-        """The first sample after `sample` that is intact. Raises `StorageError` if the storage fails."""
-        total = len(self.plan.shards.splits[spec.split])
-        for distance in range(1, min(total, _MAX_NEIGHBOURS)):
-            neighbour = (sample + distance) % total
-            if not self._reader.submit(spec.split, spec.stored_res, np.array([neighbour])).result().errors:
-                return neighbour
-        raise ResoluteError(f"{error} (nor can the {min(total, _MAX_NEIGHBOURS) - 1} samples after it be read)")
+    def _log_skipped(self, spec: BatchSpec, sample: int, replacement: int, error: DamagedSample) -> None:
+        """Log a damaged sample: a tar that is cut short once, of any other tar the first `_LOGGED` samples."""
+        shard = int(self.plan.shards.splits[spec.split].stored[spec.stored_res][sample]["shard"])
+        logged, most = self._logged[spec.split, spec.stored_res, shard], _LOGGED
+        rest = ""
+        if isinstance(error, CutShort):
+            most, rest = 1, "; the tar is cut short, so its other missing samples are skipped without a report"
+        elif logged + 1 == most:
+            rest = "; further damaged samples of this tar are skipped without a report"
+        if logged < most:
+            _LOG.warning("skipped, sample %d in its place: %s%s", replacement, error, rest)
+        self._logged[spec.split, spec.stored_res, shard] += 1
+
+    def _first_intact(self, spec: BatchSpec, sample: int, damaged: Container[int], error: DamagedSample) -> int:
+        """The first of `candidates` that is intact. Raises `StorageError` if the storage fails."""
+        tried = 0
+        for candidate in itertools.islice(
+            candidates(sample, len(self.plan.shards.splits[spec.split])), _MAX_CANDIDATES
+        ):
+            tried += 1
+            if candidate in damaged:
+                continue
+            if not self._reader.submit(spec.split, spec.stored_res, np.array([candidate])).result().errors:
+                return candidate
+        raise ResoluteError(f"{error} (nor can any of {tried} other samples of the split be read)")
 
     def _prime(self) -> None:
         """Run a batch as large as the plan's largest through the graph, so that no buffer has to grow later.
@@ -486,18 +519,42 @@ class Loader(Iterator[Batch]):
         """End threads and close files. Batches already returned stay valid."""
         self._reading.clear()
         self._running.clear()
-        _release(self._reader, self.__dict__.get("_graph"))
+        _release(self._process, self._reader, self.__dict__.get("_graph"))
         self.__dict__.pop("_graph", None)  # why afterwards: Ctrl-C above leaves it to the next `close`
         if finalizer := self.__dict__.pop("_finalizer", None):
             finalizer.detach()
 
+    def __reduce__(self) -> NoReturn:
+        raise ResoluteError(
+            "Loader: copied or sent to another process, expected to stay in the one that opened it; send its plan, and "
+            "open a loader there"
+        )
+
     def __enter__(self) -> Loader:
+        self._refuse_closed()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def candidates(sample: int, total: int) -> Iterator[int]:
+    """The other samples of a split of `total`, in the order in which they may replace a damaged `sample`.
+
+    The next ones as stored; then some from everywhere, since a tar that is cut short lacks thousands in a row. Samples
+    of one tar that are replaced by those have replacements of their own, which are in one or two other tars.
+    """
+    near = [(sample + distance) % total for distance in range(1, min(total, _NEIGHBOURS + 1))]
+    yield from near
+    step = max(1, round(total * _GOLDEN))  # why golden: its multiples are spread evenly over the split
+    while math.gcd(step, total) > 1:  # else it would not come to every sample
+        step += 1
+    for number in range(1, total):
+        candidate = (sample + number * step) % total
+        if candidate not in near:
+            yield candidate
 
 
 def grey_jpeg(width: int, height: int, *, nbytes: int) -> bytes:
@@ -510,8 +567,31 @@ def grey_jpeg(width: int, height: int, *, nbytes: int) -> bytes:
     return b"".join([jpeg[:2], *comments, jpeg[2:]])  # after the marker that begins the file
 
 
-def _release(reader: Reader, graph: Graph | None) -> None:
-    """End the threads of both."""
+def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Rank and number of ranks for the options of `Loader`. Raises `ResoluteError` if the data do not give them."""
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if rank is None and world_size == 1:
+        return 0, 1
+    if rank is not None or world_size is not None:
+        given, missing = ("rank", "world_size") if world_size is None else ("world_size", "rank")
+        value = rank if world_size is None else world_size
+        raise ResoluteError(f"Loader: got {given} {value} without {missing}, expected both or none; add {missing}")
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if (started := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise ResoluteError(
+            f"Loader: got WORLD_SIZE={started} (torchrun) without a process group, expected one: each process would "
+            "read every batch as a whole; call torch.distributed.init_process_group before, or give rank and world_size"
+        )
+    return 0, 1
+
+
+def _release(process: int, reader: Reader, graph: Graph | None) -> None:
+    """End the threads of both, unless they are those of another process, `process`, from which this one was forked."""
+    if os.getpid() != process:
+        _INHERITED.append((reader, graph))
+        return
     try:
         reader.close()
     finally:

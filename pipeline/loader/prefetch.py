@@ -11,6 +11,7 @@ from contextlib import suppress
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import tar_name
 from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.storage.base import Files
 
 __all__ = ["Prefetcher"]
 
@@ -21,9 +22,12 @@ _AHEAD_SAMPLES = 16 * 1024
 class Prefetcher:
     """Follows one rank through the plan. Does nothing if the set is in a folder."""
 
-    def __init__(self, plan: Plan, *, rank: int = 0, world_size: int = 1, samples: int = _AHEAD_SAMPLES) -> None:
+    def __init__(
+        self, plan: Plan, files: Files, *, rank: int = 0, world_size: int = 1, samples: int = _AHEAD_SAMPLES
+    ) -> None:
+        """`files`: those of the plan's set, of the reader whose batches are prefetched (`Files.for_reader`)."""
         self._plan, self._rank, self._world_size, self._samples = plan, rank, world_size, samples
-        self._files = plan.shards.files
+        self._files = files
         self._current = self._next = 0  # the batch of the last `advance`; the next one to prefetch
         self._pending: list[str] = []  # names not accepted yet, in order of need
         self._last: set[str] = set()  # names of the last batch. why: neighbouring batches share files

@@ -12,7 +12,7 @@ import threading
 import zlib
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,17 +27,24 @@ from resolute.pipeline.graph.kernels.pread import TAG_BYTES, EncodedImages, fetc
 from resolute.pipeline.storage.base import OpenFile
 from resolute.pipeline.storage.threads import DaemonPool
 
-__all__ = ["EncodedBatch", "PendingBatch", "Reader"]
+__all__ = ["CutShort", "EncodedBatch", "PendingBatch", "Reader"]
 
 # why 64: each has one request in flight, so at 20 ms per sample they read 3 000 images/s, where 16 read 800. In the
 # page cache they cost nothing at batch 256, and 2 % of the consumer's time at batch 64 (benchmarks/results/LOG.md)
 _THREADS = 64
 _TASKS, _MIN_TASK_SAMPLES = 16, 8  # tasks per batch; samples per task at least
-_INTERRUPTIONS = 100  # more than a closing reader causes
 _BUFFERS = 8  # free ones kept for padded batches; the default depth has that many in use
 _MAX_PADDING = 4  # padded rows may take this many times the bytes of the batch
 
 Errors = dict[int, DamagedSample]  # by place in the batch
+
+
+class CutShort(DamagedSample):
+    """A sample that is not in its tar, `tar`, because that ends too early."""
+
+    def __init__(self, message: str, tar: str) -> None:
+        super().__init__(message)
+        self.tar = tar
 
 
 @dataclass(frozen=True)
@@ -90,13 +97,26 @@ class Reader:
     """
 
     def __init__(
-        self, shards: ShardSet, *, threads: int = _THREADS, check_crc: bool = True, padded: bool = True
+        self,
+        shards: ShardSet,
+        *,
+        threads: int = _THREADS,
+        check_crc: bool = True,
+        padded: bool = True,
+        asks_once: bool = False,
     ) -> None:
-        """`padded`: return a batch as one array (which DALI takes faster than N) unless that wastes too much memory."""
-        self._shards, self._check_crc, self._padded = shards, check_crc, padded
+        """Start no thread yet.
+
+        padded      return a batch as one array (which DALI takes faster than N) unless that wastes too much memory
+        asks_once   the samples behind the end of a tar that is cut short are damaged from then on, without a read
+        """
+        self.files = shards.files.for_reader()
+        self._shards, self._check_crc, self._padded = replace(shards, files=self.files), check_crc, padded
         self._buffers = BufferPool(nbytes=0, count=_BUFFERS)
-        self._pool = DaemonPool(threads, name="resolute-read", files=shards.files)
+        self._pool = DaemonPool(threads, name="resolute-read", files=self.files)
         self._closed = threading.Event()
+        self._asks_once = asks_once
+        self._ends: dict[str, int] = {}  # of tars that are cut short: bytes that can be read
 
     def submit(self, split: str, res: int, ids: NDArray[np.int64], *, tag: int = 0) -> PendingBatch:
         """Start reading the samples `ids` (N,) of a split at stored resolution `res`, in px; each image gets `tag`.
@@ -124,22 +144,12 @@ class Reader:
             _Task(split, res, i, ids[i : i + step], records[i : i + step], buffer, starts[i : i + step])
             for i in range(0, len(ids), step)
         ]
-        reads = [self._pool.submit(partial(self._read_uninterrupted, task)) for task in tasks]
+        reads = [self._pool.submit(partial(self._read, task)) for task in tasks]
         return PendingBatch(images, sizes, reads)
-
-    def _read_uninterrupted(self, task: _Task) -> Errors:
-        """`_read`, repeated if closing another reader of the same files interrupted it."""
-        for _ in range(_INTERRUPTIONS):
-            try:
-                return self._read(task)
-            except Interrupted:
-                if self._closed.is_set():
-                    raise
-        return self._read(task)  # why not for ever: the files may be closed
 
     def _read(self, task: _Task) -> Errors:
         """Read the samples of a task; returns the errors of damaged ones by position in the batch."""
-        split, records, files = self._shards.splits[task.split], task.records, self._shards.files
+        split, records, files = self._shards.splits[task.split], task.records, self.files
         shards = records["shard"]
         names = {n: tar_name(task.res, split.shards[n]) for n in set(shards.tolist())}
         sizes, offsets = records["nbytes"].astype(np.int64), records["offset"].astype(np.int64)
@@ -148,6 +158,8 @@ class Reader:
         for n, name in names.items():
             if self._closed.is_set():
                 raise Interrupted(f"{files.root}: the reader was closed, expected it open; open another")
+            if self._ends.get(name) == 0:
+                continue
             with suppress(Missing, DamagedSample):  # why: `_read_sample` will raise it
                 if (file := files.open(name)) is not None:
                     opened.append(file)
@@ -168,30 +180,40 @@ class Reader:
         or the set was replaced.
         """
         record, start = task.records[i], int(task.starts[i])
-        nbytes, expected, reason = int(record["nbytes"]), int(record["crc32"]), ""
+        offset, nbytes, expected = int(record["offset"]), int(record["nbytes"]), int(record["crc32"])
+        reason, end = "", self._ends.get(name)
+        if end is not None and offset + nbytes > end:
+            raise self._damaged(task, i, name, f"its tar ends after {end} bytes", is_cut=True)
         for fresh in (False, True):  # why: the cached copy may be damaged, not the store's
             try:
-                data = self._shards.files.read(name, int(record["offset"]), nbytes, fresh=fresh)
+                data = self.files.read(name, offset, nbytes, fresh=fresh)
             except Missing:
                 self._shards.check_unchanged()
                 raise
             except FileEndsEarly as error:
-                reason = f"got {error.got_bytes} bytes, expected {nbytes}"
+                reason, end = f"got {error.got_bytes} bytes, expected {nbytes}", error.readable_bytes
                 continue
+            end = None
             if not self._check_crc or (crc := zlib.crc32(data)) == expected:
                 task.buffer[start : start + nbytes] = np.frombuffer(data, np.uint8)
                 return
             reason = f"got CRC-32 {crc:08x}, expected {expected:08x}"
         self._shards.check_unchanged()
+        if end is not None and self._asks_once:
+            self._ends[name] = min(end, self._ends.get(name, end))
+        raise self._damaged(task, i, name, reason, is_cut=end is not None)
+
+    def _damaged(self, task: _Task, i: int, name: str, reason: str, *, is_cut: bool) -> DamagedSample:
         key = key_name(int(self._shards.splits[task.split].samples[int(task.ids[i])]["key"]))
-        raise DamagedSample(
-            f"{self._shards.files.where(name)}: sample {key} at offset {record['offset']} is damaged, {reason}; "
+        message = (
+            f"{self.files.where(name)}: sample {key} at offset {task.records[i]['offset']} is damaged, {reason}; "
             f"{self._shards.repair}"
         )
+        return CutShort(message, name) if is_cut else DamagedSample(message)
 
     def close(self) -> None:
         """End the threads within 2 s: running reads are interrupted, waiting ones dropped."""
         self._closed.set()
         self._pool.close()
-        self._shards.files.interrupt()  # why again: also ends prefetches, even if no thread was left
-        self._shards.files.release()
+        self.files.interrupt()  # why again: also ends prefetches, even if no thread was left
+        self.files.release()

@@ -67,11 +67,17 @@ class Files(Protocol):
     def prefetch(self, name: str) -> bool:
         """Hint that the file will be read soon: start downloading it. False: too much is pending, ask again later."""
 
+    def for_reader(self) -> Files:
+        """The same files, open ones shared, but with requests that only its own `interrupt` ends, and `close`."""
+
     def release(self) -> None:
         """Close cached file handles; the next `open` or `read` opens them again."""
 
     def interrupt(self) -> None:
-        """End running reads, their retries and pending prefetches with `Interrupted`; later reads work."""
+        """End own running reads, their retries and pending prefetches with `Interrupted`; later reads work.
+
+        A prefetch that others have asked for as well goes on.
+        """
 
     def close(self) -> None:
         """End threads, connections and open files. A read that is still running either completes or fails."""

@@ -2,6 +2,7 @@
 
     CACHE/v2/KEY-NAME        a complete file of a set
     CACHE/v2/KEY-NAME.part   the same while it is downloaded, by the process that holds KEY-NAME.lock
+    CACHE/v2/KEY-NAME.note   what a process found out about the store's file, for the other processes
     CACHE/v2.lock            held while files are counted, evicted, or appear
 
 A lock ends with its process, so that another process takes over from a killed one. The files together never exceed the
@@ -15,6 +16,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import threading
 import time
@@ -23,6 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -113,31 +116,41 @@ class Cache:
         stopped: threading.Event,
         keep: bool = False,
         sha256: str | None = None,
+        is_stale: Callable[[], bool] | None = None,
     ) -> OpenFile:
         """Open a file of `nbytes`, downloaded first by `download(write)` unless it is cached.
 
         stopped   ends waits for other processes, with `Interrupted`
         keep      the file is not evicted as long as the result lives
         sha256    drops a cached file with other content
+        is_stale  drops any cached file if it returns True; no other process downloads the file meanwhile
 
         Raises `ResoluteError` if it is larger than the quota, and what `download` raises.
         """
         path = self.path(name)
         with cache_errors(path):
             cached = partial(self._cached, path, nbytes, keep, sha256)
-            if (file := cached()) is not None:
+            if is_stale is None and (file := cached()) is not None:
                 return file
             with self._locked(path, stopped):
+                if is_stale is not None and is_stale():
+                    self.drop(name)
                 # why again: another process may have downloaded it while this one waited
                 return cached() or self._download(path, nbytes, download, stopped, keep)
 
-    def version(self, name: str) -> tuple[int, int] | None:
-        """Changes with each download of a file; None: it is not cached."""
+    def write_note(self, name: str, **facts: object) -> None:
+        """Note facts (JSON values) about the store's file, in place of earlier ones. Call it during a download."""
+        path = self.path(f"{name}.note")
+        with cache_errors(path):
+            path.write_text(json.dumps({**facts, "time_ns": time.time_ns()}))
+
+    def read_note(self, name: str, *, since_ns: int) -> dict[str, Any]:
+        """The facts of a note that was written at `since_ns` (of the Unix epoch) or later; else none."""
         try:
-            stat = self.path(name).stat()
-        except OSError:
-            return None
-        return stat.st_ino, stat.st_mtime_ns
+            facts = dict(json.loads(self.path(f"{name}.note").read_bytes()))
+            return facts if facts["time_ns"] >= since_ns else {}
+        except (OSError, ValueError, KeyError, TypeError):  # no note, or one that is being written
+            return {}
 
     def drop(self, name: str) -> None:
         """Forget a damaged file."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
@@ -45,12 +46,12 @@ class Client:
         """Sends no request yet. Raises `ResoluteError` if the URL is not understood or a package is missing."""
         self.root = strip_credentials(url)  # for messages
         self.requests = self.fetched_bytes = 0
-        self.stopped = threading.Event()  # replaced by `interrupt`: set for the reads that began before
-        self._closed = False
         self._tries, self._patience_s = tries, tries * stall_s
         self._piece_bytes = max(1, int(stall_s * _BYTES_PER_S))
         self._lock = threading.Lock()
-        self._pending: set[Future[Any]] = set()
+        self._closed = False
+        self._pending: dict[Future[Any], threading.Event] = {}  # and what ends it
+        self._events = weakref.WeakSet[threading.Event]()  # of `stop_event`
         self._store: Any = None  # obstore's, or
         self._fs: Any = None  # fsspec's driver, with the path of the URL in it
         check_user_info(url)
@@ -66,8 +67,17 @@ class Client:
     def where(self, name: str) -> str:
         return f"{self.root}/{name}"
 
-    def info(self, name: str) -> tuple[int, str]:
-        """(size in bytes, identity such as an ETag)."""
+    def stop_event(self) -> threading.Event:
+        """A new event for `info` and `download`, which end once it is set; `interrupt` and `stop` set it."""
+        with self._lock:
+            event = threading.Event()
+            self._events.add(event)
+            if self._closed:
+                event.set()
+        return event
+
+    def info(self, name: str, *, stopped: threading.Event) -> tuple[int, str]:
+        """(size in bytes, identity such as an ETag). `stopped`, a `stop_event`, ends the request."""
 
         def once(stopped: threading.Event) -> tuple[int, str]:
             if self._store is not None:
@@ -78,7 +88,7 @@ class Client:
             info = self._info(name, stopped)
             return int(info["size"]), "; ".join(f"{word}={info[word]}" for word in _IDENTITY if word in info)
 
-        return self._repeated(name, once, self.stopped)
+        return self._repeated(name, once, stopped)
 
     def download(
         self,
@@ -87,12 +97,12 @@ class Client:
         nbytes: int | None = None,
         *,
         most: int | None = None,
-        stopped: threading.Event | None = None,
+        stopped: threading.Event,
     ) -> str:
         """Download a file through `write`; returns the SHA-256 of its bytes, in hex.
 
         nbytes    the size it must have; None: any up to `most`, else `ResoluteError`
-        stopped   ends it; None: the current one
+        stopped   a `stop_event`, which ends it
 
         If a body breaks off, everything is written again. Raises `FileEndsEarly` if the store has another size.
         """
@@ -104,10 +114,11 @@ class Client:
                     f"{self.where(name)}: too large, got {size} bytes, expected at most {most}; upload the set again"
                 )
             if nbytes not in (None, size):
-                if self.info(name)[0] == size:  # why asked again: a single answer may be cut short
+                if self.info(name, stopped=stopped)[0] == size:  # why asked again: a single answer may be cut short
                     raise FileEndsEarly(
                         f"{self.where(name)}: another size than the set's manifest lists, got {size} bytes, expected "
                         f"{nbytes}; upload the set again, its manifest last",
+                        0,
                         0,
                     )
                 raise _BrokenOffError(f"{size} of {nbytes} bytes")
@@ -122,7 +133,7 @@ class Client:
                 self.fetched_bytes += size
             return digest.hexdigest()
 
-        return self._repeated(name, once, stopped or self.stopped)
+        return self._repeated(name, once, stopped)
 
     def _repeated(self, name: str, once: Callable[[threading.Event], Answer], stopped: threading.Event) -> Answer:
         """`once(stopped)`, again after each `_BrokenOffError`.
@@ -166,7 +177,7 @@ class Client:
         future = in_loop(work) if self._store is not None else _in_thread(work)
         with self._lock:
             self.requests += not body
-            self._pending.add(future)
+            self._pending[future] = stopped
         try:
             if stopped.is_set():
                 raise self._interrupted(name)
@@ -182,7 +193,7 @@ class Client:
         finally:
             future.cancel()
             with self._lock:
-                self._pending.discard(future)
+                self._pending.pop(future, None)
 
     def _explained(self, name: str, error: Exception, *, body: bool, expired: bool) -> Exception:
         """An error of obstore or of a driver as one of ours: one line, without credentials.
@@ -213,21 +224,21 @@ class Client:
         where = self.where(name)
         return Interrupted(f"{where}: the read was interrupted, expected files that stay open; open them again")
 
-    def interrupt(self) -> None:
-        """End running reads with `Interrupted`; later reads work."""
+    def interrupt(self, stopped: threading.Event) -> None:
+        """Set `stopped`, which ends the requests that were given it with `Interrupted`."""
         with self._lock:
-            pending = list(self._pending)
-            self.stopped.set()  # why under the lock: a request that is not in the list sees it
-            if not self._closed:
-                self.stopped = threading.Event()
+            pending = [future for future, event in self._pending.items() if event is stopped]
+            stopped.set()  # why under the lock: a request that is not in the list sees it
         for future in pending:
             future.cancel()
 
     def stop(self) -> None:
-        """`interrupt`, for all later reads as well."""
+        """`interrupt` all requests, and all later ones."""
         with self._lock:
             self._closed = True
-        self.interrupt()
+            events = list(self._events)
+        for event in events:
+            self.interrupt(event)
 
 
 class _BrokenOffError(Exception):

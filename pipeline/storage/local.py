@@ -49,6 +49,11 @@ class Folder(Files):
     def __reduce__(self) -> tuple[object, ...]:
         return Folder, (self._root,)
 
+    def for_reader(self) -> Folder:
+        own = Folder(self._root)
+        own._open = self._open
+        return own
+
     @property
     def root(self) -> str:
         return self._root
@@ -96,6 +101,7 @@ class Folder(Files):
                 f"{self.where(name)}: ends too early, got {len(data)} bytes at offset {offset}, expected {nbytes}; "
                 "run `resolute verify` on the set that it belongs to",
                 len(data),
+                offset + len(data),
             )
         return data
 

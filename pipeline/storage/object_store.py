@@ -26,7 +26,8 @@ Answer = TypeVar("Answer")
 
 _BACKOFF = {"init_backoff": timedelta(seconds=0.25), "max_backoff": timedelta(seconds=20), "base": 3}
 _GRACE_S = 0.2
-_opened = _ended = False
+_ended = False
+_opened_by = 0  # process that has opened a store; 0: none
 
 
 def open_store(url: str, *, tries: int, stall_s: float, patience_s: float) -> Any:
@@ -43,8 +44,9 @@ def open_store(url: str, *, tries: int, stall_s: float, patience_s: float) -> An
         raise ResoluteError(
             f"{strip_credentials(url)}: the package obstore is not installed, expected it; run `pip install obstore`"
         ) from None
-    global _opened
-    _opened = True
+    global _opened_by
+    _check_process()
+    _opened_by = os.getpid()
     stall = timedelta(seconds=stall_s)
     endpoints = [value for name, value in os.environ.items() if "ENDPOINT" in name.upper()]
     options: dict[str, Any] = {
@@ -77,7 +79,11 @@ def open_store(url: str, *, tries: int, stall_s: float, patience_s: float) -> An
 
 
 def in_loop(work: Callable[[], Awaitable[Answer]]) -> Future[Answer]:
-    """Run `work()` on fsspec's event loop. why `work`: obstore's functions must be called there."""
+    """Run `work()` on fsspec's event loop. why `work`: obstore's functions must be called there.
+
+    Raises `ResoluteError` in a process that was forked from one that had opened a store.
+    """
+    _check_process()
     from fsspec.asyn import get_loop
 
     async def run() -> Answer:
@@ -87,9 +93,19 @@ def in_loop(work: Callable[[], Awaitable[Answer]]) -> Future[Answer]:
     return asyncio.run_coroutine_threadsafe(run(), get_loop())
 
 
+def _check_process() -> None:
+    """why: obstore's threads do not exist in a forked process, and its requests would wait for ever."""
+    if _opened_by not in (0, os.getpid()):
+        raise ResoluteError(
+            f"object store: used in process {os.getpid()}, which was forked from process {_opened_by} after that had "
+            "opened one, expected a new process; start workers with multiprocessing's spawn (DataLoader: "
+            'multiprocessing_context="spawn")'
+        )
+
+
 def end_requests() -> None:
     """Cancel the requests on fsspec's event loop that are under way."""
-    if not _opened:
+    if not _opened_by:
         return
     from fsspec.asyn import loop
 
@@ -114,7 +130,7 @@ def _end() -> None:
     why: one that still has to tell Python of an answer when the interpreter has ended aborts the process.
     """
     global _ended
-    if _opened:
+    if _opened_by == os.getpid():
         _ended = True
         end_requests()
         time.sleep(_GRACE_S)

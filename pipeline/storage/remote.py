@@ -4,6 +4,10 @@ A cached file is known by its URL and its identity: the SHA-256 from the set's m
 (size and ETag, or similar). A changed set therefore never gets bytes of the old one. The manifest itself is fetched
 every time it is opened.
 
+What a process finds out about a file of the store (it is too short, has other bytes than the manifest lists, or was
+downloaded again because a sample was damaged) is noted in the cache. All processes that had opened the set by then use
+the note, and ask the store no more. A set that is opened later is looked at afresh.
+
 Connections must not be shared between processes: create one `Remote` per rank, never before a fork.
 """
 
@@ -14,6 +18,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +47,16 @@ class _RemoteFile:
     cached: str  # its name in the cache
 
 
+@dataclass
+class _Prefetch:
+    """A download ahead of time, which ends when the last of its owners has closed."""
+
+    nbytes: int
+    owners: set[Files]
+    stopped: threading.Event
+    future: Future[OpenFile] | None = None
+
+
 class _OtherBytesError(Exception):
     """The store has other bytes than the manifest lists."""
 
@@ -65,12 +80,18 @@ class Remote(Files):
         self._listed: dict[str, Any] = {}  # `files` of the manifest
         self._opened: dict[str, tuple[OpenFile, float]] = {}  # and when
         self._kept: dict[Path, OpenFile] = {}  # of `local`
-        self._renewed: dict[str, tuple[int, int] | None] = {}  # downloaded again by `read`: version in the cache
-        self._prefetching: dict[str, int] = {}  # bytes by name
+        self._prefetching: dict[str, _Prefetch] = {}
+        self._since_ns = time.time_ns()  # of notes in the cache that count, see above
+        self._stopped = self._client.stop_event()  # replaced by `interrupt`: set for the reads that began before
         self._pool = DaemonPool(self._settings.requests, name="resolute-fetch", files=self)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Remote, (self._url, self._settings)
+
+    def for_reader(self) -> Remote:
+        own = object.__new__(Remote)
+        own.__dict__.update(self.__dict__, _stopped=self._client.stop_event())
+        return own
 
     @property
     def root(self) -> str:
@@ -90,26 +111,27 @@ class Remote(Files):
 
     def file_version(self, name: str) -> tuple[int, str] | None:
         try:
-            return self._client.info(name)
+            return self._client.info(name, stopped=self._stopped)
         except Missing:
             return None
 
     def local(self, name: str) -> Path:
         try:
             if name != "manifest.json":
-                return self._keep(self._file(name), partial(self._download, self._file(name)))
+                return self._keep(self._file(name), partial(self._download, self._file(name), stopped=self._stopped))
             text = bytearray()
 
             def write(data: memoryview, offset: int) -> None:
                 text[offset:] = data
 
-            sha256 = self._client.download(name, write, most=_MAX_MANIFEST_BYTES)
+            since_ns = time.time_ns()
+            sha256 = self._client.download(name, write, most=_MAX_MANIFEST_BYTES, stopped=self._stopped)
         except Missing as error:
             raise FileNotFoundError(2, str(error), self.where(name)) from None
         with suppress(ValueError, TypeError, KeyError):  # why: `read_manifest` reports what is wrong with it
             self._listed = dict(json.loads(text)["files"])
             self._files.clear()
-            self._renewed.clear()
+            self._since_ns = since_ns
             self.release()
         return self._keep(self._known(name, len(text), sha256), lambda write: write(memoryview(text), 0))
 
@@ -120,18 +142,15 @@ class Remote(Files):
                 f"{self.where(name)}: ends too early, got {file.nbytes} bytes, expected {offset + nbytes} or more; "
                 "upload the set again",
                 max(0, file.nbytes - offset),
+                file.nbytes,
             )
-        if fresh:
-            # why once: if the file is damaged in the store too, each of its samples is read afresh
-            version = self._cache.version(file.cached)
-            if version is None or self._renewed.get(name) != version:
-                self._drop(file)
         path = self._cache.path(file.cached)
         for _ in range(2):
             with cache_errors(path):
-                opened = self._cached(file) if fresh else self.open(name)
                 if fresh:
-                    self._renewed[name] = self._cache.version(file.cached)
+                    with self._lock:
+                        self._opened.pop(name, None)
+                opened = self._cached(file, fresh=fresh) if fresh else self.open(name)
                 try:
                     data = read_at(opened.fd, nbytes, offset)
                 except OSError as error:
@@ -151,7 +170,8 @@ class Remote(Files):
         if file is None or time.monotonic() - since > TOUCH_S:
             file, now = self._cached(self._file(name)), time.monotonic()
             with self._lock:  # why the old ones go: they may keep evicted files on the disk
-                self._opened = {key: each for key, each in self._opened.items() if now - each[1] <= TOUCH_S}
+                for key in [key for key, each in self._opened.items() if now - each[1] > TOUCH_S]:
+                    del self._opened[key]
                 if len(self._opened) >= MAX_OPEN_FILES:
                     self._opened.pop(next(iter(self._opened)))
                 self._opened[name] = file, now
@@ -170,42 +190,63 @@ class Remote(Files):
         except ResoluteError:
             return True  # why: `read` will raise it
         with self._lock:
-            if name in self._prefetching or self._cache.has(file.cached):
+            ahead = self._prefetching.get(name)
+            if ahead is not None and not ahead.stopped.is_set():
+                ahead.owners.add(self)
                 return True
-            pending = sum(self._prefetching.values())
+            if self._cache.has(file.cached):
+                return True
+            pending = self.pending_bytes()
             if pending and pending + file.nbytes > min(self._settings.ahead_bytes, self._settings.limit_bytes // 4):
                 return False
-            self._prefetching[name] = file.nbytes
-        try:
-            future = self._pool.submit(partial(self._cached, file))
-            # its errors are ignored. why: `read` will raise them
-            future.add_done_callback(lambda _: self._prefetched(name))
-        except RuntimeError:  # closed meanwhile
-            self._prefetched(name)
-        except BaseException:  # Ctrl-C
-            self._prefetched(name)
-            raise
+            ahead = self._prefetching[name] = _Prefetch(file.nbytes, {self}, self._client.stop_event())
+            try:
+                ahead.future = self._pool.submit(partial(self._cached, file, stopped=ahead.stopped))
+                # its errors are ignored. why: `read` will raise them
+                ahead.future.add_done_callback(lambda _: self._prefetched(name, ahead))
+            except RuntimeError:  # closed meanwhile
+                self._prefetched(name, ahead)
+            except BaseException:  # Ctrl-C
+                self._prefetched(name, ahead)
+                raise
         return True
 
-    def _prefetched(self, name: str) -> None:
+    def _prefetched(self, name: str, ahead: _Prefetch) -> None:
         with self._lock:
-            self._prefetching.pop(name, None)
+            if self._prefetching.get(name) is ahead:
+                del self._prefetching[name]
 
     def pending_bytes(self) -> int:
-        """Bytes of prefetches that are not complete yet."""
+        """Bytes of prefetches that are not complete yet, those of other readers included."""
         with self._lock:
-            return sum(self._prefetching.values())
+            return sum(ahead.nbytes for ahead in self._prefetching.values())
 
-    def _cached(self, file: _RemoteFile) -> OpenFile:
-        """The file, downloaded if it is not cached."""
-        stopped = self._client.stopped
+    def _cached(self, file: _RemoteFile, *, fresh: bool = False, stopped: threading.Event | None = None) -> OpenFile:
+        """The file, downloaded if it is not cached.
+
+        `fresh`: also if it is, once: if the file is damaged in the store too, each of its samples is read afresh.
+        """
+        stopped = stopped or self._stopped
+        if not self._cache.has(file.cached):
+            self._check_readable(file)  # why: other files would be evicted to make room
+        download = partial(self._download, file, stopped=stopped, fresh=fresh)
+        is_stale = (lambda: not self._note(file)) if fresh else None
         try:
-            download = partial(self._download, file, stopped=stopped)
-            return self._cache.open(file.cached, file.nbytes, download, stopped=stopped)
+            return self._cache.open(file.cached, file.nbytes, download, stopped=stopped, is_stale=is_stale)
         except _OtherBytesError as error:
             # why not refused: the reader finds the samples that are damaged. why another name: of what the bytes are
             actual = self._files[file.name] = self._known(file.name, file.nbytes, error.sha256, listed=False)
-            return self._cached(actual)
+            return self._cached(actual, stopped=stopped)
+
+    def _note(self, file: _RemoteFile) -> dict[str, Any]:
+        return self._cache.read_note(file.cached, since_ns=self._since_ns)
+
+    def _check_readable(self, file: _RemoteFile) -> dict[str, Any]:
+        """The note about a file. Raises `FileEndsEarly` if it says that the store has another size."""
+        note = self._note(file)
+        if "ends_early" in note:
+            raise FileEndsEarly(str(note["ends_early"]), 0, 0)
+        return note
 
     def _keep(self, file: _RemoteFile, download: Callable[[Write], object]) -> Path:
         """Path of a file that stays in the cache until `close`."""
@@ -213,7 +254,7 @@ class Remote(Files):
         if path not in self._kept:
             try:
                 self._kept[path] = self._cache.open(
-                    file.cached, file.nbytes, download, stopped=self._client.stopped, keep=True, sha256=file.sha256
+                    file.cached, file.nbytes, download, stopped=self._stopped, keep=True, sha256=file.sha256
                 )
             except _OtherBytesError as error:
                 raise ResoluteError(
@@ -222,11 +263,20 @@ class Remote(Files):
                 ) from None
         return path
 
-    def _download(self, file: _RemoteFile, write: Write, *, stopped: threading.Event | None = None) -> None:
-        for _ in range(2):  # why: bytes may change on the way
-            got = self._client.download(file.name, write, file.nbytes, stopped=stopped)
-            if file.sha256 in (None, got):
-                return
+    def _download(self, file: _RemoteFile, write: Write, *, stopped: threading.Event, fresh: bool = False) -> None:
+        if "other_sha256" in (note := self._check_readable(file)):  # why again: this process waited for another
+            raise _OtherBytesError(str(note["other_sha256"]))
+        try:
+            for _ in range(2):  # why: bytes may change on the way
+                got = self._client.download(file.name, write, file.nbytes, stopped=stopped)
+                if file.sha256 in (None, got):
+                    if fresh:
+                        self._cache.write_note(file.cached, renewed=True)
+                    return
+        except FileEndsEarly as error:
+            self._cache.write_note(file.cached, ends_early=str(error))
+            raise
+        self._cache.write_note(file.cached, other_sha256=got)
         raise _OtherBytesError(got)
 
     def _drop(self, file: _RemoteFile) -> None:
@@ -241,7 +291,7 @@ class Remote(Files):
                 listed = self._listed[name]
                 file = self._known(name, int(listed["bytes"]), str(listed["sha256"]))
             except (KeyError, TypeError, ValueError):
-                file = self._known(name, *self._client.info(name), listed=False)
+                file = self._known(name, *self._client.info(name, stopped=self._stopped), listed=False)
             self._files[name] = file
         return file
 
@@ -250,11 +300,18 @@ class Remote(Files):
         return _RemoteFile(name, nbytes, identity if listed else None, f"{key}-{name.replace('/', '-')[-80:]}")
 
     def release(self) -> None:
-        self._opened = {}
+        with self._lock:
+            self._opened.clear()
 
     def interrupt(self) -> None:
-        self._pool.cancel()
-        self._client.interrupt()
+        before, self._stopped = self._stopped, self._client.stop_event()
+        self._client.interrupt(before)
+        with self._lock:
+            for ahead in list(self._prefetching.values()):
+                ahead.owners.discard(self)
+                if not ahead.owners and ahead.future is not None:
+                    self._client.interrupt(ahead.stopped)
+                    ahead.future.cancel()  # if it has not begun
 
     def close(self) -> None:
         self._client.stop()

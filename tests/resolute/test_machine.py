@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resolute.machine import available_cpus
+from resolute.machine import available_cpus, cpus_per_process
 from tests import ROOT
 
 
@@ -37,6 +37,37 @@ def test_affinity_and_cgroup_quotas_bound_the_number_of_cpus(
         (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "fs" / name).write_text(text)
     assert available_cpus(cgroup=tmp_path / "fs", membership=tmp_path / "self") == cpus
+
+
+@pytest.mark.parametrize(
+    ("environment", "cpus"),
+    [
+        ({}, 24),
+        ({"LOCAL_WORLD_SIZE": "4"}, 6),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, 3),
+        ({"MPI_LOCALNRANKS": "2"}, 12),
+        ({"MV2_COMM_WORLD_LOCAL_SIZE": "3"}, 8),
+        ({"LOCAL_WORLD_SIZE": "48"}, 1),
+        ({"LOCAL_WORLD_SIZE": "0"}, 24),
+        ({"LOCAL_WORLD_SIZE": ""}, 24),
+        ({"SLURM_NTASKS_PER_NODE": "4"}, 6),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": "2"}, 8),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": "1"}, 6),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NTASKS_PER_NODE": "8"}, 24),
+        ({"SLURM_NTASKS_PER_NODE": "4", "SLURM_CPUS_ON_NODE": "96"}, 24),  # bound to 24 of its own
+        ({"SLURM_NTASKS_PER_NODE": "4", "SLURM_CPUS_PER_TASK": "5"}, 5),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1", "LOCAL_WORLD_SIZE": "8"}, 3),  # torchrun in a job
+    ],
+)
+def test_the_processes_that_a_launcher_starts_share_the_cpus(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], cpus: int
+) -> None:
+    monkeypatch.setattr("resolute.machine.available_cpus", lambda: 24)
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_", "MPI_", "MV2_", "LOCAL_"))]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert cpus_per_process() == cpus
 
 
 def test_default_thread_counts_respect_the_affinity_mask() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from resolute import cuda
@@ -37,9 +39,9 @@ def _pick(name: str, ranks: Ranks | None) -> torch.device:
             return cuda.use_device("cuda")
         print("no GPU found: using the CPU")
         return torch.device("cpu")
-    kind, _, number = name.partition(":")
-    if kind not in ("cpu", "cuda") or not (number or "0").isdigit() or (kind == "cpu" and number):
+    if re.fullmatch(r"cpu|cuda(:[0-9]{1,9})?", name) is None:
         raise ResoluteError(f"--device: got {name}, expected auto, cpu, cuda or cuda:N; choose one")
+    kind, _, number = name.partition(":")
     if kind == "cuda" and int(number or 0) >= cuda.device_count():
         raise ResoluteError(
             f"--device: got {name} on a machine with {cuda.device_count()} CUDA devices, expected one of them; use "

@@ -213,4 +213,5 @@ def validation_loader(
         mean=recipe.data.mean,
         std=recipe.data.std,
         dtype=image_dtype(recipe.precision, device),
+        world_size=1,
     )

@@ -27,8 +27,8 @@ def difference(shards: ShardSet, *, res: int, batch_size: int, device: str, thre
     plan = Plan(shards, [Stage(res=res, epochs=1, batch_size=batch_size)], eval_batch_size=None)
     each = []
     with (
-        Loader(plan, num_threads=threads, on_bad_sample="skip") as on_cpu,
-        Loader(plan, device=device, decode="gpu", num_threads=threads, on_bad_sample="skip") as on_gpu,
+        Loader(plan, num_threads=threads, on_bad_sample="skip", world_size=1) as on_cpu,
+        Loader(plan, device=device, decode="gpu", num_threads=threads, on_bad_sample="skip", world_size=1) as on_gpu,
     ):
         for expected, got in itertools.islice(zip(on_cpu, on_gpu, strict=True), _BATCHES):
             error = (got.images.cpu() - expected.images).abs()

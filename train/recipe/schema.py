@@ -90,7 +90,7 @@ class Data:
         "length; sqrt: in proportion to the square root of their size, between the two",
     )
     on_bad_sample: Literal["error", "skip"] = setting(
-        "error", "damaged sample: stop the run and name it, or replace it by the next sample and log it"
+        "error", "damaged sample: stop the run and name it, or replace it by another sample and log it"
     )
     folds: int | None = setting(
         None,

@@ -47,6 +47,21 @@ def test_tars_of_others_are_told_from_a_shard_set(shard_root: Path, tmp_path: Pa
         ShardSet.open(f"{tmp_path}/wds{name}")
 
 
+def test_a_mistyped_folder_is_not_searched_for_tars(
+    shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be any, such as /usr: tars deeper than one level, or after many other names, are not looked for."""
+    shutil.copytree(shard_root / "32", tmp_path / "any" / "deep" / "32")
+    not_found = r"manifest\.json: not found, expected a finished shard set; "
+    with pytest.raises(ResoluteError, match=not_found):
+        ShardSet.open(tmp_path / "any")
+    with pytest.raises(ResoluteError, match="got WebDataset tars"):
+        ShardSet.open(tmp_path / "any" / "deep")
+    monkeypatch.setattr("resolute.pipeline.dataset.format._LOOKED_AT", 0)
+    with pytest.raises(ResoluteError, match=not_found):
+        ShardSet.open(tmp_path / "any" / "deep")
+
+
 def test_a_missing_resolution_is_named(shard_root: Path) -> None:
     with pytest.raises(ResoluteError, match=r"no shards at 96 px, got 32,48,64.*--res=32,48,64,96"):
         ShardSet.open(shard_root, resolutions=(32, 96))

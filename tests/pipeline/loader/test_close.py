@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import signal
 import statistics
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader, IterableDataset
 
+from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
@@ -117,3 +122,112 @@ def test_memory_files_and_threads_stay_constant_over_stage_changes(shard_set: Sh
     assert statistics.median(row[0] for row in late) < statistics.median(row[0] for row in early) + 10
     assert max(row[1] for row in late) <= max(row[1] for row in early)
     assert max(row[2] for row in late) <= max(row[2] for row in early)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        next,
+        iter,
+        list,
+        lambda loader: list(loader.epochs()),
+        lambda loader: loader.transform_s,
+        lambda loader: loader.load_state_dict({"next_batch": 0}),
+        lambda loader: loader.__enter__(),
+    ],
+)
+def test_a_closed_loader_says_so_in_one_line(shard_set: ShardSet, use: Callable[[Loader], object]) -> None:
+    loader = Loader(Plan(shard_set, [Stage(res=32, epochs=1, batch_size=16)], eval_batch_size=8))
+    batches = iter(next(loader.epochs()).train)
+    next(batches)
+    loader.close()
+    loader.close()
+    for again in (use, lambda _: next(batches)):
+        with pytest.raises(ResoluteError, match=r"Loader: used after close\(\), expected an open loader; open another"):
+            again(loader)
+    assert loader.state_dict()["next_batch"] == 1
+
+
+class Batches(IterableDataset[int]):
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[int]:
+        yield from (batch.spec.index for batch in self.loader)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("started", [False, True])
+def test_a_loader_that_a_worker_inherits_by_fork_is_refused_in_one_line(shard_set: ShardSet, started: bool) -> None:
+    with Loader(Plan(shard_set, [Stage(res=32, epochs=1, batch_size=16)], eval_batch_size=8)) as loader:
+        if started:
+            next(loader)
+        workers = DataLoader(
+            Batches(loader), batch_size=None, num_workers=1, multiprocessing_context="fork", timeout=20
+        )
+        with pytest.raises(
+            ResoluteError, match=r"Loader: used in process \d+, which was forked from process \d+, where"
+        ):
+            list(workers)
+        assert next(loader).spec.index == int(started)
+
+
+_WITHOUT_WAITING = """
+import gc, os, sys
+from resolute import Loader, Plan, ShardSet, Stage
+plan = Plan(ShardSet.open(sys.argv[1]), [Stage(res=32, epochs=1, batch_size=16)])
+loader = Loader(plan)
+next(loader)
+child = os.fork()
+if sys.argv[2] == "close":
+    loader.close()
+del loader
+gc.collect()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_a_forked_process_closes_or_drops_a_loader_without_waiting(shard_root: Path, tmp_path: Path, end: str) -> None:
+    process = Command("tests.support.execute", [_WITHOUT_WAITING, shard_root, end], folder=ROOT, scratch=tmp_path)
+    done = process.end()
+    assert done.status == 0, done.err
+
+
+@pytest.mark.parametrize("send", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_loader_is_not_copied_or_sent(shard_set: ShardSet, send: Callable[[Loader], object]) -> None:
+    with Loader(Plan(shard_set, [Stage(res=32, epochs=1, batch_size=16)])) as loader:
+        with pytest.raises(ResoluteError, match="Loader: copied or sent to another process, expected to stay"):
+            send(loader)
+        assert next(loader).spec.index == 0
+
+
+_REMOTE = """
+import os, sys
+from resolute import ResoluteError
+from resolute.pipeline.storage.base import open_files
+from resolute.pipeline.storage.object_store import open_store
+files = open_files("http://127.0.0.1:9/set")
+child = os.fork()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+for use in (lambda: files.file_version("a"), lambda: files.read("a", 0, 1), lambda: open_files("http://127.0.0.1:9/x")):
+    try:
+        use()
+    except ResoluteError as error:
+        print(error, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_remote_set_that_a_forked_process_uses_is_refused_in_one_line(tmp_path: Path) -> None:
+    """obstore's threads do not exist there: requests would wait for ever."""
+    done = Command("tests.support.execute", [_REMOTE], folder=ROOT, scratch=tmp_path).end()
+    assert done.status == 0, done.err
+    lines = done.out.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("object store: used in process ") for line in lines)
+    assert 'multiprocessing_context="spawn"' in lines[0]

@@ -215,8 +215,13 @@ def test_unavailable_storage_is_not_damage_and_the_run_continues_with_the_same_b
             "dtype: got torch.float64, expected torch.float32, torch.float16, torch.bfloat16 or",
         ),
         ({"decode": "gpu"}, "decode: got gpu with device cpu"),
-        ({"device": "gpu"}, "device: got gpu, expected cpu or cuda; choose one"),
-        ({"device": "mps"}, "device: got mps, expected cpu or cuda; choose one"),
+        ({"device": "gpu"}, "device: got gpu, expected cpu, cuda or cuda:N; choose one"),
+        ({"device": "mps"}, "device: got mps, expected cpu, cuda or cuda:N; choose one"),
+        ({"device": "cuda:x"}, "device: got cuda:x, expected cpu, cuda or cuda:N; choose one"),
+        ({"device": "cuda:-1"}, "device: got cuda:-1, expected cpu, cuda or cuda:N; choose one"),
+        ({"device": "cpu:3"}, "device: got cpu:3, expected cpu, cuda or cuda:N; choose one"),
+        ({"device": ""}, "device: got no name, expected cpu, cuda or cuda:N; choose one"),
+        ({"device": None}, "device: got None, expected cpu, cuda or cuda:N; choose one"),
         ({"plan": "shards"}, "Loader.plan: got str, expected a Plan; build one of the shard set"),
         ({"hw_decoder_load": 0.9}, "hw_decoder_load: without effect with decode cpu"),
     ],
@@ -269,8 +274,18 @@ def test_the_graph_has_the_device_of_the_batches_and_decoders_on_request(
         assert (made["device_id"], made["decode"]) == (index, "cpu")  # GPU decoders may crash: only on request
         made = requested(device=device, decode="gpu")
         assert (made["device_id"], made["decode"], made["hw_decoder_load"]) == (index, "gpu", 1.0)
-    with pytest.raises(ResoluteError, match="device cuda:2: got 2 CUDA devices, expected more"):
-        Loader(plan, device="cuda:2")
+    for device in ("cuda:2", "cuda:256", "cuda:300"):  # torch.device takes 256 for 0
+        with pytest.raises(ResoluteError, match=f"device {device}: got 2 CUDA devices, expected more"):
+            Loader(plan, device=device)
+
+
+def test_a_gpu_that_torch_cannot_use_is_an_error_of_one_line(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCuda().install(monkeypatch)
+    reason = "Cannot re-initialize CUDA in forked subprocess"
+    monkeypatch.setattr(fake, "current_device", Mock(side_effect=RuntimeError(f"{reason}\nmore")))
+    with pytest.raises(ResoluteError, match=f"device cuda: cannot be used, got '{reason}', expected") as error:
+        Loader(plan, device="cuda")
+    assert "\n" not in str(error.value)
 
 
 def test_the_state_of_another_plan_is_refused_with_the_differences(shard_root: Path, shard_set: ShardSet) -> None:

@@ -42,3 +42,52 @@ def test_a_tar_of_another_size_than_the_manifest_lists_is_too_short_not_unavaila
         for fresh in (False, True):
             with pytest.raises(FileEndsEarly, match=words):
                 files.read("32/a.tar", 0, 9, fresh=fresh)
+
+
+@pytest.mark.parametrize("length", [0, -100])
+def test_a_changed_tar_is_downloaded_anew_once_for_all_processes_that_have_opened_the_set(
+    tmp_path: Path,
+    url: str,  # noqa: F811
+    proxy: FaultyProxy,  # noqa: F811
+    length: int,
+) -> None:
+    """Other bytes of the same length, or fewer; all samples of the tar are damaged, and each is read afresh."""
+    new, path = TAR[::-1][: length or None], "/bucket/set/32/a.tar"
+    with opened(url, tmp_path) as one, opened(url, tmp_path) as two, opened(url, tmp_path) as three:
+        for files in (one, two, three):
+            files.local("manifest.json")
+        assert two.read("32/a.tar", 0, 9) == TAR[:9]
+        fsspec.filesystem("s3").pipe(f"{url}/32/a.tar", new)
+        proxy.requests.clear()
+        for files in (one, two, one, three, two):
+            for offset in (0, 99):
+                if length:
+                    with pytest.raises(FileEndsEarly):
+                        files.read("32/a.tar", offset, 9, fresh=True)
+                else:
+                    assert files.read("32/a.tar", offset, 9, fresh=True) == new[offset:][:9]
+                    assert files.read("32/a.tar", offset, 9) == new[offset:][:9]
+            if files is one:
+                asked = proxy.requests[path]
+        assert proxy.requests[path] == asked <= 4
+        fsspec.filesystem("s3").pipe(f"{url}/32/a.tar", TAR)
+        with opened(url, tmp_path) as later:
+            later.local("manifest.json")
+            assert later.read("32/a.tar", 0, 9, fresh=True) == TAR[:9]
+
+
+def test_a_tar_that_is_damaged_in_the_store_is_downloaded_anew_once_by_all_processes(
+    tmp_path: Path,
+    url: str,  # noqa: F811
+    proxy: FaultyProxy,  # noqa: F811
+) -> None:
+    """Its bytes are those that the manifest lists: prep stored wrong ones."""
+    with opened(url, tmp_path) as one, opened(url, tmp_path) as two:
+        for files in (one, two):
+            files.local("manifest.json")
+            files.read("32/a.tar", 0, 9)
+        proxy.requests.clear()
+        for _ in range(3):
+            for files in (one, two):
+                assert files.read("32/a.tar", 0, 9, fresh=True) == TAR[:9]
+        assert proxy.requests == {"/bucket/set/32/a.tar": 1}

@@ -64,6 +64,9 @@ def test_a_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ResoluteError, match="--device: got cuda on a machine with 0 CUDA devices"):
         pick_device("cuda")
     assert pick_device("auto") == torch.device("cpu")
+    for name in ("gpu", "cuda:", "cuda:x", "cuda:²", "cpu:0"):
+        with pytest.raises(ResoluteError, match=f"--device: got {name}, expected auto, cpu, cuda or cuda:N; choose"):
+            pick_device(name)
 
 
 def test_every_query_accepts_a_device_without_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
