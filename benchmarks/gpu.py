@@ -71,7 +71,7 @@ _HELD_OUT = 10  # one of so many photos is validated on
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What is measured, from large to tiny."""
+    """The sizes of all measurements."""
 
     resolutions: tuple[int, ...]
     copies: int  # of each photo in the set that feeds loaders
@@ -159,7 +159,7 @@ def rows(sizes: Sizes, *, loaders: Sequence[str], tools: Sequence[str]) -> list[
     ]
     big, *others = sizes.batch_sizes
     rest = [count for count in sizes.cores if count not in (middle, large)]
-    found = [
+    ordered = [
         *feed(big, [large, *({middle} - {large})]),
         *training(sizes.seeds[0]),
         *changes,
@@ -171,7 +171,7 @@ def rows(sizes: Sizes, *, loaders: Sequence[str], tools: Sequence[str]) -> list[
         *feed(big, [large], [name for name in ("ours", "v2") if name in feeds], compiled=True),
         *({"part": "recipe", "name": name, "seed": seed} for seed in sizes.seeds[1:] for name in sizes.recipes),
     ]
-    return found
+    return ordered
 
 
 # ---- the result file -------------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ class _Bench:
         return self.work / name / "shards"
 
     def _once(self, name: str, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-        """What `make` returned when it made the folder `name`, which it does once."""
+        """The result of `make`, which makes the folder `name` once."""
         done = self.work / name / "made.json"
         if not done.exists():
             shutil.rmtree(done.parent, ignore_errors=True)
@@ -468,7 +468,7 @@ def _held_out(name: str) -> bool:
 def tables(result: Mapping[str, Any]) -> str:
     """Text tables of all rows that were measured, and a line for each that failed."""
     machine = result["machine"]
-    found = [
+    texts = [
         f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores of {machine['cpu']}, "
         f"commits {', '.join(sorted({str(each['commit']) for each in result['rows']}))}",
         *_feed_tables(result),
@@ -476,7 +476,7 @@ def tables(result: Mapping[str, Any]) -> str:
         *_training_tables(result),
         *_other_lines(result),
     ]
-    return "\n\n".join(found)
+    return "\n\n".join(texts)
 
 
 def _measured(result: Mapping[str, Any], part: str) -> list[tuple[Row, dict[str, Any]]]:
@@ -497,18 +497,18 @@ def _feed_tables(result: Mapping[str, Any]) -> Iterator[str]:
                 [
                     GPU_LOADERS[row["loader"]].title,
                     str(row["cores"]),
-                    str(found["workers"]),
-                    *(f"{found['res'][res]['alone']['images_per_s']:,.0f}" for res in sizes),
-                    *(f"{found['res'][res]['alone']['cpu_s_per_1000']:.2f}" for res in sizes),
+                    str(outcome["workers"]),
+                    *(f"{outcome['res'][res]['alone']['images_per_s']:,.0f}" for res in sizes),
+                    *(f"{outcome['res'][res]['alone']['cpu_s_per_1000']:.2f}" for res in sizes),
                 ]
-                for row, found in own
+                for row, outcome in own
             ]
             head = ["loader", "cores", "workers", *(f"{res} px" for res in sizes), *(f"CPU s, {res}" for res in sizes)]
             yield text_table(f"loader alone, batches of {batch_size}: images/s, CPU s per 1 000 images", head, lines)
         for model in dict.fromkeys(model for row, _ in own for model in row["models"]):
             lines = []
-            for row, found in own:
-                values = [found["res"][res].get(model) for res in sizes]
+            for row, outcome in own:
+                values = [outcome["res"][res].get(model) for res in sizes]
                 if None in values:
                     continue
                 lines.append(
@@ -541,8 +541,8 @@ def _change_table(result: Mapping[str, Any]) -> Iterator[str]:
     if not measured:
         return
     raw: dict[str, list[Any]] = {}
-    for row, found in measured:
-        raw.setdefault(row["loader"], []).append(found["step_s"])
+    for row, outcome in measured:
+        raw.setdefault(row["loader"], []).append(outcome["step_s"])
     first, lines = measured[0][0], []
     for each in change.summary(raw, result["settings"]["resolutions"], first["workers"]):
         for name, values in each["loaders"].items():
@@ -565,7 +565,7 @@ def _change_table(result: Mapping[str, Any]) -> Iterator[str]:
 def _training_tables(result: Mapping[str, Any]) -> Iterator[str]:
     measured = _measured(result, "training")
     for model in dict.fromkeys(row["model"] for row, _ in measured):
-        runs = [{**found, "round": 0} for row, found in measured if row["model"] == model]
+        runs = [{**outcome, "round": 0} for row, outcome in measured if row["model"] == model]
         yield whole.table(
             {"case": {"model": model}, "photos": runs[0]["photos"], "prep_s": runs[0]["prep_s"], "runs": runs}
         )
@@ -576,7 +576,7 @@ def _other_lines(result: Mapping[str, Any]) -> Iterator[str]:
     if measured:
         lines = []
         for name in dict.fromkeys(row["name"] for row, _ in measured):
-            own = [found for row, found in measured if row["name"] == name]
+            own = [outcome for row, outcome in measured if row["name"] == name]
             reached = [[each["seconds_to"][str(goal)] for each in own] for goal in _GOALS]
             lines.append(
                 [
@@ -589,8 +589,8 @@ def _other_lines(result: Mapping[str, Any]) -> Iterator[str]:
             )
         goals = [f"s to {100 * goal:.0f} %" for goal in _GOALS]
         yield text_table("included recipe, from the start of the command", ["", "seeds", "top-1", "s", *goals], lines)
-    for _, found in _measured(result, "ranks"):
-        yield "\n".join(f"{name}: {part['verdict']}, {part['summary']}" for name, part in found.items())
+    for _, outcome in _measured(result, "ranks"):
+        yield "\n".join(f"{name}: {part['verdict']}, {part['summary']}" for name, part in outcome.items())
     failed = [f"failed: {_name(each['row'])}: {each['failed']}" for each in result["rows"] if "failed" in each]
     if failed:
         yield "\n".join(failed)
@@ -673,13 +673,13 @@ def _measure(bench: _Bench, row: Row, left_s: float) -> dict[str, Any] | None:
     """The row with its result, or with what failed; None if the time was over."""
     load, began = os.getloadavg()[0], time.monotonic()
     limit_s = min(_LIMITS_S[row["part"]], left_s)
-    found: dict[str, Any]
+    outcome: dict[str, Any]
     try:
-        found = {"result": bench.measure(row, limit_s)}
+        outcome = {"result": bench.measure(row, limit_s)}
     except ResoluteError as error:
         if time.monotonic() - began >= left_s - 1:
             return None
-        found = {"failed": str(error)}
+        outcome = {"failed": str(error)}
     return {
         "row": row,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -687,7 +687,7 @@ def _measure(bench: _Bench, row: Row, left_s: float) -> dict[str, Any] | None:
         "load_before": round(load, 2),
         "load_after": round(os.getloadavg()[0], 2),
         "took_s": round(time.monotonic() - began, 1),
-        **found,
+        **outcome,
     }
 
 

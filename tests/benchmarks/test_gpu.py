@@ -70,8 +70,8 @@ def test_the_first_rows_compare_every_loader_and_every_tool(monkeypatch: pytest.
     rows = gpu.rows(sizes, loaders=LOADERS, tools=TOOLS)
     assert len({json.dumps(row, sort_keys=True) for row in rows}) == len(rows)
     feeds = [row for row in rows if row["part"] == "feed" and not row["compile"]]
-    found = {(row["loader"], row["cores"], row["batch_size"]) for row in feeds}
-    assert found == {*itertools.product(("ours", "ours-gpu", "v2", "dali"), (2, 4, 8, 16), (1024, 256))}
+    compared = {(row["loader"], row["cores"], row["batch_size"]) for row in feeds}
+    assert compared == {*itertools.product(("ours", "ours-gpu", "v2", "dali"), (2, 4, 8, 16), (1024, 256))}
     assert all(row["models"] == ["resnet50", "resnet18"] for row in feeds)
     trained = {(row["tool"], row["model"], row["seed"]) for row in rows if row["part"] == "training"}
     assert trained == {*itertools.product(TOOLS, ("resnet18", "resnet50"), (0, 1, 2))}
