@@ -87,6 +87,11 @@ def _percent(top1: Mapping[str, Any]) -> str:
     return f"{100 * top1['mean']:.1f}"
 
 
+def _with_error(top1: Mapping[str, Any]) -> str:
+    """Mean, standard error and number of seeds."""
+    return f"{_percent(top1)} ± {100 * top1['se']:.1f} % ({top1['n']} seeds)"
+
+
 def _points(recipe: Mapping[str, Any]) -> str:
     """Mean difference to the baseline and its standard error."""
     points = recipe["against"]["points"]
@@ -276,6 +281,31 @@ def training() -> str:
         ),
         rows,
     )
+
+
+_FINE_TUNED = {"finetune-clothing": "clothing", "finetune-imagenette": "Imagenette"}
+
+
+def fine_tuning() -> str:
+    """Accuracy and time of fine-tuning and of the same network from random weights."""
+    rows = []
+    for name, title in _FINE_TUNED.items():
+        if not (RESULTS / f"{name}.json").exists():
+            continue
+        result = _read(name)
+        recipes, photos = result["summary"]["recipes"], result["shards"]["finetune_lite0"]
+        tuned, scratch = (recipes[side] for side in ("finetune_lite0", "scratch_lite0"))
+        rows.append(
+            (
+                f"{title}, {_count(photos['train_samples'])}",
+                _count(photos["val_samples"]),
+                *(_with_error(side["final_top1"]) for side in (tuned, scratch)),
+                *(_seconds(side) for side in (tuned, scratch)),
+                _file(name),
+            )
+        )
+    heads = ("training photos", "validated on", "top-1, fine-tuned", "from random weights", "wall time", "", "file")
+    return _table(heads, rows)
 
 
 class _Row(NamedTuple):
@@ -762,6 +792,7 @@ FIGURES: Mapping[str, Callable[[], str]] = {
         trainings,
         training,
         imagenette,
+        fine_tuning,
         leaderboard,
         techniques,
         peers,
