@@ -83,6 +83,13 @@ class JobsPlanOptions:
         "--src",
         min_length=1,
     )
+    split: str | None = setting(
+        None,
+        "column of the table that says train, val (also valid, validation, dev) or test (left out) for each photo; "
+        "split:0=train,1=val,2=none for other values; or a regular expression with one group for the names of photos; "
+        "none: no column does",
+        min_length=1,
+    )
     val_list: str | None = setting(None, "images of SRC to hold out, one name per line", min_length=1)
     val_frac: float | None = setting(
         None,
@@ -168,11 +175,15 @@ class JobsPlanOptions:
                 f"--res: got {_text(res)}, expected at most {_MAX_SIDE_PX / self.margin:.0f} px each, since the side "
                 f"of a JPEG is at most {_MAX_SIDE_PX} px; lower it"
             )
-        names = ("val" if self.val is not None else "val_labels", "val_list", "val_frac")
-        chosen = [name for name in names if getattr(self, name) is not None]
+        names = ("val" if self.val is not None else "val_labels", "val_list", "val_frac", "split")
+        chosen = [name for name in names if getattr(self, name) not in (None, "none")]
         if len(chosen) > 1:
             first, second = (f"--{name.replace('_', '-')}" for name in chosen[:2])
             raise ResoluteError(f"{first}: cannot be combined with {second}, got both, expected one; drop the other")
+        if self.split not in (None, "none"):
+            from resolute.prep.sources.tables.split_column import parse_split  # why here: as above
+
+            parse_split(self.split or "")
         if self.extend and self.rebuild:
             raise ResoluteError("EXTEND: got it with REBUILD, expected one of both; omit one")
         if self.duplicates == "together" and (self.val_source is not None or self.val_list is not None):
@@ -197,8 +208,10 @@ class JobsPlanOptions:
 
     @property
     def val_source(self) -> str | None:
-        """Where the validation images are: VAL, or SRC if VAL_LABELS names some of its images; None: a part of SRC."""
-        return self.src if self.val is None and self.val_labels is not None else self.val
+        """Where the validation images are: VAL, or SRC if VAL_LABELS or SPLIT names some of its images; None: a part of
+        SRC that prep draws."""
+        is_named = self.val_labels is not None or self.split not in (None, "none")
+        return self.src if self.val is None and is_named else self.val
 
     @property
     def held_out_frac(self) -> float:

@@ -148,7 +148,9 @@ def list_sources(
         sources[name] = photos
         ignored.update(photos.ignored)
     if "val" in sources:
-        refuse_same_files(sources["train"], sources["val"], settings.src, settings.val_labels or settings.val or "")
+        refuse_same_files(
+            sources["train"], sources["val"], settings.src, settings.val_labels or settings.val or settings.src
+        )
     if settings.engine != "local":
         for photos in sources.values():
             _refuse_credentials(photos)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from resolute.prep.settings import Settings
 from resolute.prep.sources.detect import open_source, plain_path
 from resolute.prep.sources.filesystem import path_kind
 from resolute.prep.sources.image_ref import Source
 from resolute.prep.sources.label_file import FolderFiles, table_covers
+from resolute.prep.sources.part_source import PartSource
+from resolute.prep.sources.tables.split_column import Part, SplitSetting, parse_split
 from resolute.prep.sources.targets import parse_target
 
 __all__ = ["open_sources"]
@@ -45,8 +48,11 @@ def open_sources(
         blank=settings.blank,
         uncertain=settings.uncertain,
     )
+    split = None if settings.split in (None, "none") else parse_split(settings.split)
+    is_divided = settings.val_source is not None or settings.val_list is not None or settings.split is not None
     opened = partial(
-        open_source,
+        _open,
+        split=split,
         kind=settings.kind,
         listed=listed,
         max_bad=settings.max_bad_frac,
@@ -63,12 +69,14 @@ def open_sources(
         target=setting,
         elsewhere=settings.val if is_shared else None,
         also=settings.val_labels if settings.val is None else None,
+        asks_for_split=not is_divided,
     )
     yield "train", src
     if settings.val_source is not None:
         val = opened(
             settings.val_source,
-            labels=settings.labels if is_shared else settings.val_labels,
+            labels=settings.labels if is_shared or split is not None else settings.val_labels,
+            part="val",
             columns=settings.columns,
             target=setting._replace(kind=src.target.kind, separator=src.target.separator, signs=src.target.signs),
             elsewhere=settings.src if is_shared else None,
@@ -77,6 +85,13 @@ def open_sources(
             setting="VAL",
         )
         yield "val", val
+
+
+def _open(src: str, *, split: SplitSetting | None, part: Part = "train", **options: Any) -> Source:
+    """`open_source`, for the photos of `part` if there is a `split`."""
+    if split is None or split.pattern is None:
+        return open_source(src, split=split, part=part, **options)
+    return PartSource(open_source(src, **{**options, "asks_for_split": False}), split, part)
 
 
 def _folders_of_tables(settings: Settings) -> dict[str, FolderFiles]:

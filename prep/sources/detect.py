@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from resolute.errors import ResoluteError
 from resolute.urls import local_path
@@ -19,6 +20,7 @@ from .image_ref import Source
 from .label_file import FolderFiles, LabelListSource, LabelTableSource
 from .names import ignore_reason, is_image
 from .parquet import ParquetSource, holds_images
+from .tables.split_column import Part, SplitSetting
 from .targets import AUTO, TargetSetting
 from .webdataset import WebDatasetSource, are_in_folders, is_webdataset_tar
 
@@ -54,6 +56,9 @@ def open_source(
     zip_names: str | None = None,
     scan_cache: Path,
     setting: str = "SRC",
+    split: SplitSetting | None = None,
+    part: Part = "train",
+    asks_for_split: bool = False,
 ) -> Source:
     """Open the source at `src`, a path, URL, or pattern of several files; `kind` is one of KINDS.
 
@@ -64,10 +69,12 @@ def open_source(
     if this is VAL; class folders with these names or `named_classes` need no question (`Look`). `max_bad` (0..1) is the
     part of a table's images that may be missing; `image` is for `WebDatasetSource`, and `zip_names` for
     `ArchiveSource`. `scan_cache` is a folder for what a source has to unpack or remember between
-    runs. `setting` names `src` in messages. Most of the source is read only when it is iterated. Raises
-    `ResoluteError` for a missing or unrecognised source.
+    runs. `setting` names `src` in messages. `split` and `part` choose some of a table's photos, and `asks_for_split` is
+    as for `choose_columns`. Most of the source is read only when it is iterated. Raises `ResoluteError` for a missing
+    or unrecognised source.
     """
     src = plain_path(src)
+    division: dict[str, Any] = {"split": split, "part": part, "asks_for_split": asks_for_split}
     if kind not in KINDS:
         raise ResoluteError(f"KIND: unknown, got {kind}, expected one of {', '.join(KINDS)}; correct KIND")
     if labels is not None and kind not in ("auto", "table") and setting == "SRC":
@@ -96,6 +103,7 @@ def open_source(
             max_bad=max_bad,
             setting="LABELS" if setting == "SRC" or elsewhere is not None else "VAL_LABELS",
             note=note,
+            **division,
         )
     files = _listed_files(src, setting)
     is_certain = kind != "auto"
@@ -123,6 +131,11 @@ def open_source(
             f"{name}: has no effect for KIND={kind}, got {value}, expected it for a table with several columns of 0 "
             f"and 1; drop {name}, or add LABELS=table.csv"
         )
+    if split is not None and kind != "listing":
+        raise ResoluteError(
+            f"SPLIT: has no effect for KIND={kind}, got {split.text}, expected it for a table, or a pattern with one "
+            "group for the names of photos, such as SPLIT='(train|val)/'; correct it"
+        )
     known = (*known_classes, *named_classes)
     if kind == "folders":
         _require_folder(src, setting)
@@ -138,6 +151,7 @@ def open_source(
             known_classes=known_classes,
             max_bad=max_bad,
             setting=setting,
+            **division,
         )
     if kind == "archive":
         look = partial(Look, common_root(files), setting=setting, files=files, known=known)

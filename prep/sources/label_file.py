@@ -17,6 +17,7 @@ from .image_ref import MISSING, UNSEEN, ImageRef, Label, SourceTarget, is_url
 from .names import is_image, other_file_kind, safe_below, safe_relative_path
 from .tables.forms import is_text, not_utf8
 from .tables.photo_names import EXACT, WITHOUT_SUFFIX, AmbiguousName, NameIndex, differences
+from .tables.split_column import LEFT_OUT, Part, SplitSetting
 from .tables.table import TargetTable
 from .targets import AUTO, TargetSetting
 
@@ -78,7 +79,8 @@ class LabelTableSource:
     folder, whose images are not unlabelled; `only_rows`: files without a row are not counted, since the source of that
     other table does. `listed` are folders that have been listed already, by path. `setting`
     names the table in messages, `known_classes` are those of the training part if it is one for validation, and `note`
-    is a line for `target.about`.
+    is a line for `target.about`. With `split`, only the rows of `part` are yielded; the source of train counts those
+    of no part. `asks_for_split` is as for `choose_columns`.
     """
 
     label_names: Sequence[str] | None = None
@@ -102,6 +104,9 @@ class LabelTableSource:
         max_bad: float = 1.0,
         setting: str = "LABELS",
         note: str | None = None,
+        split: SplitSetting | None = None,
+        part: Part = "train",
+        asks_for_split: bool = False,
     ) -> None:
         self.root = src
         self.ignored: Counter[str] = Counter()
@@ -112,6 +117,7 @@ class LabelTableSource:
         self._known_classes, self._max_bad, self._name, self._note = known_classes, max_bad, setting, note
         self._elsewhere, self._only_files, self._only_rows = elsewhere, only_files, only_rows
         self._also, self._listed = also, listed or {}
+        self._split, self._part, self._asks_for_split = split, part, asks_for_split
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
@@ -127,6 +133,9 @@ class LabelTableSource:
             photos=files if others is None else BothFolders(files, others),
             known_classes=self._known_classes,
             name=self._name,
+            split=self._split,
+            part=self._part,
+            asks_for_split=self._asks_for_split,
         )
         self.target = table.target()
         if self._note is not None:
@@ -169,6 +178,12 @@ class LabelTableSource:
             self.listed -= len(of_val)
             named |= of_val
         if not self._only_rows:
+            of_others = [(self._find(files, row[0], row[2]), part) for row, part in table.other_rows()]
+            others_named = {name for name, _ in of_others if name is not None} - named
+            left_out = sum(part is None for _, part in of_others)
+            self.ignored[LEFT_OUT] += left_out
+            self.listed += left_out - len(others_named)
+            named |= others_named
             self.ignored["unlabelled"] += len(files.sizes.keys() - named)
         self.ignored += Counter()
 
@@ -325,7 +340,11 @@ class LabelListSource:
         known_classes: Sequence[str] = (),
         max_bad: float = 1.0,
         setting: str = "SRC",
+        split: SplitSetting | None = None,
+        part: Part = "train",
+        asks_for_split: bool = False,
     ) -> None:
+        self._part = part
         self.root = without_query(src).rpartition("/")[0] or ("/" if src.startswith("/") else ".")
         self.ignored: Counter[str] = Counter()
         self.listed = 0
@@ -334,7 +353,15 @@ class LabelListSource:
         self.target = SourceTarget()
         self._src, self._setting, self._max_bad, self._name = src, target, max_bad, setting
         self._table = TargetTable(
-            src, columns, target, photos=_ListedFiles(self.root), known_classes=known_classes, name=setting
+            src,
+            columns,
+            target,
+            photos=_ListedFiles(self.root),
+            known_classes=known_classes,
+            name=setting,
+            split=split,
+            part=part,
+            asks_for_split=asks_for_split,
         )
 
     def __iter__(self) -> Iterator[ImageRef]:
@@ -383,6 +410,11 @@ class LabelListSource:
             self.target = replace(self.target, about=(*self.target.about, _said(self._src, renamed)))
         if missing > max(self._max_bad > 0, self._max_bad * rows):
             raise self._explained(examples, missing, rows)
+        if self._part == "train":
+            left_out = sum(part is None for _, part in self._table.other_rows())
+            self.ignored[LEFT_OUT] += left_out
+            self.listed += left_out
+            self.ignored += Counter()
         self.stamps = (stamp,) if are_urls else ()
 
     def _named(self, name: str, label: Label, line: int, *, is_remote: bool) -> ImageRef:

@@ -32,6 +32,7 @@ from .forms import (
     is_document,
 )
 from .photo_names import EXACT, SAME_STEM, WITHOUT_SUFFIX, NameIndex
+from .split_column import SplitSetting, are_usual, looks_like_a_split, question
 
 __all__ = ["IMAGE_NAMES", "LABEL_COLUMNS", "Layout", "PhotoNames", "choose_columns", "column_names", "column_span"]
 
@@ -102,16 +103,25 @@ class Layout:
     names: tuple[str, ...]
     has_header: bool = False
     names_have_suffixes: bool = False
+    split: int | None = None  # the position of the column that SPLIT names
 
 
 def choose_columns(
-    path: str, columns: str | None, photos: PhotoNames, known_classes: Sequence[str] = (), setting: str = "LABELS"
+    path: str,
+    columns: str | None,
+    photos: PhotoNames,
+    known_classes: Sequence[str] = (),
+    setting: str = "LABELS",
+    *,
+    split: SplitSetting | None = None,
+    asks_for_split: bool = False,
 ) -> Layout:
     """The layout of the table `path`, or of several that are joined, `a.txt,b.txt`.
 
     `columns` names the image and target columns, "id,breed", or gives their positions from 0. `known_classes` are those
-    of the training part, if this is a validation table. `setting` names the table in messages. Raises `ResoluteError`
-    with the question if the cells do not decide.
+    of the training part, if this is a validation table. `setting` names the table in messages. `split` names the column
+    that divides the rows; `asks_for_split`: nobody has said whether one does. Raises `ResoluteError` with the question
+    if the cells do not decide.
     """
     parts = _parts(path)
     if len(parts) > 1:
@@ -127,7 +137,7 @@ def choose_columns(
         )
     if isinstance(form, ListForm):
         return Layout(form=form, image=0, targets=(1,), names=("label",))
-    return _Choice(form, sample, columns, photos, known_classes, setting).layout()
+    return _Choice(form, sample, columns, photos, known_classes, setting, split, asks_for_split=asks_for_split).layout()
 
 
 # ---- the form
@@ -287,9 +297,14 @@ class _Choice:
         photos: PhotoNames,
         known_classes: Sequence[str],
         setting: str,
+        split: SplitSetting | None,
+        *,
+        asks_for_split: bool,
     ) -> None:
         self.form, self.path, self.photos = form, form.path, photos
         self.columns, self.known_classes, self.setting = columns, frozenset(known_classes), setting
+        self.split = None if split is None or not split.column else split.column
+        self.asks_for_split = asks_for_split
         self.sample = sample
         self.first = list(form.header) if form.header is not None else [str(cell) for cell in sample[0]]
         # The rows that are data in any case.
@@ -299,13 +314,18 @@ class _Choice:
         if self.columns is not None:
             positions, are_names = self._positions(self.columns)
             has_header = self.form.header is None and (are_names or self._is_header(*positions))
-            names = [self.first[i] if are_names or has_header or self.form.header else str(i) for i in positions[1:]]
+            named = are_names or has_header or self.form.header is not None
+            names = [self.first[i] if named else str(i) for i in positions[1:]]
             image, targets = positions[0], positions[1:]
+            divides = self._split_column(named=named)
+            self._ask_for_split(positions, named=named)
         else:
             image = self._image()
             has_header = self.form.header is None and self._is_header(image)
             named = has_header or self.form.header is not None
-            targets = self._targets(image, self.first if named else None)
+            divides = self._split_column(named=named)
+            self._ask_for_split([image], named=named)
+            targets = self._targets(image, self.first if named else None, without=divides)
             names = [self.first[i] if named else str(i) if len(targets) > 1 else "label" for i in targets]
         return Layout(
             form=self.form,
@@ -314,7 +334,27 @@ class _Choice:
             names=tuple(names),
             has_header=has_header,
             names_have_suffixes=self._holds_files(image, nearly_all=True),
+            split=divides,
         )
+
+    def _split_column(self, *, named: bool) -> int | None:
+        """The position of the column that SPLIT names."""
+        if self.split is None:
+            return None
+        if named and self.split in self.first:
+            return self.first.index(self.split)
+        position = None if named else _position(self.split, len(self.first))
+        if position is None:
+            known = ", ".join(self.first)[:200] if named else f"no header, and {len(self.first)} columns from 0"
+            raise ResoluteError(f"{self.path}: has no column {self.split}, got {known}, expected it; correct SPLIT")
+        return position
+
+    def _ask_for_split(self, taken: Sequence[int], *, named: bool) -> None:
+        """Raise `ResoluteError` if a column that is not `taken` may divide the rows into parts."""
+        for i, name in enumerate(self.first) if self.asks_for_split and named else ():
+            cells = [row[i] for row in self.rows]
+            if i not in taken and (values := looks_like_a_split(name, cells)) is not None:
+                raise question(self.path, name, values, usual=are_usual(cells))
 
     def _image(self) -> int:
         """The column of the images."""
@@ -393,9 +433,9 @@ class _Choice:
                 return False
         return True
 
-    def _targets(self, image: int, names: Sequence[str] | None) -> list[int]:
-        """The columns of the targets; several if none of them can be preferred."""
-        rest = [i for i in range(len(self.first)) if i != image]
+    def _targets(self, image: int, names: Sequence[str] | None, *, without: int | None) -> list[int]:
+        """The columns of the targets, which is not the one `without`; several if none of them can be preferred."""
+        rest = [i for i in range(len(self.first)) if i not in (image, without)]
         if len(rest) == 1:
             return rest
         if names is not None:

@@ -15,6 +15,7 @@ from resolute.prep.sources.targets import AUTO, Cell, Meaning, Targets, TargetSe
 
 from .columns import IMAGE_NAMES, Layout, PhotoNames, choose_columns
 from .forms import checked_name, is_text, not_utf8
+from .split_column import Part, SplitSetting
 
 __all__ = ["Row", "TargetTable", "as_cell"]
 
@@ -27,7 +28,8 @@ class TargetTable:
     """A table of the targets of `photos`. `target` reads all of it; iterating reads it again: the name, the target
     (None: it has none) and the line of each row.
 
-    `columns`, `known_classes` and `name` are as for `choose_columns`.
+    `columns`, `known_classes`, `name`, `split` and `asks_for_split` are as for `choose_columns`. With `split`, only the
+    rows of `part` are those of the table.
     """
 
     def __init__(
@@ -39,15 +41,27 @@ class TargetTable:
         photos: PhotoNames = IMAGE_NAMES,
         known_classes: Sequence[str] = (),
         name: str = "LABELS",
+        split: SplitSetting | None = None,
+        part: Part | None = None,
+        asks_for_split: bool = False,
     ) -> None:
         self.path, self._columns, self._setting = path, columns, setting
+        self._split, self._part, self._asks_for_split = split, part, asks_for_split
         self._photos, self._known_classes, self._name = photos, known_classes, name
         self.meaning: Meaning | None = None  # when `target` has returned
 
     @cached_property
     def layout(self) -> Layout:
         """Raises `ResoluteError` if the cells do not decide which columns are meant."""
-        return choose_columns(self.path, self._columns, self._photos, self._known_classes, self._name)
+        return choose_columns(
+            self.path,
+            self._columns,
+            self._photos,
+            self._known_classes,
+            self._name,
+            split=self._split,
+            asks_for_split=self._asks_for_split,
+        )
 
     def target(self) -> SourceTarget:
         """The targets of the file. Raises `ResoluteError` for a file that is unreadable, malformed, or without rows."""
@@ -83,6 +97,9 @@ class TargetTable:
     def rows(self) -> Iterator[Row]:
         """Yield all rows. Raises `ResoluteError` for a file that is unreadable or malformed."""
         layout = self.layout
+        if layout.split is not None:
+            yield from (row for row, part in self._divided() if part == self._part)
+            return
         rows = layout.form.rows((layout.image, *layout.targets))
         rows = islice(rows, int(layout.has_header), None)
         if not layout.form.is_text:
@@ -99,6 +116,24 @@ class TargetTable:
                 yield name, (cell,), line  # as nearly always, and several times as fast
             else:
                 yield self._checked(name, (cell,), line)
+
+    def other_rows(self) -> Iterator[tuple[Row, Part | None]]:
+        """Yield the rows that `split` gives to other parts, with these; None: left out."""
+        if self.layout.split is not None:
+            yield from ((row, part) for row, part in self._divided() if part != self._part)
+
+    def _divided(self) -> Iterator[tuple[Row, Part | None]]:
+        """Yield all rows and their parts."""
+        layout = self.layout
+        assert self._split is not None
+        assert layout.split is not None
+        rows = layout.form.rows((layout.image, *layout.targets, layout.split))
+        for line, (name, *values, where) in islice(rows, int(layout.has_header), None):
+            part = self._split.part(where, f"{self.path}: line {line}")
+            cells = values
+            if not layout.form.is_text:
+                cells = [as_cell(each, f"{self.path}: line {line}") for each in values] if part else []
+            yield self._checked(name, tuple(cells), line), part
 
     def _checked(self, name: Any, cells: tuple[Cell, ...], line: int) -> Row:
         """The row. Raises `ResoluteError` for a name or cells that cannot be used."""

@@ -1,0 +1,52 @@
+"""The photos of a source that belong to one part, train or val, by a pattern for their names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from resolute.errors import ResoluteError
+
+from .image_ref import ImageRef, Source
+from .tables.split_column import LEFT_OUT, Part, SplitSetting
+
+__all__ = ["PartSource"]
+
+
+class PartSource:
+    """A `Source`: those of `source` whose names give `part`.
+
+    The source of train counts what is left out and what is no photo, that of val its photos alone.
+    """
+
+    def __init__(self, source: Source, split: SplitSetting, part: Part) -> None:
+        self._source, self._split, self._part = source, split, part
+        self.ignored: Counter[str] = Counter()
+        self.listed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is as in the source."""
+        return getattr(self._source, name)
+
+    def __iter__(self) -> Iterator[ImageRef]:
+        assert self._split.pattern is not None
+        self.ignored.clear()
+        counts: Counter[Part | None] = Counter()
+        for image in self._source:
+            found = self._split.pattern.search(image.name)
+            if found is None or found[1] is None:
+                raise ResoluteError(
+                    f"{self.root}: SPLIT={self._split.text} does not match, got {image.name!a}, expected a name in "
+                    "which its group matches train, val or test; correct SPLIT"
+                )
+            part = self._split.part(found[1], f"{self.root}: {image.name}")
+            counts[part] += 1
+            if part == self._part:
+                yield image
+        self.listed = counts[self._part]
+        if self._part == "train":
+            self.ignored.update(self._source.ignored)
+            self.ignored[LEFT_OUT] += counts[None]
+            self.listed = self._source.listed - counts["val"]
+            self.ignored += Counter()
