@@ -32,7 +32,7 @@ from .forms import (
     is_document,
 )
 from .photo_names import EXACT, SAME_STEM, WITHOUT_SUFFIX, NameIndex
-from .split_column import SplitSetting, are_usual, looks_like_a_split, question
+from .split_column import SplitSetting, looks_like_a_split, question
 
 __all__ = ["IMAGE_NAMES", "LABEL_COLUMNS", "Layout", "PhotoNames", "choose_columns", "column_names", "column_span"]
 
@@ -354,7 +354,7 @@ class _Choice:
         for i, name in enumerate(self.first) if self.asks_for_split and named else ():
             cells = [row[i] for row in self.rows]
             if i not in taken and (values := looks_like_a_split(name, cells)) is not None:
-                raise question(self.path, name, values, usual=are_usual(cells))
+                raise question(self.path, name, cells, values)
 
     def _image(self) -> int:
         """The column of the images."""

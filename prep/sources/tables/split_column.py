@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from resolute.errors import ResoluteError
 
-__all__ = ["LEFT_OUT", "Part", "SplitSetting", "are_usual", "looks_like_a_split", "parse_split", "question"]
+__all__ = ["LEFT_OUT", "Part", "SplitSetting", "looks_like_a_split", "parse_split", "question"]
 
 Part = Literal["train", "val"]
 LEFT_OUT = "of other parts"  # how photos and rows are counted that are neither trained nor validated on
@@ -112,15 +112,14 @@ def looks_like_a_split(name: str, cells: Iterable[Any]) -> str | None:
     return ", ".join(f"{value or 'blank'} ({count} rows)" for value, count in counts.most_common(6))
 
 
-def question(path: str, name: str, values: str, *, usual: bool) -> ResoluteError:
-    """The error that asks about a column with `values`, in words; `usual`: all of them have a meaning."""
-    use = f"SPLIT={name}" if usual else f"SPLIT={name}:VALUE=train,VALUE=val"
+def question(path: str, name: str, cells: Iterable[Any], words: str) -> ResoluteError:
+    """The error that asks about a column; `words`: those about its values."""
+    values = sorted({str(cell).strip() for cell in cells})
+    use = f"SPLIT={name} uses it (photos of test are left out)"
+    if not all(value.lower() in _USUAL for value in values):
+        of_val = values[-1] if re.search("val|test", name.lower()) else values[0]
+        use = f"to use it, say what its values mean, such as SPLIT={name}:{of_val}=val,*=train"
     return ResoluteError(
-        f"{path}: column {name} may say which photos are trained and which are validated on, got {values}, expected an "
-        f"answer; {use} uses it (photos of test are left out), SPLIT=none does not"
+        f"{path}: column {name} may say which photos are trained and which are validated on, got {words}, expected an "
+        f"answer; {use}; with SPLIT=none it divides nothing"
     )
-
-
-def are_usual(cells: Iterable[Any]) -> bool:
-    """Whether all values have a meaning without a question."""
-    return all(str(cell).strip().lower() in _USUAL for cell in cells)

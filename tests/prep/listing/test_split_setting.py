@@ -138,7 +138,8 @@ def test_a_column_that_seems_to_divide_the_photos_is_asked_about(
         err = capsys.readouterr().err
         assert "may say which photos are trained and which are validated on, got " in err
         assert f"{values[0]} (1" in err
-        assert "SPLIT=none does not" in err
+        assert "with SPLIT=none it divides nothing" in err
+        assert f"SPLIT={heads.split(',')[order.index(2)]}" in err
     assert made(tmp_path, *words, "--columns", "filename,label", "--split", "none") == 0
     assert len(stored(tmp_path)["train"]) > len(names("train"))
 
