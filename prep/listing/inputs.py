@@ -14,6 +14,7 @@ from resolute.prep.settings import Settings
 from resolute.prep.sources.archive import ArchiveSource
 from resolute.prep.sources.folders.image_folder import ImageFolderSource
 from resolute.prep.sources.image_ref import Source, is_url
+from resolute.prep.sources.part_source import PartSource
 from resolute.prep.sources.webdataset import WebDatasetSource
 
 from .class_file import read_classes
@@ -183,6 +184,7 @@ def copies_of(settings: Settings, sources: Mapping[str, Photos]) -> Copies | Non
 
 def _labelled_by(source: Source) -> LabelledBy:
     """What gives the photos of a source their labels."""
+    source = source.whole if isinstance(source, PartSource) else source
     if isinstance(source, ImageFolderSource | ArchiveSource):
         return "folders"
     return "samples" if isinstance(source, WebDatasetSource) else "table"

@@ -15,25 +15,25 @@ __all__ = ["PartSource"]
 
 
 class PartSource:
-    """A `Source`: those of `source` whose names give `part`.
+    """A `Source`: those of `whole` whose names give `part`.
 
     The source of train counts what is left out and what is no photo, that of val its photos alone.
     """
 
     def __init__(self, source: Source, split: SplitSetting, part: Part) -> None:
-        self._source, self._split, self._part = source, split, part
+        self.whole, self._split, self._part = source, split, part
         self.ignored: Counter[str] = Counter()
         self.listed = 0
 
     def __getattr__(self, name: str) -> Any:
         """All else is as in the source."""
-        return getattr(self._source, name)
+        return getattr(self.whole, name)
 
     def __iter__(self) -> Iterator[ImageRef]:
         assert self._split.pattern is not None
         self.ignored.clear()
         counts: Counter[Part | None] = Counter()
-        for image in self._source:
+        for image in self.whole:
             found = self._split.pattern.search(image.name)
             if found is None or found[1] is None:
                 raise ResoluteError(
@@ -46,7 +46,7 @@ class PartSource:
                 yield image
         self.listed = counts[self._part]
         if self._part == "train":
-            self.ignored.update(self._source.ignored)
+            self.ignored.update(self.whole.ignored)
             self.ignored[LEFT_OUT] += counts[None]
-            self.listed = self._source.listed - counts["val"]
+            self.listed = self.whole.listed - counts["val"]
             self.ignored += Counter()
