@@ -304,7 +304,15 @@ def fine_tuning() -> str:
                 _file(name),
             )
         )
-    heads = ("training photos", "validated on", "top-1, fine-tuned", "from random weights", "wall time, fine-tuned", "from random weights", "file")
+    heads = (
+        "training photos",
+        "validated on",
+        "top-1, fine-tuned",
+        "from random weights",
+        "wall time, fine-tuned",
+        "from random weights",
+        "file",
+    )
     return _table(heads, rows)
 
 

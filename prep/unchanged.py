@@ -14,7 +14,7 @@ from typing import Any
 
 from resolute.errors import ResoluteError
 from resolute.files import PARTIAL
-from resolute.pipeline.dataset.format import VERSION, is_sealed
+from resolute.pipeline.dataset.format import WRITE_VERSIONS, is_sealed
 from resolute.pipeline.dataset.source_record import SOURCE_RECORD
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.listing.checks import describe_target
@@ -43,7 +43,8 @@ def unchanged_set(settings: Settings) -> dict[str, Any] | None:
         manifest_data, record = store.read(MANIFEST), json.loads(store.read(SOURCE_RECORD))
         manifest: dict[str, Any] = json.loads(manifest_data)
         signature: dict[str, str] = record["signature"]
-        if not is_sealed(manifest_data) or manifest["version"] != VERSION or not _is_whole(store, manifest, settings):
+        is_current = is_sealed(manifest_data) and manifest["version"] in WRITE_VERSIONS
+        if not is_current or not _is_whole(store, manifest, settings):
             return None
         settings = with_remembered(settings, store)
         is_same = json.loads(record_of(settings, signature)) == record and _is_current(settings, signature)

@@ -7,6 +7,7 @@
     SHARDS/index/SPLIT.npy           SAMPLE records (of `Target.sample_dtype`), one per sample, in shard order
     SHARDS/index/SPLIT-RES.npy       STORED records: where the sample's JPEG is stored at that resolution
     SHARDS/index/SPLIT.source.npy    SOURCE records: the input file of each sample
+    SHARDS/index/groups.npy          GROUP records of the samples that belong together, if there are any
     SHARDS/records/                  prep's own: its plan, and what it needs to resume, repair or extend the set
 
 Photos that were added later form generations: the first run makes generation 0, each extension another. Generation g
@@ -39,13 +40,17 @@ from .source_record import missing_set_hint, read_record, repair_hint, shards_co
 
 __all__ = [
     "FORMAT",
+    "GROUP",
     "READ_VERSIONS",
     "SAMPLE",
     "SOURCE",
     "STORED",
     "VERSION",
+    "WITH_GROUPS",
+    "WRITE_VERSIONS",
     "duplicates_name",
     "generation_mark",
+    "groups_name",
     "index_name",
     "is_sealed",
     "key_name",
@@ -60,7 +65,9 @@ __all__ = [
 ]
 
 FORMAT, VERSION = "resolute-shards", 6
-READ_VERSIONS = (5, VERSION)  # of sets that can be trained on and verified
+WITH_GROUPS = 7  # the version of a set with a GROUP file, which older code would ignore
+WRITE_VERSIONS = (VERSION, WITH_GROUPS)  # of sets that prep can resume and extend
+READ_VERSIONS = (5, *WRITE_VERSIONS)  # of sets that can be trained on and verified
 KEY_DIGITS = 9
 _LOOKED_AT = 10_000  # names of a folder that is no shard set. why so few: it may be any, such as /usr
 # Written only by prep: the first while it runs, the second before any shard.
@@ -75,6 +82,11 @@ STORED = np.dtype(
 )
 # The input file: first 8 bytes of its SHA-256 (little-endian), its size in bytes, its upright width and height in px.
 SOURCE = np.dtype([("digest", "<u8"), ("nbytes", "<u4"), ("width", "<u2"), ("height", "<u2")])
+
+# Samples of a set, sorted by split (0: train, 1: val) and key, that belong together: those with the same `group`, from
+# 1, as GROUP says; those with the same `near`, from 1, show the same picture or the same moment. 0: none. A
+# generation's file is about the samples up to and including it; one without such samples has none.
+GROUP = np.dtype([("split", "u1"), ("key", "<u8"), ("group", "<u4"), ("near", "<u4")])
 
 
 def key_name(key: int) -> str:
@@ -107,6 +119,11 @@ def index_name(split: str, generation: int = 0, *, res: int | str | None = None)
 def source_name(split: str, generation: int = 0) -> str:
     """The SOURCE array of a split's rows of one generation."""
     return f"index/{split}{generation_mark(generation)}.source.npy"
+
+
+def groups_name(generation: int = 0) -> str:
+    """The GROUP array of the samples up to and including a generation."""
+    return f"index/groups{generation_mark(generation)}.npy"
 
 
 def names_name(split: str, generation: int = 0) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from resolute.errors import ResoluteError
 from resolute.files import PARTIAL
-from resolute.pipeline.dataset.format import FORMAT, VERSION, generation_mark, is_sealed
+from resolute.pipeline.dataset.format import FORMAT, VERSION, WRITE_VERSIONS, generation_mark, is_sealed
 from resolute.prep.shard_set.set_photos import photos_name, stored_plan
 from resolute.prep.storage.output import RUN_FOLDER, Store
 from resolute.prep.storage.retry import retry
@@ -97,8 +97,8 @@ def open_existing(store: Store, *, rebuild: bool) -> ExistingSet | None:
         )
     if manifest_data is None and not record_names(store):
         return None  # why: an unfinished run that has finished nothing
-    is_current = manifest.get("version") == VERSION and is_sealed(manifest_data or b"")
-    if not rebuild and manifest.get("version", VERSION) != VERSION:
+    is_current = manifest.get("version") in WRITE_VERSIONS and is_sealed(manifest_data or b"")
+    if not rebuild and manifest.get("version", VERSION) not in WRITE_VERSIONS:
         raise ResoluteError(
             f"{store.where}/{MANIFEST}: a set of another version, got version {manifest['version']}, expected "
             f"{VERSION}; train on it as it is, extend it with the version of Resolute that made it, rebuild it with "
