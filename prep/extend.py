@@ -19,6 +19,7 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import FORMAT, VERSION, rejects_name
 from resolute.prep.convert.codecs import codec_versions
 from resolute.prep.listing.compare import Comparison, compare
+from resolute.prep.listing.groups import group_numbers
 from resolute.prep.listing.inputs import COPIES, Inputs, copies_of
 from resolute.prep.listing.photos import Photos
 from resolute.prep.listing.splits import extend_splits
@@ -108,6 +109,7 @@ def extension_inputs(
         seed=settings.seed,
         copies=copies,
         drop=settings.duplicates == "drop",
+        groups=group_numbers(sources),
     )
     new = sum(int((~known).sum()) for known in comparison.known.values())
     left_out = Counter({COPIES: new - sum(map(len, splits.values()))})

@@ -90,6 +90,13 @@ class JobsPlanOptions:
         "none: no column does",
         min_length=1,
     )
+    group: str | None = setting(
+        None,
+        "photos that belong together, such as those of one patient, and stay on one side of every split: a column of "
+        "the table; a regular expression with one group for the names of photos; or a CSV file with the columns name "
+        "and group; none: no column says it",
+        min_length=1,
+    )
     val_list: str | None = setting(None, "images of SRC to hold out, one name per line", min_length=1)
     val_frac: float | None = setting(
         None,
@@ -184,6 +191,9 @@ class JobsPlanOptions:
             from resolute.prep.sources.tables.split_column import parse_split  # why here: as above
 
             parse_split(self.split or "")
+        from resolute.prep.sources.tables.group_column import parse_group  # why here: as above
+
+        parse_group(self.group)
         if self.extend and self.rebuild:
             raise ResoluteError("EXTEND: got it with REBUILD, expected one of both; omit one")
         if self.duplicates == "together" and (self.val_source is not None or self.val_list is not None):
@@ -230,6 +240,7 @@ class JobsPlanOptions:
         # why only then: plans without these settings stay what they are
         chosen = {} if self.max_megapixels is None else {"max_megapixels": self.max_megapixels}
         chosen |= {} if self.grey_range == "auto" else {"grey_range": self.grey_range}
+        chosen |= {} if self.group in (None, "none") else {"group": True}
         return {
             "margin": self.margin,
             "quality": self.quality,

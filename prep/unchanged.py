@@ -24,6 +24,7 @@ from resolute.prep.shard_set.existing_set import DAMAGED, MANIFEST
 from resolute.prep.shard_set.record import lost_files
 from resolute.prep.shard_set.source_record import record_of, with_remembered
 from resolute.prep.sources.signature import has_signature
+from resolute.prep.sources.tables.group_column import parse_group
 from resolute.prep.storage.output import RUN_FOLDER, Store, open_store
 
 from .settings import Settings
@@ -61,7 +62,11 @@ def already_there(where: str, manifest: Mapping[str, Any]) -> str:
 
 
 def source_signature(settings: Settings, sources: Mapping[str, str | None]) -> dict[str, str] | None:
-    """The signatures of the `sources` and of the lists that settings name; None if that of a source is unknown."""
+    """The signatures of the `sources` and of the lists that settings name; None if that of a source is unknown, or that
+    of the column of a table that says which photos belong together."""
+    group = parse_group(settings.group)
+    if group is not None and group.column is not None:
+        return None
     known = {name: signature for name, signature in sources.items() if signature is not None}
     return {**known, **_lists(settings)} if len(known) == len(sources) else None
 
@@ -87,8 +92,13 @@ def _is_current(settings: Settings, signature: Mapping[str, str]) -> bool:
 
 
 def _lists(settings: Settings) -> dict[str, str]:
-    """The hashes of the lists of classes and of validation photos."""
-    paths = {"CLASSES": settings.classes, "VAL_LIST": settings.val_list}
+    """The hashes of the lists of classes, of validation photos and of groups."""
+    group = parse_group(settings.group)
+    paths = {
+        "CLASSES": settings.classes,
+        "VAL_LIST": settings.val_list,
+        "GROUP": None if group is None else group.file,
+    }
     return {
         name: hashlib.sha256(Path(path).read_bytes()).hexdigest() for name, path in paths.items() if path is not None
     }

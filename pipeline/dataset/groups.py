@@ -17,6 +17,8 @@ def deal(
     groups: NDArray[np.integer[Any]],
     shares: Sequence[float],
     ties: NDArray[np.uint64],
+    *,
+    held: NDArray[np.int64] | None = None,
 ) -> NDArray[np.uint32]:
     """The part, 0 to `len(shares)` - 1, of each sample: (N,) uint32, the same for all samples of a group.
 
@@ -24,6 +26,7 @@ def deal(
     groups   (N,) the group of each sample; -1: it is alone
     shares   the fraction of the samples that each part is to have, of each class
     ties     (N,) decides between groups, and between samples, of which either could come first
+    held     (len(shares), classes) the samples of each class that the parts have already; None: none
 
     Groups are dealt first, the largest one first: each goes to the part where it leaves the classes closest to the
     shares, by the sum of the squared differences, in fractions of a class. Samples that are alone then fill up each
@@ -32,11 +35,12 @@ def deal(
     weights = np.asarray(shares, np.float64)
     classes, strata = np.unique(strata, return_inverse=True)
     counts = np.zeros((len(weights), len(classes)), np.int64)  # of each part and class
+    if held is not None:
+        counts += held[:, classes]
     parts = np.empty(len(strata), np.uint32)
     grouped = np.flatnonzero(groups >= 0)
     if len(grouped):
-        part_of = _deal_groups(strata[grouped], groups[grouped], weights, ties[grouped], counts, len(strata))
-        parts[grouped] = part_of
+        parts[grouped] = _deal_groups(strata[grouped], groups[grouped], weights, ties[grouped], counts)
     alone = np.flatnonzero(groups < 0)
     alone = alone[np.lexsort((ties[alone], strata[alone]))]
     starts = np.searchsorted(strata[alone], np.arange(len(classes) + 1))
@@ -56,9 +60,8 @@ def _deal_groups(
     weights: NDArray[np.float64],
     ties: NDArray[np.uint64],
     counts: NDArray[np.int64],
-    total: int,
 ) -> NDArray[np.uint32]:
-    """The part of each of these samples; adds them to `counts`. `total`: the number of all samples."""
+    """The part of each of these samples, which are added to `counts`."""
     _, groups = np.unique(groups, return_inverse=True)
     sizes = np.bincount(groups)
     firsts = np.full(len(sizes), np.iinfo(np.uint64).max, np.uint64)
@@ -66,7 +69,7 @@ def _deal_groups(
     cells, cell_counts = np.unique(groups.astype(np.int64) * counts.shape[1] + strata, return_counts=True)
     cell_groups, cell_classes = np.divmod(cells, counts.shape[1])
     begins = np.searchsorted(cell_groups, np.arange(len(sizes) + 1)).tolist()
-    class_sizes = np.bincount(strata, minlength=counts.shape[1])
+    class_sizes = np.bincount(strata, minlength=counts.shape[1]) + counts.sum(0)
     scale = (1.0 / np.maximum(class_sizes, 1) ** 2).tolist()
     shares, of_parts = weights.tolist(), range(len(weights))
     held: list[list[int]] = counts.tolist()

@@ -15,11 +15,13 @@ from resolute.prep.sources.archive import ArchiveSource
 from resolute.prep.sources.folders.image_folder import ImageFolderSource
 from resolute.prep.sources.image_ref import Source, is_url
 from resolute.prep.sources.part_source import PartSource
+from resolute.prep.sources.tables.group_column import parse_group
 from resolute.prep.sources.webdataset import WebDatasetSource
 
 from .class_file import read_classes
 from .copies import Copies, find_copies, refuse_same_files
 from .database import Database
+from .groups import describe_groups, fingerprint_of_groups, group_numbers, set_groups
 from .label_checks import LabelledBy, refuse_doubtful_labels
 from .open_sources import open_sources
 from .photos import Photos, list_photos
@@ -80,10 +82,12 @@ class Inputs:
             for name, photos in self.sources.items()
             for label, count_and_digest in photos.by_class().items()
         }
+        groups = fingerprint_of_groups(self.sources)
         return {
             "images": self.images,
             "splits": {name: split.fingerprint() for name, split in self.splits.items()},
             "classes": by_class,
+            **({} if groups is None else {"groups": groups}),
         }
 
 
@@ -119,6 +123,7 @@ def list_sources(
     sources: dict[str, Photos] = {}
     ignored: Counter[str] = Counter()
     named = (*known_classes, *(class_file.names if class_file is not None else ()))
+    opened: dict[str, tuple[Source, Photos]] = {}
     for name, source in open_sources(settings, scan_cache, lambda: sources["train"].classes, named_classes=named):
         _refuse_unreachable_copies(settings, source)
         if name == "train":
@@ -147,7 +152,12 @@ def list_sources(
         else:
             photos = list_photos(source, database, name, training=sources["train"])
         sources[name] = photos
+        opened[name] = (source, photos)
         ignored.update(photos.ignored)
+    if (group := parse_group(settings.group)) is not None:
+        lines = set_groups(group, opened)
+        lines += describe_groups(group, sources)
+        sources["train"] = replace(sources["train"], about=(*sources["train"].about, *lines))
     if "val" in sources:
         refuse_same_files(
             sources["train"], sources["val"], settings.src, settings.val_labels or settings.val or settings.src
@@ -169,6 +179,7 @@ def split_inputs(settings: Settings, sources: Mapping[str, Photos], ignored: Cou
         seed=settings.seed,
         copies=copies,
         drop=settings.duplicates == "drop",
+        groups=group_numbers(sources),
     )
     left_out = sum(map(len, sources.values())) - sum(map(len, splits.values()))
     return Inputs(splits=splits, sources=sources, ignored=ignored + Counter({COPIES: left_out}), copies=copies)

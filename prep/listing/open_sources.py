@@ -13,6 +13,7 @@ from resolute.prep.sources.filesystem import path_kind
 from resolute.prep.sources.image_ref import Source
 from resolute.prep.sources.label_file import FolderFiles, table_covers
 from resolute.prep.sources.part_source import PartSource
+from resolute.prep.sources.tables.group_column import parse_group
 from resolute.prep.sources.tables.split_column import Part, SplitSetting, parse_split
 from resolute.prep.sources.targets import parse_target
 
@@ -49,10 +50,12 @@ def open_sources(
         uncertain=settings.uncertain,
     )
     split = None if settings.split in (None, "none") else parse_split(settings.split)
+    group = parse_group(settings.group)
     is_divided = settings.val_source is not None or settings.val_list is not None or settings.split is not None
     opened = partial(
         _open,
         split=split,
+        group=None if group is None else group.column,
         kind=settings.kind,
         listed=listed,
         max_bad=settings.max_bad_frac,
@@ -70,6 +73,7 @@ def open_sources(
         elsewhere=settings.val if is_shared else None,
         also=settings.val_labels if settings.val is None else None,
         asks_for_split=not is_divided,
+        hints_at_group=settings.group is None,
     )
     yield "train", src
     if settings.val_source is not None:

@@ -12,6 +12,8 @@ The table is in a `Database`, so that the number of photos is not limited by mem
     size_bytes   UBIGINT    of the image file itself
     target       UINTEGER (class number), UINTEGER[] (class numbers of labels, ascending; of those that are ignored,
                  plus `IGNORED`) or FLOAT[] (values)
+    line         UINTEGER   where the target is written, as in `ImageRef`
+    group_name   VARCHAR    of the photos that GROUP keeps together; NULL: it is alone
 """
 
 from __future__ import annotations
@@ -329,14 +331,14 @@ def _insert(
                 database.run(
                     f"CREATE OR REPLACE TABLE listed_{table} (place UBIGINT, name BLOB, path BLOB, absolute BOOLEAN, "
                     f'"offset" BIGINT, '
-                    f"nbytes UBIGINT, packed UTINYINT, size_bytes UBIGINT, target {_TARGETS[kind]})"
+                    f"nbytes UBIGINT, packed UTINYINT, size_bytes UBIGINT, target {_TARGETS[kind]}, line UINTEGER)"
                 )
             fields = list(zip(*block, strict=True))
             target = "target" if kind == "class" else f"target::{_TARGETS[kind]}"
             database.run_on(
                 _columns(source, fields, kind, labels, count),
-                f"INSERT INTO listed_{table} "
-                f'SELECT place, name, path, absolute, "offset", nbytes, packed, size_bytes, {target} FROM columns',
+                f'INSERT INTO listed_{table} SELECT place, name, path, absolute, "offset", nbytes, packed, size_bytes, '
+                f"{target}, line FROM columns",
             )
             listing.add(fields)
             count += len(block)
@@ -347,7 +349,7 @@ def _columns(
     source: Source, fields: Sequence[Sequence[Any]], kind: str, labels: dict[str | Ignored, int], first: int
 ) -> dict[str, NDArray[Any]]:
     """The columns of `listed_TABLE` for the fields of a block of images, after the `first` images; labels as text."""
-    texts, own_labels, sizes, containers, offsets, packed, file_sizes, _ = fields
+    texts, own_labels, sizes, containers, offsets, packed, file_sizes, lines = fields
     paths: list[bytes | None] = [os.fsencode(container) if container else None for container in containers]
     names = os.fsencode("\0".join(texts)).split(b"\0")  # why at once: it is five times as fast
     pairs = zip(texts, containers, strict=True)
@@ -385,6 +387,7 @@ def _columns(
         "packed": np.array(packed, np.uint8),
         "size_bytes": np.where(of_files < 0, nbytes, of_files.astype(np.uint64)),
         "target": targets,
+        "line": np.array(lines, np.uint32),
     }
 
 
@@ -398,12 +401,12 @@ def _sort(source: Source, database: Database, table: str, kind: str, numbers: ND
         target, join = "number", "JOIN columns ON label = target"
     elif kind == "labels":
         target, values = "list_sort(list_transform(target, lambda each: (?::UINTEGER[])[each + 1]))", [numbers.tolist()]
-    rest = 'name, path, absolute, "offset", nbytes, packed, size_bytes'
+    rest = 'name, path, absolute, "offset", nbytes, packed, size_bytes, line'
     # why the path of a file: two URLs may differ in their credentials alone
     database.run_on(
         {"label": np.arange(len(numbers), dtype=np.uint32), "number": numbers},
         f"CREATE OR REPLACE TABLE {table} AS SELECT (row_number() OVER (ORDER BY {_WRITTEN}, place) - 1)::UINTEGER "
-        f"AS position, {rest}, {target} AS target FROM listed_{table} {join}",
+        f"AS position, {rest}, {target} AS target, NULL::VARCHAR AS group_name FROM listed_{table} {join}",
         *values,
     )
     database.run(f"DROP TABLE listed_{table}")
@@ -418,8 +421,8 @@ def _sort(source: Source, database: Database, table: str, kind: str, numbers: ND
     if repeated:
         database.run(
             f"CREATE OR REPLACE TABLE {table} AS "
-            f"SELECT (row_number() OVER (ORDER BY position) - 1)::UINTEGER AS position, {rest}, target FROM "
-            f"(SELECT *, lead({_WRITTEN}) OVER (ORDER BY position) AS following FROM {table}) "
+            f"SELECT (row_number() OVER (ORDER BY position) - 1)::UINTEGER AS position, {rest}, target, group_name "
+            f"FROM (SELECT *, lead({_WRITTEN}) OVER (ORDER BY position) AS following FROM {table}) "
             f"WHERE following IS DISTINCT FROM {_WRITTEN}"
         )
     return int(repeated)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.groups import components, deal
 from resolute.pipeline.plan.permutation import permute, stream_key
 from resolute.prep.sources.tables.photo_names import AmbiguousName, NameIndex
 
@@ -57,40 +58,48 @@ def make_splits(
     seed: int = 0,
     copies: Copies | None = None,
     drop: bool = False,
+    groups: Mapping[str, NDArray[np.int64]] | None = None,
 ) -> dict[str, Split]:
     """{name: split} of the images of `train` and `val`, which are disjoint; memory is a few bytes per image.
 
     Validation is `val`, or the images that `val_list` names (one path per line), or `val_frac` (0..1) of each class,
     drawn by `seed`: at least one image and not all of a class with two or more; with `val_frac` 0 there is no
     validation split. Adding or removing a class does not change the split of the others. `copies` of an image are held
-    out with it and count once; with `drop`, only one of them is in a split, that in val if there is one.
+    out with it and count once; with `drop`, only one of them is in a split, that in val if there is one. The photos of
+    each of the `groups`, as `group_numbers` gives them, are in one split, with the classes as even as in `deal`.
 
     Raises `ResoluteError` if train or val would be empty, for a list that names unknown images, and if `val` or the
-    list puts copies into both splits, unless `drop`.
+    list puts copies into both splits, unless `drop`, or photos of a group.
     """
     everything = np.arange(len(train), dtype=np.uint32)
-    groups = {} if copies is None else copies.groups
+    copied = {} if copies is None else copies.groups
     if val is None and val_list is None and val_frac == 0:
         splits = {"train": Split(photos=train, positions=everything)}
-        return _without_copies(splits, groups) if drop else splits
+        return _without_copies(splits, copied) if drop else splits
     if val is not None:
         if copies is not None and not drop:
-            check_not_across(val.root, val, groups["train"], groups["val"])
+            check_not_across(val.root, val, copied["train"], copied["val"])
+        if groups is not None:
+            _refuse_divided(val.root, train, groups["train"], groups["val"])
         splits = {"train": Split(photos=train, positions=everything)}
         splits["val"] = Split(photos=val, positions=np.arange(len(val), dtype=np.uint32))
     else:
         if val_list is not None:
             held_out = _read_val_list(train, val_list)
             if copies is not None and not drop:
-                _check_list(val_list, train, held_out, groups["train"])
+                _check_list(val_list, train, held_out, copied["train"])
+            if groups is not None:
+                _refuse_divided(str(val_list), train, groups["train"][~held_out], groups["train"][held_out])
+        elif groups is not None:
+            held_out = _hold_out_groups(train, _together(copied.get("train"), groups["train"]), val_frac, seed)
         else:
-            held_out = _draw_held_out(train, val_frac, seed, groups.get("train"))
+            held_out = _draw_held_out(train, val_frac, seed, copied.get("train"))
         splits = {
             "train": Split(photos=train, positions=everything[~held_out]),
             "val": Split(photos=train, positions=everything[held_out]),
         }
     if drop:
-        splits = _without_copies(splits, groups)
+        splits = _without_copies(splits, copied)
     for name, split in splits.items():
         if not len(split):
             raise ResoluteError(
@@ -112,15 +121,18 @@ def extend_splits(
     seed: int = 0,
     copies: Copies | None = None,
     drop: bool = False,
+    groups: Mapping[str, NDArray[np.int64]] | None = None,
 ) -> dict[str, Split]:
     """{name: split} of the photos that a new generation adds; a split may be empty.
 
     As `make_splits`, for the photos that `comparison` does not know: those of `val`, those that `val_list` names, or as
     many of each class (of all, if targets are not classes) as its share of validation photos, the older ones included,
     needs to be `val_frac`. A photo that comes back, or in a new version, joins the split that it was in. So does a copy
-    of a photo of the set; with `drop` it is left out.
+    of a photo of the set; with `drop` it is left out. A photo of a group joins the split in which photos of the group
+    are or have been.
 
-    Raises `ResoluteError` if `val_list` names a photo that is or was in train, or lacks one of val.
+    Raises `ResoluteError` if `val_list` names a photo that is or was in train, or lacks one of val, and if photos of a
+    group would be in both splits.
     """
     new = ~comparison.known["train"]
     positions = np.arange(len(train), dtype=np.uint32)
@@ -130,6 +142,10 @@ def extend_splits(
     if val is not None:
         if copies is not None and not drop:
             check_not_across(val.root, val, copied["train"], copied["val"])
+        if groups is not None:
+            settled_groups = _settled_groups(comparison)
+            in_train, in_val = (np.append(groups[name], settled_groups[name]) for name in ("train", "val"))
+            _refuse_divided(val.root, train, in_train, in_val)
         new_val = np.flatnonzero(~comparison.known["val"]).astype(np.uint32)
         splits = {"train": Split(photos=train, positions=positions[new]), "val": Split(photos=val, positions=new_val)}
         return splits if settled is None else _without_copies(splits, copied, settled)
@@ -145,21 +161,27 @@ def extend_splits(
         _check_same_split(train, val_list, was_val & ~held_out, "lacks", "photos that are in val")
         if copies is not None and not drop:
             _check_list(val_list, train, held_out, copied["train"])
+        if groups is not None:
+            settled_groups, own = _settled_groups(comparison), groups["train"]
+            in_train, in_val = np.append(own[~held_out], settled_groups["train"]), own[held_out]
+            _refuse_divided(str(val_list), train, in_train, np.append(in_val, settled_groups["val"]))
+    elif groups is not None:
+        held_out = _hold_out_new_groups(train, comparison, copied.get("train"), groups["train"], val_frac, seed)
     else:
         held_out = was_val.copy()
         is_free = new & (before == 0)
         first = leaders(copied["train"], known=before > 0) if copies is not None else positions
         held_out[is_free] = was_val[first[is_free]]
         free = positions[is_free & (first == positions)]
-        is_class = train.target.kind == "class"  # else all photos are one group
-        groups = train.labels if is_class else np.zeros(len(train), np.uint32)
+        is_class = train.target.kind == "class"  # else all photos are one stratum
+        strata = train.labels if is_class else np.zeros(len(train), np.uint32)
         names = train.classes if is_class else ("",)
-        labels = groups[free]
+        labels = strata[free]
         order = np.argsort(labels, kind="stable")
         present, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
         in_train, in_val = (comparison.class_counts(split, len(names)) for split in ("train", "val"))
-        in_train += np.bincount(groups[new & was_train], minlength=len(in_train))
-        in_val += np.bincount(groups[new & was_val], minlength=len(in_val))
+        in_train += np.bincount(strata[new & was_train], minlength=len(in_train))
+        in_val += np.bincount(strata[new & was_val], minlength=len(in_val))
         for label, start, count in zip(present.tolist(), starts.tolist(), counts.tolist(), strict=True):
             total = int(in_train[label] + in_val[label]) + count
             held_count = min(count, max(0, _held_out_count(total, val_frac) - int(in_val[label])))
@@ -290,6 +312,95 @@ def _draw_held_out(photos: Photos, val_frac: float, seed: int, groups: NDArray[n
         by_rank[start + permute(key, np.arange(held_count, dtype=np.int64), total)] = True
     held_out = _to_photos_order(strata, counts, by_rank)
     return held_out if first is None else held_out[first]
+
+
+def _together(copies: NDArray[np.int64] | None, groups: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(N,) int64: the number of all photos that stay together, as copies or by their groups; -1: a photo alone."""
+    return components(groups + 1, *([] if copies is None else [copies + 1]))
+
+
+def _ties(photos: Photos, seed: int) -> NDArray[np.uint64]:
+    """(N,) uint64: a random number of each photo, by the name of its group or its own."""
+    return photos.column("md5_number_lower(?::BLOB || coalesce(encode(group_name), name))", b"%d " % seed)
+
+
+def _hold_out_groups(photos: Photos, groups: NDArray[np.int64], val_frac: float, seed: int) -> NDArray[np.bool_]:
+    """(N,) bool: `val_frac` of every class, in whole `groups`: if these allow, at least one photo, and never all."""
+    strata = _strata(photos)
+    ties = _ties(photos, seed)
+    held_out = deal(strata, groups, [1 - val_frac, val_frac], ties) == 1
+    sizes = np.bincount(groups[groups >= 0], minlength=1)
+    size = np.where(groups >= 0, sizes[groups], 1)
+    for wanted in (True, False):  # a class without a photo in val, then one without any in train
+        for label in np.setdiff1d(strata, strata[held_out == wanted]).tolist():
+            own = np.flatnonzero(strata == label)
+            for at in own[np.lexsort((ties[own], size[own]))].tolist():
+                moved = groups == groups[at] if groups[at] >= 0 else np.arange(len(groups)) == at
+                rest = (held_out != wanted) & ~moved
+                if not np.setdiff1d(strata[moved], strata[rest]).size:
+                    held_out[moved] = wanted
+                    break
+    return held_out
+
+
+def _hold_out_new_groups(
+    photos: Photos,
+    comparison: Comparison,
+    copies: NDArray[np.int64] | None,
+    groups: NDArray[np.int64],
+    val_frac: float,
+    seed: int,
+) -> NDArray[np.bool_]:
+    """(N,) bool: the photos of val, old ones and new ones; a group with older photos is where these are."""
+    before = comparison.split_of["train"]
+    was = {split: before == 1 + comparison.splits.index(split) for split in ("train", "val")}
+    settled = _settled_groups(comparison)
+    members = {split: np.append(groups[was[split]], settled[split]) for split in ("train", "val")}
+    _refuse_divided(photos.root, photos, members["train"], members["val"])
+    together = _together(copies, groups)
+    own = np.where(together >= 0, together, together.max(initial=-1) + 1 + np.arange(len(together)))
+    side = np.zeros(own.max(initial=0) + 1, np.int8)
+    for number, split in enumerate(("train", "val"), 1):
+        side[own[was[split] | ((groups >= 0) & np.isin(groups, settled[split]))]] = number
+    held_out = np.where(before > 0, was["val"], side[own] == 2)
+    is_open = ~comparison.known["train"] & (before == 0) & (side[own] == 0)
+    if is_open.any():
+        is_class = photos.target.kind == "class"
+        strata = photos.labels if is_class else np.zeros(len(photos), np.uint32)
+        classes = len(photos.classes) if is_class else 1
+        held = np.stack([comparison.class_counts(split, classes) for split in ("train", "val")])
+        new = ~comparison.known["train"] & ~is_open
+        for number, chosen in enumerate((new & ~held_out, new & held_out)):
+            held[number] += np.bincount(strata[chosen], minlength=classes)
+        parts = deal(
+            strata[is_open], together[is_open], [1 - val_frac, val_frac], _ties(photos, seed)[is_open], held=held
+        )
+        held_out[is_open] = parts == 1
+    return held_out
+
+
+def _settled_groups(comparison: Comparison) -> dict[str, NDArray[np.int64]]:
+    """{split: numbers} of the groups of which the set has photos there, of those that `group_numbers` has numbered."""
+    return {
+        split: comparison.database.arrays(
+            "SELECT DISTINCT number::BIGINT AS number FROM set_photos JOIN group_numbers USING (group_name) "
+            "WHERE split = ?",
+            split,
+        )["number"]
+        for split in ("train", "val")
+    }
+
+
+def _refuse_divided(where: str, photos: Photos, train: NDArray[np.int64], val: NDArray[np.int64]) -> None:
+    """Raise `ResoluteError` if groups, by their numbers, are in both splits."""
+    shared = np.intersect1d(train[train >= 0], val)
+    if len(shared):
+        name = photos.database.one("SELECT group_name FROM group_numbers WHERE number = ?", int(shared[0]))
+        raise ResoluteError(
+            f"{where}: divides groups, got {len(shared)} with photos in train and in val, such as {name!a}, expected "
+            "each on one side; correct it, or leave GROUP out: a run then reports its accuracy also without the "
+            "photos that have a near copy in train"
+        )
 
 
 def _strata(photos: Photos) -> NDArray[np.uint32]:

@@ -16,10 +16,13 @@ from numpy.typing import NDArray
 
 from resolute.pipeline.dataset.format import (
     FORMAT,
+    GROUP,
     SOURCE,
     STORED,
     VERSION,
+    WITH_GROUPS,
     duplicates_name,
+    groups_name,
     index_name,
     manifest_bytes,
     names_name,
@@ -36,6 +39,7 @@ from resolute.prep.storage.output import Store
 from .cards import CROISSANT, croissant, is_own_croissant, write_card
 from .duplicates import Duplicates
 from .existing_set import DAMAGED, MANIFEST, plan_name
+from .groups import group_rows
 from .record import Records, ShardRecord
 
 __all__ = ["finalize_set", "is_info_file", "read_rejects", "restore_info_files", "write_rejects"]
@@ -104,6 +108,10 @@ def finalize_set(
         files[duplicates_name(number)] = _stream(
             store, duplicates_name(number), duplicates.lines(Target.from_manifest(own))
         )
+        stored = {split: np.concatenate([rows.keys(split, k) for k in range(number + 1)]) for split in splits}
+        grouped = group_rows(stored, groups=photos.groups_until(number), near={})
+        if len(grouped):
+            files[groups_name(number)] = _stream(store, groups_name(number), _npy(GROUP, len(grouped), [grouped]))
         own_shards = [(split, shard) for split in splits for shard in layout.shards_of(split, number)]
         if facts := records.facts(own_shards).to_json():
             added["pixels"] = facts
@@ -115,7 +123,7 @@ def finalize_set(
     newest = plan.plans[-1]
     manifest = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": WITH_GROUPS if any(groups_name(number) in files for number in range(len(plan.plans))) else VERSION,
         "settings": {**newest["settings"], "resolutions": sorted(plan.short_sides)},
         "classes": newest["classes"],
         "target": newest["target"],

@@ -8,6 +8,8 @@ It has a row for each photo that was listed, sorted by split and key:
     size_bytes   UBIGINT    of the image file
     target       as in the table of photos (`photos.py`)
     missing      BOOLEAN    the photo was listed and did not exist
+    group_name   VARCHAR    of the photos that GROUP keeps together, NULL for one that is alone; this column is there
+                            only if the generation has groups
 
 A photo may be gone from the source later, so the file cannot be derived again. The plan of the generation holds the
 number of rows and a SHA-256 over these, and the file holds the plan too. The same photos and settings give the same
@@ -28,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import generation_mark
@@ -49,6 +52,7 @@ __all__ = [
 ]
 
 _COLUMNS = "split, key, name, size_bytes, target, missing"
+_GROUP = ", group_name"
 
 
 def photos_name(generation: int) -> str:
@@ -65,7 +69,9 @@ def write_photos(
     """
     path = scratch / Path(photos_name(generation)).name
     # why not the columns of places: these differ from machine to machine, and may hold credentials
-    rows = f"SELECT {_COLUMNS} FROM planned WHERE generation = {generation} ORDER BY split, key"
+    of_generation = f"FROM planned WHERE generation = {generation}"
+    has_groups = database.one(f"SELECT count(group_name) > 0 {of_generation}")
+    rows = f"SELECT {_COLUMNS}{_GROUP if has_groups else ''} {of_generation} ORDER BY split, key"
     stored = {name: value for name, value in plan.items() if name != "photos"}
     is_older = _is_of_file(plan.get("photos", {}))
     if not is_older:
@@ -127,11 +133,30 @@ class SetPhotos:
     database: Database
     files: tuple[Path, ...]
 
+    def groups_until(self, generation: int) -> dict[str, tuple[NDArray[np.uint64], NDArray[np.uint32]]]:
+        """{split: (keys, numbers)} of the photos that GROUP keeps together with others, numbered from 1.
+
+        They are those of the generations up to `generation`.
+        """
+        found = {}
+        for split in ("train", "val"):
+            rows = self.database.arrays(
+                "SELECT key, number::UINTEGER AS number FROM (SELECT split, key, dense_rank() OVER (ORDER BY "
+                "group_name) AS number, count(*) OVER (PARTITION BY group_name) AS photos FROM set_photos "
+                "WHERE group_name IS NOT NULL AND generation <= ?) WHERE split = ? AND photos > 1 ORDER BY key",
+                generation,
+                split,
+            )
+            found[split] = (np.asarray(rows["key"], np.uint64), np.asarray(rows["number"], np.uint32))
+        return found
+
     @classmethod
     def open(cls, database: Database, files: Sequence[Path]) -> SetPhotos:
         """`files` are those of the generations, the oldest first."""
         rows = " UNION ALL ".join(
-            f"SELECT {n}::UINTEGER AS generation, {_COLUMNS} FROM read_parquet('{database.path(path)}')"
+            f"SELECT {n}::UINTEGER AS generation, {_COLUMNS}"
+            f"{_GROUP if _has_groups(database, path) else ', NULL::VARCHAR AS group_name'} "
+            f"FROM read_parquet('{database.path(path)}')"
             for n, path in enumerate(files)
         )
         database.run(f"CREATE OR REPLACE VIEW set_photos AS {rows}")
@@ -158,6 +183,12 @@ class SetPhotos:
         return ((key, os.fsdecode(name)) for key, name in rows)
 
 
+def _has_groups(database: Database, path: Path) -> bool:
+    """Whether the photos in a file have groups."""
+    names = database.run(f"DESCRIBE SELECT * FROM read_parquet('{database.path(path)}')")
+    return any(name == "group_name" for name, *_ in names)
+
+
 def _is_of_file(photos: Mapping[str, Any]) -> bool:
     """Whether the entry `photos` of a plan is the older form, about the file."""
     return "bytes" in photos
@@ -177,7 +208,8 @@ def _file_rows_info(path: Path) -> dict[str, Any] | None:
     import duckdb
 
     with ScratchFolder() as scratch, closing(Database(scratch)) as database, suppress(duckdb.Error, ResoluteError):
-        rows = f"SELECT {_COLUMNS} FROM read_parquet('{database.path(path)}') ORDER BY split, key"
+        columns = f"{_COLUMNS}{_GROUP if _has_groups(database, path) else ''}"
+        rows = f"SELECT {columns} FROM read_parquet('{database.path(path)}') ORDER BY split, key"
         return _rows_info(database, rows)
     return None
 

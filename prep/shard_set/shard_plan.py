@@ -54,7 +54,7 @@ def plan_photos(
         )
         parts.append(
             f"SELECT {n} AS number, {generation}::UINTEGER AS generation, '{split}' AS split, "
-            f"i::UBIGINT + {keys.start} AS key, name, size_bytes, target, packed = {MISSING} AS missing, "
+            f"i::UBIGINT + {keys.start} AS key, name, size_bytes, target, packed = {MISSING} AS missing, group_name, "
             f'{photos.path} AS path, "offset", nbytes, packed FROM {photos.table} JOIN keys_{n} USING (position)'
         )
     database.run(

@@ -59,6 +59,8 @@ def open_source(
     split: SplitSetting | None = None,
     part: Part = "train",
     asks_for_split: bool = False,
+    group: str | None = None,
+    hints_at_group: bool = False,
 ) -> Source:
     """Open the source at `src`, a path, URL, or pattern of several files; `kind` is one of KINDS.
 
@@ -69,12 +71,19 @@ def open_source(
     if this is VAL; class folders with these names or `named_classes` need no question (`Look`). `max_bad` (0..1) is the
     part of a table's images that may be missing; `image` is for `WebDatasetSource`, and `zip_names` for
     `ArchiveSource`. `scan_cache` is a folder for what a source has to unpack or remember between
-    runs. `setting` names `src` in messages. `split` and `part` choose some of a table's photos, and `asks_for_split` is
-    as for `choose_columns`. Most of the source is read only when it is iterated. Raises `ResoluteError` for a missing
+    runs. `setting` names `src` in messages.
+    `split` and `part` choose some of a table's photos, and `asks_for_split`, `group` and `hints_at_group` are as for
+    `choose_columns`. Most of the source is read only when it is iterated. Raises `ResoluteError` for a missing
     or unrecognised source.
     """
     src = plain_path(src)
-    division: dict[str, Any] = {"split": split, "part": part, "asks_for_split": asks_for_split}
+    division: dict[str, Any] = {
+        "split": split,
+        "part": part,
+        "asks_for_split": asks_for_split,
+        "group": group,
+        "hints_at_group": hints_at_group,
+    }
     if kind not in KINDS:
         raise ResoluteError(f"KIND: unknown, got {kind}, expected one of {', '.join(KINDS)}; correct KIND")
     if labels is not None and kind not in ("auto", "table") and setting == "SRC":

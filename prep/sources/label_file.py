@@ -80,7 +80,8 @@ class LabelTableSource:
     other table does. `listed` are folders that have been listed already, by path. `setting`
     names the table in messages, `known_classes` are those of the training part if it is one for validation, and `note`
     is a line for `target.about`. With `split`, only the rows of `part` are yielded; the source of train counts those
-    of no part. `asks_for_split` is as for `choose_columns`.
+    of no part. `asks_for_split`, `group` and `hints_at_group` are as for `choose_columns`. `table` is the table, after
+    an iteration.
     """
 
     label_names: Sequence[str] | None = None
@@ -107,6 +108,8 @@ class LabelTableSource:
         split: SplitSetting | None = None,
         part: Part = "train",
         asks_for_split: bool = False,
+        group: str | None = None,
+        hints_at_group: bool = False,
     ) -> None:
         self.root = src
         self.ignored: Counter[str] = Counter()
@@ -118,6 +121,7 @@ class LabelTableSource:
         self._elsewhere, self._only_files, self._only_rows = elsewhere, only_files, only_rows
         self._also, self._listed = also, listed or {}
         self._split, self._part, self._asks_for_split = split, part, asks_for_split
+        self._group, self._hints_at_group = group, hints_at_group
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
@@ -136,7 +140,10 @@ class LabelTableSource:
             split=self._split,
             part=self._part,
             asks_for_split=self._asks_for_split,
+            group=self._group,
+            hints_at_group=self._hints_at_group,
         )
+        self.table = table
         self.target = table.target()
         if self._note is not None:
             self.target = replace(self.target, about=(self._note, *self.target.about))
@@ -343,6 +350,8 @@ class LabelListSource:
         split: SplitSetting | None = None,
         part: Part = "train",
         asks_for_split: bool = False,
+        group: str | None = None,
+        hints_at_group: bool = False,
     ) -> None:
         self._part = part
         self.root = without_query(src).rpartition("/")[0] or ("/" if src.startswith("/") else ".")
@@ -352,7 +361,7 @@ class LabelListSource:
         self.numbered = True
         self.target = SourceTarget()
         self._src, self._setting, self._max_bad, self._name = src, target, max_bad, setting
-        self._table = TargetTable(
+        self.table = TargetTable(
             src,
             columns,
             target,
@@ -362,14 +371,16 @@ class LabelListSource:
             split=split,
             part=part,
             asks_for_split=asks_for_split,
+            group=group,
+            hints_at_group=hints_at_group,
         )
 
     def __iter__(self) -> Iterator[ImageRef]:
         self.ignored.clear()
         self.listed = 0
         stamp = version_stamp(self._src)
-        self.target = self._table.target()
-        self.numbered = self._table.numbered
+        self.target = self.table.target()
+        self.numbered = self.table.numbered
         root, is_remote = self.root, is_url(self.root)
         scheme = f"{root.partition('://')[0]}://"
         are_urls = True
@@ -378,7 +389,7 @@ class LabelListSource:
         rows, missing = 0, 0
         renamed: list[tuple[str, str]] = []
         examples: list[Row] = []  # of names that are not there
-        for written, label, line in self._table:
+        for written, label, line in self.table:
             rows += 1
             self.listed += 1
             name = written.removeprefix("./")
@@ -411,7 +422,7 @@ class LabelListSource:
         if missing > max(self._max_bad > 0, self._max_bad * rows):
             raise self._explained(examples, missing, rows)
         if self._part == "train":
-            left_out = sum(part is None for _, part in self._table.other_rows())
+            left_out = sum(part is None for _, part in self.table.other_rows())
             self.ignored[LEFT_OUT] += left_out
             self.listed += left_out
             self.ignored += Counter()

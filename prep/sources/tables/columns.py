@@ -31,6 +31,7 @@ from .forms import (
     WordForm,
     is_document,
 )
+from .group_column import hint_at_group
 from .photo_names import EXACT, SAME_STEM, WITHOUT_SUFFIX, NameIndex
 from .split_column import SplitSetting, looks_like_a_split, question
 
@@ -104,6 +105,8 @@ class Layout:
     has_header: bool = False
     names_have_suffixes: bool = False
     split: int | None = None  # the position of the column that SPLIT names
+    group: int | None = None  # and of that which GROUP names
+    group_hint: str | None = None  # a line about a column that may say which photos belong together
 
 
 def choose_columns(
@@ -115,13 +118,16 @@ def choose_columns(
     *,
     split: SplitSetting | None = None,
     asks_for_split: bool = False,
+    group: str | None = None,
+    hints_at_group: bool = False,
 ) -> Layout:
     """The layout of the table `path`, or of several that are joined, `a.txt,b.txt`.
 
     `columns` names the image and target columns, "id,breed", or gives their positions from 0. `known_classes` are those
     of the training part, if this is a validation table. `setting` names the table in messages. `split` names the column
-    that divides the rows; `asks_for_split`: nobody has said whether one does. Raises `ResoluteError` with the question
-    if the cells do not decide.
+    that divides the rows; `asks_for_split`: nobody has said whether one does. `group` names the column of GROUP;
+    `hints_at_group`: a column that looks like one is to be named. Raises `ResoluteError` with the question if the cells
+    do not decide.
     """
     parts = _parts(path)
     if len(parts) > 1:
@@ -137,7 +143,18 @@ def choose_columns(
         )
     if isinstance(form, ListForm):
         return Layout(form=form, image=0, targets=(1,), names=("label",))
-    return _Choice(form, sample, columns, photos, known_classes, setting, split, asks_for_split=asks_for_split).layout()
+    return _Choice(
+        form,
+        sample,
+        columns,
+        photos,
+        known_classes,
+        setting,
+        split,
+        group,
+        asks_for_split=asks_for_split,
+        hints_at_group=hints_at_group,
+    ).layout()
 
 
 # ---- the form
@@ -298,13 +315,16 @@ class _Choice:
         known_classes: Sequence[str],
         setting: str,
         split: SplitSetting | None,
+        group: str | None,
         *,
         asks_for_split: bool,
+        hints_at_group: bool,
     ) -> None:
         self.form, self.path, self.photos = form, form.path, photos
         self.columns, self.known_classes, self.setting = columns, frozenset(known_classes), setting
         self.split = None if split is None or not split.column else split.column
-        self.asks_for_split = asks_for_split
+        self.group = group
+        self.asks_for_split, self.hints_at_group = asks_for_split, hints_at_group
         self.sample = sample
         self.first = list(form.header) if form.header is not None else [str(cell) for cell in sample[0]]
         # The rows that are data in any case.
@@ -317,15 +337,17 @@ class _Choice:
             named = are_names or has_header or self.form.header is not None
             names = [self.first[i] if named else str(i) for i in positions[1:]]
             image, targets = positions[0], positions[1:]
-            divides = self._split_column(named=named)
+            divides = self._named_column(self.split, "SPLIT", named=named)
+            group = self._named_column(self.group, "GROUP", named=named)
             self._ask_for_split(positions, named=named)
         else:
             image = self._image()
             has_header = self.form.header is None and self._is_header(image)
             named = has_header or self.form.header is not None
-            divides = self._split_column(named=named)
+            divides = self._named_column(self.split, "SPLIT", named=named)
+            group = self._named_column(self.group, "GROUP", named=named)
             self._ask_for_split([image], named=named)
-            targets = self._targets(image, self.first if named else None, without=divides)
+            targets = self._targets(image, self.first if named else None, without=(divides, group))
             names = [self.first[i] if named else str(i) if len(targets) > 1 else "label" for i in targets]
         return Layout(
             form=self.form,
@@ -335,19 +357,28 @@ class _Choice:
             has_header=has_header,
             names_have_suffixes=self._holds_files(image, nearly_all=True),
             split=divides,
+            group=group,
+            group_hint=self._group_hint([image, *targets], named=named),
         )
 
-    def _split_column(self, *, named: bool) -> int | None:
-        """The position of the column that SPLIT names."""
-        if self.split is None:
+    def _named_column(self, name: str | None, setting: str, *, named: bool) -> int | None:
+        """The position of the column that a setting names."""
+        if name is None:
             return None
-        if named and self.split in self.first:
-            return self.first.index(self.split)
-        position = None if named else _position(self.split, len(self.first))
+        if named and name in self.first:
+            return self.first.index(name)
+        position = None if named else _position(name, len(self.first))
         if position is None:
             known = ", ".join(self.first)[:200] if named else f"no header, and {len(self.first)} columns from 0"
-            raise ResoluteError(f"{self.path}: has no column {self.split}, got {known}, expected it; correct SPLIT")
+            raise ResoluteError(f"{self.path}: has no column {name}, got {known}, expected it; correct {setting}")
         return position
+
+    def _group_hint(self, taken: Sequence[int], *, named: bool) -> str | None:
+        """A line about the first column that is not `taken` and may say which photos belong together."""
+        for i, name in enumerate(self.first) if self.hints_at_group and named else ():
+            if i not in taken and (hint := hint_at_group(self.path, name, [row[i] for row in self.rows])) is not None:
+                return hint
+        return None
 
     def _ask_for_split(self, taken: Sequence[int], *, named: bool) -> None:
         """Raise `ResoluteError` if a column that is not `taken` may divide the rows into parts."""
@@ -433,9 +464,9 @@ class _Choice:
                 return False
         return True
 
-    def _targets(self, image: int, names: Sequence[str] | None, *, without: int | None) -> list[int]:
-        """The columns of the targets, which is not the one `without`; several if none of them can be preferred."""
-        rest = [i for i in range(len(self.first)) if i not in (image, without)]
+    def _targets(self, image: int, names: Sequence[str] | None, *, without: Sequence[int | None]) -> list[int]:
+        """The columns of the targets, none of those `without`; several if none of them can be preferred."""
+        rest = [i for i in range(len(self.first)) if i not in (image, *without)]
         if len(rest) == 1:
             return rest
         if names is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from functools import cached_property
 from itertools import islice
@@ -28,7 +29,8 @@ class TargetTable:
     """A table of the targets of `photos`. `target` reads all of it; iterating reads it again: the name, the target
     (None: it has none) and the line of each row.
 
-    `columns`, `known_classes`, `name`, `split` and `asks_for_split` are as for `choose_columns`. With `split`, only the
+    `columns`, `known_classes`, `name`, `split`, `asks_for_split`, `group` and `hints_at_group` are as for
+    `choose_columns`. With `split`, only the
     rows of `part` are those of the table.
     """
 
@@ -44,7 +46,10 @@ class TargetTable:
         split: SplitSetting | None = None,
         part: Part | None = None,
         asks_for_split: bool = False,
+        group: str | None = None,
+        hints_at_group: bool = False,
     ) -> None:
+        self._group, self._hints_at_group = group, hints_at_group
         self.path, self._columns, self._setting = path, columns, setting
         self._split, self._part, self._asks_for_split = split, part, asks_for_split
         self._photos, self._known_classes, self._name = photos, known_classes, name
@@ -61,7 +66,17 @@ class TargetTable:
             self._name,
             split=self._split,
             asks_for_split=self._asks_for_split,
+            group=self._group,
+            hints_at_group=self._hints_at_group,
         )
+
+    def group_cells(self) -> Iterator[tuple[int, str]]:
+        """Yield the line of each row and the text of its cell in the column of GROUP, "" for a blank one."""
+        layout = self.layout
+        assert layout.group is not None
+        for line, (cell,) in islice(layout.form.rows((layout.group,)), int(layout.has_header), None):
+            is_blank = cell is None or (isinstance(cell, float) and math.isnan(cell))
+            yield line, "" if is_blank else str(cell).strip()
 
     def target(self) -> SourceTarget:
         """The targets of the file. Raises `ResoluteError` for a file that is unreadable, malformed, or without rows."""
@@ -81,7 +96,9 @@ class TargetTable:
                 f"{self.path}: no rows, got only a header, expected an image and its label per row; correct it"
             )
         self.meaning = targets.meaning()
-        return self.meaning.source_target()
+        target = self.meaning.source_target()
+        hint = self.layout.group_hint
+        return target if hint is None else replace(target, about=(*target.about, hint))
 
     @property
     def numbered(self) -> bool:

@@ -39,12 +39,12 @@ def plan_rows(database: Database, kind: str, *, in_order: bool) -> None:
     """The table `planned` of three photos."""
     column, targets = TARGETS[kind]
     rows = [
-        f"('{split}', {key}, 'n{key}\\xFF'::BLOB, {key + 9}, {target}::{column}, {key == 1}, 0)"
+        f"('{split}', {key}, 'n{key}\\xFF'::BLOB, {key + 9}, {target}::{column}, {key == 1}, 0, NULL)"
         for (split, key), target in zip([("train", 0), ("train", 1), ("val", 0)], targets, strict=True)
     ]
     database.run(
         "CREATE OR REPLACE TABLE planned (split VARCHAR, key UBIGINT, name BLOB, size_bytes UBIGINT, "
-        f"target {column}, missing BOOLEAN, generation UINTEGER)"
+        f"target {column}, missing BOOLEAN, generation UINTEGER, group_name VARCHAR)"
     )
     database.run(f"INSERT INTO planned VALUES {', '.join(rows if in_order else rows[::-1])}")
 
