@@ -11,7 +11,15 @@ from numba import njit
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
-__all__ = ["c_function", "compiled", "has_cache", "is_cached", "name_in_stamp", "numba_interrupts"]
+__all__ = [
+    "c_function",
+    "compiled",
+    "compiled_at_import",
+    "has_cache",
+    "is_cached",
+    "name_in_stamp",
+    "numba_interrupts",
+]
 
 
 def _stamp() -> tuple[tuple[str, int, int], ...]:
@@ -39,6 +47,25 @@ def compiled(function: Callable[..., Any]) -> Any:
         return njit(nogil=True, error_model="numpy")(function)
     _extend_stamp(dispatcher)
     return dispatcher
+
+
+def compiled_at_import(signature: str) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator: compile for `signature` as soon as the function is defined, or load the result of an earlier run.
+
+    For the worker processes of prep, which inherit what the fork server has imported.
+    """
+
+    def compile_(function: Callable[..., Any]) -> Any:
+        try:
+            dispatcher = njit(error_model="numpy", cache=True)(function)
+        except RuntimeError:  # why: no cache folder is writable; compiling takes seconds per run
+            return njit(signature, error_model="numpy")(function)
+        name_in_stamp(dispatcher)
+        dispatcher.compile(signature)
+        dispatcher.disable_compile()
+        return dispatcher
+
+    return compile_
 
 
 def c_function(function: Callable[..., Any], signature: Any) -> Any:

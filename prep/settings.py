@@ -145,6 +145,11 @@ class JobsPlanOptions:
         "photos with equal bytes: kept in one split (the default, and an error if --val or --val-list puts them "
         "into two), one of them stored, preferably in val, or all kept where they are",
     )
+    near_copies: Literal["find", "all", "none"] = setting(
+        "find",
+        "photos that show the same picture or the same moment as another one: found, in sets of more than 200000 "
+        "photos only those like one of val; all: also within train; none: not looked for",
+    )
     shard_samples: int = setting(4096, "samples per shard", ge=1, le=2**20)
     seed: int = setting(0, "of the order and of the held-out images", ge=0, le=2**63 - 1)
     rebuild: bool = setting(False, "start over and replace what prep wrote to OUT before")
@@ -241,6 +246,7 @@ class JobsPlanOptions:
         chosen = {} if self.max_megapixels is None else {"max_megapixels": self.max_megapixels}
         chosen |= {} if self.grey_range == "auto" else {"grey_range": self.grey_range}
         chosen |= {} if self.group in (None, "none") else {"group": True}
+        chosen |= {} if self.near_copies == "find" else {"near_copies": self.near_copies}
         return {
             "margin": self.margin,
             "quality": self.quality,

@@ -28,6 +28,7 @@ PREP = [
         "sources",
         "settings",
         "listing",
+        "near_copies",
         "convert",
         "shard_set",
         "run",

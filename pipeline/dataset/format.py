@@ -57,6 +57,8 @@ __all__ = [
     "label_digits",
     "manifest_bytes",
     "names_name",
+    "near_copies_name",
+    "near_pairs_name",
     "read_manifest",
     "rejects_name",
     "shard_name",
@@ -139,6 +141,16 @@ def rejects_name(generation: int = 0) -> str:
 def duplicates_name(generation: int = 0) -> str:
     """The list of the groups of identical inputs, up to and including a generation."""
     return f"duplicates{generation_mark(generation)}.jsonl"
+
+
+def near_copies_name(generation: int = 0) -> str:
+    """The table of the photos that show the same picture or the same moment, up to and including a generation."""
+    return f"near_copies{generation_mark(generation)}.csv"
+
+
+def near_pairs_name(generation: int = 0) -> str:
+    """The list of the pairs of these photos, and of those that are less alike, up to and including a generation."""
+    return f"near_copies{generation_mark(generation)}.jsonl"
 
 
 def read_manifest(files: Files) -> tuple[dict[str, Any], str]:

@@ -24,7 +24,8 @@ class EncodeOptions:
     `quality` is libjpeg's, 1..100; `samples` the `Target.sample_dtype` of the set, `label_digits` the width of a class
     number in its file; `codecs` the `codec_versions` that a worker must have, None if any will do. Photos of more than
     `max_megapixels` are rejected; None: of more than `decode.MAX_PIXELS`. 16-bit samples use `grey_bits` of their bits.
-    `servers` are as in `fetch_many`.
+    `servers` are as in `fetch_many`. Photos are described (`near_copies/descriptor.py`) by the pixels that are stored
+    with the short side `described_side` (px); 0: they are not.
     """
 
     quality: int
@@ -34,6 +35,7 @@ class EncodeOptions:
     max_megapixels: int | None = None
     grey_bits: int = 16
     servers: tuple[str, ...] = ()
+    described_side: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +98,8 @@ class BatchResult:
 
     `tars[r]` are the tar members at resolution r, padded to 512-byte blocks. `samples` is (n,) `EncodeOptions.samples`,
     `sources` (n,) SOURCE, and `stored[r]` (n,) STORED with offsets from the start of `tars[r]` and `shard` 0. `rejects`
-    are (key, reason); `read_bytes` counts the bytes of the input files; `facts` are about the samples.
+    are (key, reason); `read_bytes` counts the bytes of the input files; `facts` are about the samples. `hashes` is (n,
+    HASHES) uint64, None unless the photos were described.
     """
 
     tars: tuple[bytes | bytearray, ...]
@@ -107,6 +110,7 @@ class BatchResult:
     read_bytes: int
     times: Times
     facts: PixelFacts = PixelFacts()
+    hashes: NDArray[np.uint64] | None = None
 
 
 def send_answer(conn: Connection, number: int, answer: Any) -> None:

@@ -11,10 +11,12 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
+from resolute.prep.near_copies.descriptor import describe
+
 from .decode import Photo
 from .resize_kernel import MIN_TILE, pair_rows, pair_taps, pairs_per_row, resample_weights, shrink
 
-__all__ = ["EncodedJpeg", "fit", "halving_error", "resize", "resize_and_encode", "resize_photo"]
+__all__ = ["EncodedJpeg", "describe_and_encode", "fit", "halving_error", "resize", "resize_and_encode", "resize_photo"]
 
 _SCRATCH = 1 << 19  # uint16 values, 1 MiB: the pairs of photos of up to 0.35 megapixels
 _Filter = tuple[NDArray[np.int64], NDArray[np.int32]]  # of `pair_taps`
@@ -112,12 +114,21 @@ def resize_and_encode(photos: Sequence[Photo], short_sides: Sequence[int], quali
     `photos` are the same image, decoded at any fraction of its size; `quality` is libjpeg's, 1..100. The JPEGs are
     sRGB, and hold no EXIF and no profile.
     """
+    return describe_and_encode(photos, short_sides, quality, 0)[0]
+
+
+def describe_and_encode(
+    photos: Sequence[Photo], short_sides: Sequence[int], quality: int, described_side: int
+) -> tuple[list[EncodedJpeg], NDArray[np.uint64] | None]:
+    """As `resize_and_encode`, and the hashes of the pixels with the short side `described_side` (px), if it is one."""
     encoded: dict[tuple[int, int], bytes] = {}
-    jpegs = []
+    jpegs, hashes = [], None
     for photo, short_side in zip(photos, short_sides, strict=True):
         size = fit(photo.width, photo.height, short_side)
-        if size not in encoded:
+        if size not in encoded or short_side == described_side:
             small = photo.conversion.of_pixels(resize_photo(photo, *size))
             encoded[size] = simplejpeg.encode_jpeg(small, quality, "RGB", "420", False)
+            if short_side == described_side:
+                hashes = describe(np.ascontiguousarray(small))
         jpegs.append((encoded[size], *size))
-    return jpegs
+    return jpegs, hashes

@@ -22,7 +22,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from resolute.pipeline.jit import name_in_stamp
+from resolute.pipeline.jit import compiled_at_import
 
 __all__ = ["MIN_TILE", "pair_rows", "pair_taps", "pairs_per_row", "resample_weights", "shrink"]
 
@@ -172,22 +172,6 @@ def _interleave_ir(_: Any, dst: Any, d: Any, src: Any, s: Any, stride: Any) -> A
     return types.void(dst, size, src, size, size), code
 
 
-def _compiled(signature: str) -> Any:
-    """Compile at import (the fork server does it for all workers), or load the result of an earlier run."""
-
-    def compile_(function: Any) -> Any:
-        try:
-            dispatcher = njit(error_model="numpy", cache=True)(function)
-        except RuntimeError:  # why: no cache folder is writable; compiling takes 3 s per run
-            return njit(signature, error_model="numpy")(function)
-        name_in_stamp(dispatcher)
-        dispatcher.compile(signature)
-        dispatcher.disable_compile()
-        return dispatcher
-
-    return compile_
-
-
 _pair_chunk: Any = intrinsic(_pair_chunk_ir)
 _interleave: Any = intrinsic(_interleave_ir)
 _dot_rows = _dot((_LANES, _LANES), _ONE_BITS - _FRACTION_BITS, joined=True)
@@ -203,7 +187,7 @@ def _cubic(x: float) -> float:
     return (((x - 5) * x + 8) * x - 4) * _A if x < 2.0 else 0.0
 
 
-@_compiled("Tuple((int64[::1], int16[:, ::1]))(int64, int64, float64, float64, int64)")
+@compiled_at_import("Tuple((int64[::1], int16[:, ::1]))(int64, int64, float64, float64, int64)")
 def resample_weights(length: int, shorter: int, start: float, extent: float, averaged: int) -> Any:
     """First input index (shorter,) int64 and weights (shorter, taps) int16 of each output pixel; weights sum to 2**14.
 
@@ -249,7 +233,7 @@ def resample_weights(length: int, shorter: int, start: float, extent: float, ave
     return starts, np.ascontiguousarray(weights[:, :max_taps])
 
 
-@_compiled("Tuple((int64[::1], int32[:, ::1]))(int64[::1], int16[:, ::1], int64)")
+@compiled_at_import("Tuple((int64[::1], int32[:, ::1]))(int64[::1], int16[:, ::1], int64)")
 def pair_taps(starts: Any, weights: Any, length: int) -> Any:
     """The filter `starts`, `weights` of `resample_weights` on pairs of inputs (0 and 1, 2 and 3, ...).
 
@@ -268,13 +252,13 @@ def pair_taps(starts: Any, weights: Any, length: int) -> Any:
     return firsts, paired.view(np.int32)
 
 
-@_compiled("int64(int64)")
+@compiled_at_import("int64(int64)")
 def pairs_per_row(width: int) -> int:
     """Values (uint16) that `pair_rows` needs for two rows of `width` px."""
     return 2 * _CHUNK * ((width + _CHUNK_PX - 1) // _CHUNK_PX)
 
 
-@_compiled("void(Array(uint8, 2, 'C', readonly=True), int64, int64, int64, int64, uint16[::1])")
+@compiled_at_import("void(Array(uint8, 2, 'C', readonly=True), int64, int64, int64, int64, uint16[::1])")
 def pair_rows(pixels: Any, first: int, count: int, left: int, right: int, out: Any) -> None:
     """Fill `out` with columns `left` to `right` px of rows 2 `first` to 2 (`first` + `count`) of `pixels`.
 
@@ -301,7 +285,7 @@ def pair_rows(pixels: Any, first: int, count: int, left: int, right: int, out: A
             x, to = x + 3 * _CHUNK_PX, to + _CHUNK
 
 
-@_compiled(
+@compiled_at_import(
     "void(Array(uint8, 2, 'C', readonly=True), int64[::1], int32[:, ::1], int64[::1], int32[:, ::1], uint8[:, ::1], "
     "uint16[::1], boolean)"
 )

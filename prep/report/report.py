@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from resolute.pipeline.dataset.format import duplicates_name, key_name, rejects_name
+from resolute.pipeline.dataset.format import duplicates_name, key_name, near_pairs_name, rejects_name
 from resolute.prep.build import BuildResult
 from resolute.prep.storage.output import Store
 from resolute.report.page import load, render
 
 from .browse import ShardSetReader, tar_sizes, work_seconds
 from .charts import SourceCounts, ValueCounts, class_chart, label_chart, labels_per_sample, source_charts
+from .near_copies import describe_near_copies, near_copy_figures, near_counts, target_text
 from .summary import describe_pixels
 
 __all__ = ["REPORT", "load_template", "write_report"]
@@ -48,13 +49,14 @@ def write_report(store: Store, result: BuildResult, reader: ShardSetReader) -> s
 
     Raises `ResoluteError` if it cannot be written.
     """
-    values = _Report(reader, result).values()
+    values = _Report(reader, result, store.where).values()
     store.write(REPORT, render(_TEMPLATE, title="Shard set", subtitle=store.where, **values))
     return f"{store.where}/{REPORT}"
 
 
 class _Report:
-    def __init__(self, reader: ShardSetReader, result: BuildResult) -> None:
+    def __init__(self, reader: ShardSetReader, result: BuildResult, where: str) -> None:
+        self._where = where
         self._set, self._result, self._manifest = reader, result, result.manifest
         self._target = reader.target
         self._sheet_rows = _evenly_spaced(self._manifest["splits"]["train"]["samples"])
@@ -86,6 +88,7 @@ class _Report:
             "rejects": self._rejects(),
             "ignored": [(f"{n:,}", kind) for kind, n in ignored.most_common() if n] if ignored else None,
             "duplicates": self._duplicates(),
+            "near_copies": self._near_copies(),
             "generations": self._generations(),
             "run": self._run(),
         }
@@ -260,19 +263,22 @@ class _Report:
 
     def _inputs(self, group: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         shown = group[: _EXAMPLES + 1]
-        lines = [(entry["path"], f"({self._target_text(entry)}, {entry['split']})") for entry in shown]
+        lines = [(entry["path"], f"({target_text(self._target, entry)}, {entry['split']})") for entry in shown]
         if len(group) > len(shown):
             lines[-1] = (lines[-1][0], f"{lines[-1][1]} …")
         return lines
 
-    def _target_text(self, entry: Mapping[str, Any]) -> str:
-        """The target in a row of duplicates.jsonl, in words."""
-        if "target" in entry:
-            return ", ".join(f"{value:.5g}" for value in entry["target"][:_SHOWN_TARGETS])
-        numbers = entry.get("labels", [entry.get("label")])
-        names = [self._target.names[number] for number in numbers]
-        names += [f"{self._target.names[number]} ignored" for number in entry.get("ignored", ())]
-        return " + ".join(names[:_SHOWN_TARGETS]) or "no label"
+    def _near_copies(self) -> dict[str, Any] | None:
+        counts = near_counts(self._manifest)
+        if not counts:
+            return None
+        has_pairs = near_pairs_name(self._set.newest) in self._manifest["files"]
+        smallest = next(iter(self._manifest["resolutions"]))
+        return {
+            "lines": describe_near_copies(self._manifest, self._set, self._where),
+            "counts": counts,
+            "figures": near_copy_figures(self._set, smallest) if has_pairs else [],
+        }
 
     def _run(self) -> dict[str, Any] | None:
         stats, elapsed_s = self._result.stats, self._result.elapsed_s

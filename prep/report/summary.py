@@ -17,6 +17,7 @@ from resolute.prep.storage.output import Store
 from resolute.prep.unchanged import already_there
 
 from .browse import ShardSetReader, tar_sizes, work_seconds
+from .near_copies import describe_near_copies
 
 __all__ = ["describe_pixels", "nothing_done", "summary"]
 
@@ -66,6 +67,7 @@ def summary(result: BuildResult, stats: RunStats, store: Store, reader: ShardSet
             f"{sum(result.ignored.values())} ignored"
         )
     lines += _duplicates(source["duplicates"], f"{store.where}/{duplicates_name(newest)}")
+    lines += [f"  {line}" for line in describe_near_copies(manifest, reader, store.where)]
     lines.append(f"  rejected: {source['rejected']}{_rejects(source['rejected'], store, rejects_name(newest))}")
     return "\n".join(lines)
 

@@ -22,6 +22,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from resolute.errors import ResoluteError
@@ -30,7 +31,8 @@ from resolute.prep.convert.batch import Batch, BatchResult, EncodeOptions, Pixel
 from resolute.prep.convert.codecs import check_codecs
 from resolute.prep.convert.decode import MAX_PIXELS, Photo, Reject
 from resolute.prep.convert.reduced import decode_for_sizes
-from resolute.prep.convert.resize import resize_and_encode
+from resolute.prep.convert.resize import describe_and_encode
+from resolute.prep.near_copies.descriptor import HASHES
 from resolute.prep.run.stats import RunStats, ShardReport
 from resolute.prep.shard_set.tar_format import BLOCK_BYTES, member, target_file
 from resolute.prep.shard_set.writer import ShardSpec, ShardWriter
@@ -179,6 +181,8 @@ def convert(
     stored: list[list[tuple[int, ...]]] = [[] for _ in batch.short_sides]
     rejects: list[tuple[int, str]] = []
     facts: list[PixelFacts] = []
+    hashes: list[NDArray[np.uint64]] = []
+    is_described = options.described_side in batch.short_sides
     read_bytes, decode_s, convert_s, slowest = 0, 0.0, 0.0, (0.0, 0)
     start = perf_counter()
     if files is None:
@@ -216,7 +220,10 @@ def convert(
         samples.append((key, target))
         facts.append(_facts(photos[0]))
         sources.append((digest, len(data), photos[0].width, photos[0].height))
-        for r, (jpeg, w, h) in enumerate(resize_and_encode(photos, batch.short_sides, options.quality)):
+        jpegs, own_hashes = describe_and_encode(photos, batch.short_sides, options.quality, options.described_side)
+        if own_hashes is not None:
+            hashes.append(own_hashes)
+        for r, (jpeg, w, h) in enumerate(jpegs):
             jpeg_member = member(f"{name}.jpg", jpeg)
             stored[r].append((sizes[r] + BLOCK_BYTES, len(jpeg), zlib.crc32(jpeg), 0, w, h))
             tars[r] += (jpeg_member, target_member)
@@ -235,6 +242,7 @@ def convert(
         read_bytes=read_bytes,
         times=Times(read_s=read_s, decode_s=decode_s, convert_s=convert_s, slowest=slowest),
         facts=PixelFacts.total(facts),
+        hashes=np.array(hashes, np.uint64).reshape(-1, HASHES) if is_described else None,
     )
 
 

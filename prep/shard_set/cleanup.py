@@ -17,9 +17,9 @@ __all__ = ["delete_orphans", "delete_partial", "delete_partial_shards", "start_o
 _OF_A_SET = (
     r"\d+/((train|val)-\d{6}\.(tar|idx)|_info\.json)"
     r"|index/(train|val)((-\d+)?(\.g\d{3,})?(\.crc)?\.npy|(\.g\d{3,})?\.(source\.npy|sources\.jsonl)"
-    r")"
+    r"|groups(\.g\d{3,})?\.npy)"
     r"|records/(train|val)-\d{6}-\d+\.rec|records/(plan-\d{3,}\.json|photos(-\d{3,})?\.parquet)"
-    r"|(rejects|duplicates)(\.g\d{3,})?\.jsonl|_info\.json"
+    r"|(rejects|duplicates|near_copies)(\.g\d{3,})?\.jsonl|near_copies(\.g\d{3,})?\.csv|_info\.json"
 )
 _SET_NAMES = re.compile(_OF_A_SET)
 _OF_A_SHARD = re.compile(rf"(?:\d+|{RECORDS})/((?:train|val)-\d{{6}})(?:\.tar|\.idx|-\d+\.rec)")

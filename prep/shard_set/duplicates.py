@@ -17,7 +17,7 @@ from resolute.prep.listing.database import Database
 
 from .tar_format import target_file
 
-__all__ = ["Duplicates"]
+__all__ = ["Duplicates", "target_json"]
 
 
 class Duplicates:
@@ -61,13 +61,14 @@ class Duplicates:
         rows = self._database.rows("SELECT * FROM duplicates ORDER BY digest, split, key")
         for _, group in groupby(rows, itemgetter(0)):
             entries = [
-                {"path": os.fsdecode(name), "split": split, "key": key, **_target_json(target, own)}
+                {"path": os.fsdecode(name), "split": split, "key": key, **target_json(target, own)}
                 for _, split, key, name, own in group
             ]
             yield (json.dumps(entries) + "\n").encode()
 
 
-def _target_json(target: Target, own: Any) -> dict[str, Any]:
+def target_json(target: Target, own: Any) -> dict[str, Any]:
+    """The target of a photo, as the table of photos holds it, in the words of the tars."""
     if target.kind == "class":
         return {"label": own}
     samples = target.encode([0], [own])

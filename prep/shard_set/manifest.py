@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from resolute.pipeline.dataset.format import (
     FORMAT,
-    GROUP,
     SOURCE,
     STORED,
     VERSION,
@@ -32,14 +31,15 @@ from resolute.pipeline.dataset.format import (
 )
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.shard_set.set_photos import SetPhotos, file_info, photos_name
-from resolute.prep.shard_set.set_plan import SetPlan, ShardLayout
+from resolute.prep.shard_set.set_plan import SetPlan, ShardLayout, near_copies_of
 from resolute.prep.storage.hashed_file import FileInfo
 from resolute.prep.storage.output import Store
 
 from .cards import CROISSANT, croissant, is_own_croissant, write_card
 from .duplicates import Duplicates
-from .existing_set import DAMAGED, MANIFEST, plan_name
-from .groups import group_rows
+from .existing_set import DAMAGED, MANIFEST, plan_name, read_sealed
+from .groups import Numbers, write_groups
+from .near_copies import NearCopies, NearPairs, kept_near_copies, read_records
 from .record import Records, ShardRecord
 
 __all__ = ["finalize_set", "is_info_file", "read_rejects", "restore_info_files", "write_rejects"]
@@ -64,6 +64,7 @@ def finalize_set(
     """
     layout, first, splits = plan.layout, plan.layout.first, list(plan.layout.generations[0])
     rows, duplicates = _Rows(store, layout, records, min(plan.short_sides), scratch), Duplicates(photos.database)
+    near = _NearCopies(store, plan, records, photos)
     rejects = records.rejects()
     files: dict[str, FileInfo] = {}
     generations: list[dict[str, Any]] = []
@@ -108,10 +109,14 @@ def finalize_set(
         files[duplicates_name(number)] = _stream(
             store, duplicates_name(number), duplicates.lines(Target.from_manifest(own))
         )
-        stored = {split: np.concatenate([rows.keys(split, k) for k in range(number + 1)]) for split in splits}
-        grouped = group_rows(stored, groups=photos.groups_until(number), near={})
-        if len(grouped):
-            files[groups_name(number)] = _stream(store, groups_name(number), _npy(GROUP, len(grouped), [grouped]))
+        groups = {
+            split: _of_stored(rows, split, number, *numbers) for split, numbers in photos.groups_until(number).items()
+        }
+        found = near.of_generation(number, groups)
+        if found is not None:
+            files |= found.write(store, number)
+            added["near_copies"] = found.counts
+        files |= write_groups(store, number, {} if found is None else found.numbers, groups)
         own_shards = [(split, shard) for split in splits for shard in layout.shards_of(split, number)]
         if facts := records.facts(own_shards).to_json():
             added["pixels"] = facts
@@ -123,7 +128,7 @@ def finalize_set(
     newest = plan.plans[-1]
     manifest = {
         "format": FORMAT,
-        "version": WITH_GROUPS if any(groups_name(number) in files for number in range(len(plan.plans))) else VERSION,
+        "version": WITH_GROUPS if any(groups_name(k) in files for k in range(len(generations))) else VERSION,
         "settings": {**newest["settings"], "resolutions": sorted(plan.short_sides)},
         "classes": newest["classes"],
         "target": newest["target"],
@@ -155,6 +160,52 @@ def finalize_set(
     store.remove(DAMAGED)
     loaded: dict[str, Any] = json.loads(data)
     return loaded
+
+
+class _NearCopies:
+    """The near copies of each generation: those that an older manifest of the same set lists, or else found now."""
+
+    def __init__(self, store: Store, plan: SetPlan, records: Records, photos: SetPhotos) -> None:
+        self._store, self._plan, self._records = store, plan, records
+        self._res = min(plan.short_sides)
+        self._finder = NearCopies(store, photos, self._res)
+        self._added = 0  # generations that the finder knows
+        older = read_sealed(store, MANIFEST)
+        hashes = [added["plan"] for added in older.get("generations", [])]
+        # why: a set that gets another resolution, or is repaired, keeps its groups and so its folds
+        self._older = older if hashes and hashes == list(plan.hashes[: len(hashes)]) else None
+        self._covered = 0 if self._older is None else len(hashes)
+
+    def of_generation(self, number: int, groups: Numbers | None) -> NearPairs | None:
+        """Those among the samples up to and including a generation; None if they are not looked for."""
+        plan, layout = self._plan.plans[number], self._plan.layout
+        if near_copies_of(plan) == "none":
+            return None
+        if self._older is not None and number < self._covered:
+            if "near_copies" not in self._older["generations"][number]:
+                return None
+            kept = kept_near_copies(self._store, self._older, number)
+            if kept is not None:
+                return kept
+        for generation in range(self._added, number + 1):
+            for split in layout.generations[0]:
+                shards = layout.shards_of(split, generation)
+                if generation >= layout.first:
+                    self._finder.add(self._records.get(split, shard, self._res) for shard in shards)
+                else:
+                    self._finder.add(read_records(self._store, split, shards, self._res))
+        self._added = number + 1
+        target, everything = Target.from_manifest(plan), near_copies_of(plan) == "all"
+        return self._finder.find(target, everything=everything, groups=groups)
+
+
+def _of_stored(
+    rows: _Rows, split: str, generation: int, keys: NDArray[np.uint64], numbers: NDArray[np.uint32]
+) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+    """The keys and group numbers of the photos that are samples, and not rejects, of the generations so far."""
+    stored = np.concatenate([rows.keys(split, each) for each in range(generation + 1)])
+    is_stored = np.isin(keys, stored)
+    return keys[is_stored], numbers[is_stored]
 
 
 def is_info_file(name: str) -> bool:

@@ -2,7 +2,8 @@
 
 A tar that is durable leaves one small file, `records/SPLIT-NNNNNN-RES.rec`, which is never changed: everything else in
 the set (index arrays, lists, manifest) is derived from these records. It is one line of JSON, the rows (of
-`Target.sample_dtype`, SOURCE and STORED) of the tar's samples, and the SHA-256 of all that. A record names its plan by
+`Target.sample_dtype`, SOURCE and STORED) of the tar's samples, at the smallest resolution the hashes of their photos,
+and the SHA-256 of all that. A record names its plan by
 hash; records of other plans, damaged records, and records whose files are gone do not count.
 """
 
@@ -23,6 +24,7 @@ from resolute.files import write_errors
 from resolute.pipeline.dataset.format import SAMPLE, SOURCE, STORED, shard_name
 from resolute.pipeline.storage.read_at import read_at
 from resolute.prep.convert.batch import PixelFacts
+from resolute.prep.near_copies.descriptor import HASHES
 from resolute.prep.storage.bulk import REQUESTS, read_many
 from resolute.prep.storage.hashed_file import FileInfo
 from resolute.prep.storage.output import Store
@@ -80,7 +82,8 @@ class ShardRecord:
     """A shard that is finished at one resolution (px); arrays are in key order.
 
     `plan` is the `plan_hash` of its set, `files` maps its tar and idx to size and hash, `rejects` are (key, reason). A
-    shard without samples has no files.
+    shard without samples has no files. `hashes` describe the photos (`near_copies/descriptor.py`); None at all but the
+    smallest resolution, in older sets and with NEAR_COPIES=none.
     """
 
     plan: str
@@ -93,6 +96,7 @@ class ShardRecord:
     files: Mapping[str, FileInfo]
     rejects: tuple[tuple[int, str], ...]
     facts: PixelFacts = PixelFacts()  # noqa: RUF009  (it is frozen)
+    hashes: NDArray[np.uint64] | None = None  # (n, HASHES)
 
     @property
     def name(self) -> str:
@@ -117,7 +121,10 @@ class ShardRecord:
             header["pixels"] = facts
         if self.samples.dtype != SAMPLE:
             header["targets"] = [[name, *rest] for name, *rest in self.samples.dtype.descr]
-        return pack_rows(header, self.samples.tobytes(), self.sources.tobytes(), self.stored.tobytes())
+        hashes = b""
+        if self.hashes is not None:
+            header["hashes"], hashes = HASHES, self.hashes.astype("<u8").tobytes()
+        return pack_rows(header, self.samples.tobytes(), self.sources.tobytes(), self.stored.tobytes(), hashes)
 
     @classmethod
     def parse(cls, data: bytes, *, checked: bool = False) -> ShardRecord:
@@ -132,6 +139,9 @@ class ShardRecord:
             arrays.append(np.frombuffer(rows or b"\0", dtype, header["samples"], offset))
             offset += arrays[-1].nbytes
         samples, sources, stored = arrays
+        hashes = None
+        if header.get("hashes") == HASHES:  # why: of another number, their meaning is another too
+            hashes = np.frombuffer(rows or b"\0", "<u8", header["samples"] * HASHES, offset).reshape(-1, HASHES)
         return cls(
             plan=header["plan"],
             split=header["split"],
@@ -143,6 +153,7 @@ class ShardRecord:
             files={name: FileInfo(nbytes=size, sha256=sha) for name, (size, sha) in header["files"].items()},
             rejects=tuple((key, reason) for key, reason in header["rejects"]),
             facts=PixelFacts(**header.get("pixels", {})),
+            hashes=hashes,
         )
 
 

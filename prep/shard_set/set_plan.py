@@ -19,7 +19,7 @@ from resolute.prep.convert.batch import EncodeOptions
 from resolute.prep.shard_set.record import plan_hash
 from resolute.prep.storage.output import RUN_FOLDER
 
-__all__ = ["PLAN_FOLDER", "SET_PLAN", "SetPlan", "ShardLayout", "layout_of"]
+__all__ = ["PLAN_FOLDER", "SET_PLAN", "SetPlan", "ShardLayout", "layout_of", "near_copies_of"]
 
 PLAN_FOLDER = f"{RUN_FOLDER}/plan"  # in OUT while jobs make a set: the photos of its shards
 SET_PLAN = f"{PLAN_FOLDER}/set.json"  # written last: if it is valid, the plan is complete
@@ -154,6 +154,7 @@ class SetPlan:
             codecs=plan["codecs"],
             max_megapixels=plan["settings"].get("max_megapixels"),
             grey_bits=plan["settings"].get("grey_range", 16),
+            described_side=min(self.short_sides.values(), default=0) if near_copies_of(plan) != "none" else 0,
         )
 
     def by_generation(self, shards: Iterable[tuple[str, int]]) -> dict[int, list[tuple[str, int]]]:
@@ -205,6 +206,12 @@ class SetPlan:
             signature=values.get("signature"),
             variables=values.get("variables"),
         )
+
+
+def near_copies_of(plan: Mapping[str, Any]) -> str:
+    """The setting NEAR_COPIES of a plan."""
+    setting: str = plan["settings"].get("near_copies", "find")
+    return setting
 
 
 def layout_of(plans: Sequence[Mapping[str, Any]], *, first: int = 0) -> ShardLayout:

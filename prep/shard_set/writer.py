@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import SOURCE, STORED, shard_name
 from resolute.prep.convert.batch import Batch, BatchResult, EncodeOptions, PixelFacts
+from resolute.prep.near_copies.descriptor import HASHES
 from resolute.prep.sources.image_ref import ByteRange
 from resolute.prep.storage.hashed_file import AtomicFile
 from resolute.prep.storage.output import Store
@@ -131,10 +132,17 @@ class ShardWriter:
                 files[f"{res}/{name}.idx"] = self.store.write(f"{res}/{name}.idx", index)
             else:  # why: all inputs were rejected, and readers fail on a tar without samples
                 tar.discard()
-            record = replace(record, res=res, stored=stored, files=files)
+            record = replace(record, res=res, stored=stored, files=files, hashes=None)
+            if spec.short_sides[r] == self.options.described_side:
+                record = replace(record, hashes=_hashes(self._results))
             records.append(record.to_bytes())
             self.store.write(record.name, records[-1])
         return records
+
+
+def _hashes(results: Sequence[BatchResult]) -> NDArray[np.uint64]:
+    parts = [result.hashes for result in results if result.hashes is not None]
+    return np.concatenate([np.empty((0, HASHES), np.uint64), *parts])
 
 
 def _concatenate(parts: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:

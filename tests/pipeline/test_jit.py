@@ -87,7 +87,7 @@ def test_it_is_known_whether_a_function_has_to_be_compiled(tmp_path: Path, monke
     "decorator",
     [
         "from resolute.pipeline.jit import compiled as c",
-        "from resolute.prep.convert.resize_kernel import _compiled as c_",
+        "from resolute.pipeline.jit import compiled_at_import as c_",
     ],
 )
 def test_a_renamed_module_does_not_use_the_cache_of_its_earlier_name(
