@@ -110,7 +110,9 @@ def finalize_set(
             store, duplicates_name(number), duplicates.lines(Target.from_manifest(own))
         )
         groups = {
-            split: _of_stored(rows, split, number, *numbers) for split, numbers in photos.groups_until(number).items()
+            split: _of_stored(rows, split, number, keys, numbers)
+            for split, (keys, numbers) in photos.groups_until(number).items()
+            if len(keys)
         }
         found = near.of_generation(number, groups)
         if found is not None:
