@@ -6,6 +6,8 @@ stage_change.svg  the time of each step across two changes of resolution, Resolu
                   round of `resolute bench-all --only change`, where a step is a fixed pause and the wait for its batch
 whole.svg         top-1 against the time since the start of the command, for each tool: the mean over the seeds of
                   `python -m resolute.benchmarks.whole`, with the time that prep takes first
+siblings.svg      top-1 of a validation with changed copies of training photos, and of one without: the means of
+                  `python -m resolute.benchmarks.siblings`
 """
 
 from __future__ import annotations
@@ -42,6 +44,13 @@ _WHOLE_LINES = {
     "plain": ("plain loop", "#6b7280"),
     "ffcv": ("FFCV", "#2f855a"),
     "ours": ("Resolute", "#3b7dd8"),
+}
+_GREY = "#98a2b0"
+_SIBLING_SIDES = {"at random": ("divided at random", "#d9730d"), "GROUP": ("GROUP", "#3b7dd8")}
+_SIBLING_FIGURES = {
+    "top1": "all validation photos",
+    "without_near_copies": "those without a near copy in train",
+    "true_top1": "other photos",
 }
 Line = tuple[str, str, Sequence[tuple[float, float]]]  # name, colour, points (x, y)
 
@@ -170,9 +179,39 @@ def draw_whole(result: Mapping[str, Any]) -> str:
     )
 
 
+def draw_siblings(result: Mapping[str, Any]) -> str:
+    """The picture as SVG, from a result of `siblings`: a bar for each accuracy."""
+    title = "top-1, %: what the validation says, and the same networks on other photos"
+    bars = []
+    for side, (name, colour) in _SIBLING_SIDES.items():
+        figures = result["summary"][side]
+        for key, what in _SIBLING_FIGURES.items():
+            if key in figures and (key != "without_near_copies" or side == "at random"):
+                bars.append((f"{name}: {what}", _GREY if key == "true_top1" else colour, 100 * figures[key]["mean"]))
+    height = 52 + 34 * len(bars)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
+        'font-family="system-ui, sans-serif" font-size="13" fill="#414a56">',
+        f"<title>{title}</title>",
+        f'<rect width="{_WIDTH}" height="{height}" rx="8" fill="#fff"/>',
+        f'<text x="14" y="24" font-size="15" font-weight="600" fill="#1c2430">{title}</text>',
+    ]
+    left, widest = 380, 420
+    for number, (name, colour, value) in enumerate(bars):
+        y = 44 + 34 * number
+        width = round(widest * value / 100, 1)
+        parts += [
+            f'<text x="{left - 10}" y="{y + 15}" text-anchor="end">{name}</text>',
+            f'<rect x="{left}" y="{y}" width="{width}" height="22" rx="3" fill="{colour}"/>',
+            f'<text x="{left + width + 8}" y="{y + 15}">{value:.1f}</text>',
+        ]
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
 PICTURES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {  # {name: (result file, function)}
     "stage_change": ("bench-cpu", draw_stage_change),
     "whole": ("whole", draw_whole),
+    "siblings": ("siblings", draw_siblings),
 }
 
 

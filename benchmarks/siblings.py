@@ -143,7 +143,7 @@ def _summary(runs: Sequence[dict[str, float | None]]) -> dict[str, Any]:
         values = [value for run in runs if (value := run[name]) is not None]
         if values:
             error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-            found[name] = {"mean": statistics.mean(values), "standard_error": error, "n": len(values)}
+            found[name] = {"mean": statistics.mean(values), "se": error, "n": len(values)}
     return found
 
 
