@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.format import read_manifest
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
@@ -28,6 +31,7 @@ __all__ = [
     "left_out_note",
     "open_eval_set",
     "open_saved_run",
+    "related_to_training",
     "training_overlap",
     "validation_loader",
 ]
@@ -184,6 +188,24 @@ def training_overlap(saved: SavedRun, shards: ShardSet, *, split: str, fold: int
         is_extended = shards.generation > saved.generation
         return f"{saved.path} was trained on these photos{', as far as its set had them then' if is_extended else ''}"
     return None
+
+
+def related_to_training(saved: SavedRun, shards: ShardSet, *, split: str, fold: int | None) -> NDArray[np.bool_] | None:
+    """(N,) which samples of `split` have a near copy or group-mate among the run's training samples.
+
+    None if none has, or if it is not known: of another set, or if `training_overlap` says that the run was trained on
+    them. `shards`: from `open_eval_set` with the same `fold`.
+    """
+    if training_overlap(saved, shards, split=split, fold=fold) is not None:
+        return None
+    train = shards.splits["train"]
+    if shards.generation > saved.generation:
+        # photos that were added after the run come last
+        older = read_manifest(shards.files)[0]["generations"][: saved.generation + 1]
+        count = sum(generation["samples"]["train"] for generation in older)
+        train = train.subset("train", np.arange(len(train)) < count)
+    related = shards.splits[split].related(train)
+    return related if related.any() else None
 
 
 def _is_own(saved: SavedRun, shards: ShardSet, *, extended: bool = False) -> bool:
