@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,15 @@ import pytest
 import torch
 
 from resolute.cli import main
+from resolute.pipeline.dataset.format import GROUP as GROUP_RECORD
 from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.stage import Stage
 from resolute.train.inference.evaluate import evaluate
 from resolute.train.inference.saved_run import open_eval_set, open_saved_run, related_to_training
 from resolute.train.logs.metrics import read_log
 from resolute.train.validation import related_photos
-from tests.support.groups import with_groups
+from tests.support.groups import with_groups, write_groups
 from tests.train.conftest import SMALL, assert_equal_runs, stop_at, train_words
 
 NEAR, GROUP = [(3, 0), (9, 4), (40, 9)], [(5, 4), (6, 12)]
@@ -114,3 +119,43 @@ def test_a_resumed_run_has_the_same_numbers(related_run: Path, tmp_path: Path, m
         assert main(words) == 128 + 15
     assert main(words) == 0
     assert_equal_runs(tmp_path / "small", related_run / "small")
+
+
+@pytest.mark.slow
+def test_folds_are_trained_weighted_and_predicted_from_samples_without_a_partner_elsewhere(
+    folded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folded / "s", tmp_path / "s")
+    with ShardSet.open(tmp_path / "s") as shards:
+        keys = shards.splits["train"].samples["key"].tolist()
+    rows = [(0, key, place % 10 + 1, 0) for place, key in enumerate(keys)]  # ten groups of three
+    write_groups(tmp_path / "s", np.array(rows, GROUP_RECORD))
+    assert main(train_words(tmp_path / "s", folded / "cv.toml", tmp_path, "--folds", "3")) == 0
+    out = capsys.readouterr().out
+    assert "related" not in out
+    words = ["predict", tmp_path / "cv", "--out", tmp_path / "pred.csv", "--device", "cpu", "--threads", "1"]
+    assert main([*map(str, words)]) == 0
+    assert "out of fold: each photo of fold 0, 1, 2 by the run that held it out" in capsys.readouterr().out
+    with (tmp_path / "pred.csv").open(newline="") as file:
+        predicted = [row["image"] for row in csv.DictReader(file)]
+    held_out = []
+    for k in range(3):
+        with ShardSet.open(tmp_path / "s", fold=k, folds=3) as shards:
+            train, val = shards.splits["train"], shards.splits["val"]
+            assert related_photos(shards) is None
+            assert train.group is not None
+            assert val.group is not None
+            assert not set(train.group.tolist()) & set(val.group.tolist())
+            held_out += shards.photo_names("val")
+            stage = Stage(res=32, epochs=1, batch_size=4)
+            plan = Plan(shards, [stage], sampling="balanced", eval_batch_size=8)
+            labels = train.samples["label"]
+            # class weights and samplers count the fold's own samples, and draw from these alone
+            assert plan.class_samples.tolist() == np.bincount(labels, minlength=3).tolist()
+            drawn = np.concatenate([plan.ids(index) for index in range(plan.phases[0].batches)])
+            assert drawn.max() < len(train)
+        assert not any("unrelated" in key for key in epochs(tmp_path / "cv" / f"fold-{k}")[0])
+    assert predicted == held_out
+    write_groups(tmp_path / "s", np.array([(*row[:2], row[2] // 2 + 1, 0) for row in rows], GROUP_RECORD))
+    assert main(["eval", str(tmp_path / "cv" / "fold-0"), "--device", "cpu"]) == 2
+    assert "belong together otherwise than when" in capsys.readouterr().err

@@ -134,8 +134,8 @@ def open_eval_set(source: str | None, saved: SavedRun, *, fold: int | None = Non
 
     If the set is that of a run with folds, `val` is the fold that the run held out, or `fold`. If photos were added to
     the run's own set, they are part of it, unless that would change the run's folds, or they are of classes that the
-    run does not know. Raises `ResoluteError` for a `fold` that is none of the run's or of another set, and as
-    `ShardSet.open`.
+    run does not know. Raises `ResoluteError` for a `fold` that is none of the run's or of another set, if other photos
+    belong together than in the run's folds, and as `ShardSet.open`.
     """
     data = saved.recipe.data
     hint = "" if source else f" (the set of {saved.path}; if it is elsewhere now, name it with SHARDS, of predict SRC)"
@@ -154,10 +154,20 @@ def open_eval_set(source: str | None, saved: SavedRun, *, fold: int | None = Non
         shards = ShardSet.open(source, generation=saved.generation)
     if data.fold is not None and data.folds is not None and _is_own(saved, shards):
         shards = shards.with_fold(data.fold if fold is None else fold, data.folds)
+        if _groups(shards.digests["fold"]) != _groups(saved.data["fold"]):
+            raise ResoluteError(
+                f"{source}: got photos that belong together otherwise than when {saved.path} was trained, so its folds "
+                "are others; expected the same groups; put that set back, or train the folds again"
+            )
     elif fold is not None:
         what = f"{source}, which the run was not trained on" if data.folds else "a run without folds"
         raise ResoluteError(f"--fold: got {fold} for {what}, expected none; omit it")
     return shards
+
+
+def _groups(fold: str) -> str:
+    """Of the digest of a fold, that of the groups that it keeps together; "" without groups."""
+    return fold.partition(", groups ")[2]
 
 
 def left_out_note(shards: ShardSet) -> str | None:

@@ -670,8 +670,8 @@ def _compared(runs: Sequence[Run]) -> Iterator[Finding]:
     chance = "; smaller differences than the ± may be chance" if metric.counted else ""
     yield Finding(False, f"Best {metric.title}: {best}{chance}.")
     if has_unrelated := [run for run in runs if run.unrelated_photos]:
-        values = ", ".join(f"{run.unrelated_text(run.best[0])} of {run.name}" for run in has_unrelated)
-        yield Finding(False, f"The same on the validation photos {UNRELATED}: {values}.")
+        scores = ", ".join(f"{run.unrelated_text(run.best[0])} of {run.name}" for run in has_unrelated)
+        yield Finding(False, f"The same on the validation photos {UNRELATED}: {scores}.")
     for value, what in _folds_tiles(runs):
         yield Finding(False, f"{value}: {what}.")
     common = min(run.best[1] for run in runs)
