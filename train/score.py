@@ -1,25 +1,32 @@
 """The metrics of a validation by kind of target, as named in run.jsonl, and the one that decides which epoch is best.
 
-Every metric is better if it is higher, or does not decide. Those of averaged weights have the prefix `ema_`.
+Every metric is better if it is higher, or does not decide. Those of averaged weights have the prefix `ema_`. The first
+metric has a second value with the suffix `_unrelated`, if the set has related photos: that of the validation photos
+without a near copy or group-mate among the training photos. It does not decide.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 __all__ = [
     "METRICS",
+    "UNRELATED",
     "Metric",
     "best_epoch",
     "best_score",
     "is_better",
     "main_metric",
     "shown_metrics",
+    "unrelated_photos",
+    "unrelated_score",
     "with_interval",
 ]
+
+UNRELATED = "without a near copy or group-mate among the training photos"  # which validation photos these are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +52,11 @@ class Metric:
     @property
     def scale(self) -> float:
         return 100.0 if self.percent else 1.0
+
+    @property
+    def unrelated(self) -> Metric:
+        """This metric of the `UNRELATED` validation photos: "top1_unrelated", "top-1 unrelated"."""
+        return replace(self, key=f"{self.key}_unrelated", title=f"{self.title} unrelated")
 
 
 # by kind of target; the first decides
@@ -98,6 +110,19 @@ def best_score(epoch: Mapping[str, Any]) -> float | None:
     key = main_metric(epoch).key
     scores = [epoch[name] for name in (key, f"ema_{key}") if epoch[name] is not None]
     return max(filter(math.isfinite, scores), default=None)
+
+
+def unrelated_score(epoch: Mapping[str, Any]) -> float | None:
+    """The deciding metric of the `UNRELATED` photos, with the weights of `best_score`; None if it is not known."""
+    metric = main_metric(epoch)
+    prefix = "" if epoch[metric.key] is not None and epoch[metric.key] == best_score(epoch) else "ema_"
+    score: float | None = epoch.get(prefix + metric.unrelated.key)
+    return score
+
+
+def unrelated_photos(start: Mapping[str, Any]) -> int:
+    """The number of `UNRELATED` photos, from a log's first record; 0 if no photo is related, or all are."""
+    return start["val_samples"] - start["val_related"] if start.get("val_related") else 0
 
 
 def best_epoch(epochs: Iterable[dict[str, Any]], *, last_res: int | None) -> dict[str, Any] | None:

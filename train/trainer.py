@@ -48,7 +48,8 @@ from resolute.train.recipe.schema import Recipe
 from resolute.train.recipe.text import RecipeText
 from resolute.train.report.console import EpochTable, Reports
 from resolute.train.report.validation import confused_photos, write_validation
-from resolute.train.score import main_metric
+from resolute.train.score import METRICS, main_metric
+from resolute.train.validation import related_photos
 
 from . import checkpoint
 from .checkpoint import LAST
@@ -244,9 +245,13 @@ class _Session:
             raise ResoluteError(
                 f"{options.folder}: {error.strerror}, expected a writable folder; choose another RUN"
             ) from None
-        self.meter = Meter(self.log, device=learner.device, ranks=self.ranks, head=learner.head)
+        related = related_photos(shards)
+        self._related = 0 if related is None else int(related.sum())
+        self.meter = Meter(self.log, device=learner.device, ranks=self.ranks, head=learner.head, related=related)
         self.reports = Reports(options.folder, on=self.ranks.is_main)
-        self.table = EpochTable.of(learner.head.target, has_ema=learner.ema is not None)
+        self.table = EpochTable.of(
+            learner.head.target, has_ema=learner.ema is not None, has_related=related is not None
+        )
         self.position, self.progress = 0, Progress(recipe.stop, recipe.stages)
         self.is_new = state is None
         self.warm_up_s = self._pixel_s = 0.0  # the latter: of a training step per input pixel, where a limit needs it
@@ -303,6 +308,8 @@ class _Session:
         began = time.perf_counter()
         done = f"resuming at batch {self.position} of {plan.total_batches}" if self.position else "starting"
         print(f"{folder}: {done} ({self.recipe.name} {self.recipe.hash}, {self.learner.device})", flush=True)
+        if self._related:
+            print(self._related_line(), flush=True)
         try:
             with self.ready() as loader:
                 if self.options.calibrate:
@@ -340,6 +347,20 @@ class _Session:
             print(f"{folder}: finished; stopped by {self._signal_name} before what follows; {self._advice}")
             return 128 + self.stopped_by
         return 0
+
+    def _related_line(self) -> str:
+        """How many validation photos are related to training photos, and what follows from it."""
+        photos, metric = len(self.plan.shards.splits["val"]), METRICS[self.learner.head.target.kind][0]
+        if self._related == photos:
+            return (
+                f"all {photos:,} validation photos have a near copy or group-mate among the training photos: "
+                f"{metric.title} says little about new photos"
+            )
+        have = "has" if self._related == 1 else "have"
+        return (
+            f"{self._related:,} of {photos:,} validation photos {have} a near copy or group-mate among the training "
+            f"photos; {metric.title} is reported with and without them ({metric.unrelated.title})"
+        )
 
     @contextlib.contextmanager
     def ready(self, *, limit_s: float | None = None) -> Iterator[Loader]:
@@ -671,6 +692,7 @@ class _Session:
                 "class_samples": self.plan.class_samples.tolist() if self.ranks.is_main else [],
                 "train_samples": len(shards.splits["train"]),
                 "val_samples": len(shards.splits["val"]),
+                **({"val_related": self._related} if self._related else {}),
                 "val_majority": _largest_share(shards),
                 "units": list(shards.target.units),
                 "stages": self.identity["recipe"]["stages"],

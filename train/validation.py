@@ -12,14 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
+from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.train.devices.distributed import Ranks
 from resolute.train.model.head import Head
 from resolute.train.score import METRICS
 
-__all__ = ["BatchScores", "Validation", "average_precision", "metrics_of", "score_batch"]
+__all__ = ["BatchScores", "Validation", "average_precision", "metrics_of", "related_photos", "score_batch"]
 
 Details = tuple[dict[str, float], dict[str, Any]]  # metrics, and what the report and eval.json show
 
@@ -72,11 +75,21 @@ def score_batch(head: Head, outputs: Mapping[str, torch.Tensor], targets: torch.
     return BatchScores(sums=sums, outputs=kept, targets=targets)
 
 
-class Validation:
-    """Collects the scores of one validation, then computes its metrics."""
+def related_photos(shards: ShardSet) -> NDArray[np.bool_] | None:
+    """(N,) which validation samples have a near copy or group-mate in the training split; None if none has."""
+    related = shards.splits["val"].related(shards.splits["train"])
+    return related if related.any() else None
 
-    def __init__(self, head: Head, *, ranks: Ranks | None = None) -> None:
+
+class Validation:
+    """Collects the scores of one validation, then computes its metrics.
+
+    `related` (N,), in the order of the split: samples without which the deciding metric is computed a second time.
+    """
+
+    def __init__(self, head: Head, *, ranks: Ranks | None = None, related: NDArray[np.bool_] | None = None) -> None:
         self._head, self._ranks = head, ranks or Ranks()
+        self._kept = None if related is None else torch.from_numpy(np.flatnonzero(~related))
         self.start()
 
     def start(self) -> None:
@@ -103,7 +116,8 @@ class Validation:
         keys = {"class": ("top1", "top5", "eval_loss")}.get(kind, ("eval_loss",))
         metrics: dict[str, float | None] = {}
         details: dict[str, dict[str, Any]] = {}
-        names = [*(metric.key for metric in METRICS[kind]), "eval_loss"]
+        unrelated = METRICS[kind][0].unrelated.key
+        names = [*(metric.key for metric in METRICS[kind]), *[unrelated] * (self._kept is not None), "eval_loss"]
         for weights, prefix in (("raw", ""), ("ema", "ema_")):
             values: dict[str, float] = {}
             if weights in self._sums:
@@ -114,6 +128,9 @@ class Validation:
                 if self._ranks.is_main:
                     more, details[weights] = _DETAILS[kind](self._head, outputs, targets)
                     values |= more
+                    if self._kept is not None and len(self._kept):
+                        kept = self._kept.to(outputs.device)
+                        values[unrelated] = _deciding(self._head, outputs[kept], targets[kept])
             metrics |= {f"{prefix}{name}": _finite(values.get(name)) for name in names}
         return self._ranks.broadcast(metrics), details
 
@@ -129,6 +146,14 @@ class Validation:
                 rows[first : first + len(part)] = part
             whole.append(self._ranks.sum(rows))
         return whole[0], whole[1]
+
+
+def _deciding(head: Head, outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    """The first of the kind's metrics, of `BatchScores.outputs` and `BatchScores.targets`."""
+    kind = head.target.kind
+    if kind == "class":
+        return int((outputs == targets).sum()) / len(targets)
+    return _DETAILS[kind](head, outputs, targets)[0][METRICS[kind][0].key]
 
 
 def metrics_of(head: Head, predictions: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:

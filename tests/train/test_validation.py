@@ -13,6 +13,7 @@ from resolute.pipeline.dataset.target import Target
 from resolute.pipeline.plan.batching import rank_bounds
 from resolute.train.devices.distributed import Ranks
 from resolute.train.model.head import Head
+from resolute.train.score import METRICS
 from resolute.train.validation import Validation, metrics_of, score_batch
 
 N, C = 57, 5
@@ -51,12 +52,20 @@ class OneOf(Ranks):
         return value
 
 
-def outcome(head: Head, outputs: torch.Tensor, targets: torch.Tensor, *, batch: int, world_size: int) -> Any:
+def outcome(
+    head: Head,
+    outputs: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    batch: int,
+    world_size: int,
+    related: np.ndarray | None = None,
+) -> Any:
     """Metrics and details of rank 0, with batches of `batch` samples over `world_size` ranks."""
     parts: list[list[torch.Tensor]] = []
     for rank in reversed(range(world_size)):
         ranks = OneOf(rank, world_size, parts if rank == 0 else [])
-        validation = Validation(head, ranks=ranks)
+        validation = Validation(head, ranks=ranks, related=related)
         for start in range(0, len(outputs), batch):
             end = min(start + batch, len(outputs))
             low, high = rank_bounds(start, end, rank=rank, world_size=world_size, pairs=False)
@@ -97,6 +106,22 @@ def test_ranks_and_batches_do_not_change_any_metric(head: Head) -> None:
             assert got[name] == (None if value is None else pytest.approx(value, rel=1e-6))
             if value is not None and name != "eval_loss":
                 assert got[name] == value
+
+
+@pytest.mark.parametrize("head", [CLASS, MANY, VALUES], ids=lambda head: head.target.kind)
+def test_the_unrelated_metric_is_that_of_the_other_samples_alone(head: Head) -> None:
+    outputs, targets = of_kind(head)
+    related = np.random.default_rng(2).random(N) < 0.4
+    metrics, details = outcome(head, outputs, targets, batch=10, world_size=3, related=related)
+    plain, plain_details = outcome(head, outputs, targets, batch=10, world_size=3)
+    kept = torch.from_numpy(~related)
+    alone, _ = outcome(head, outputs[kept], targets[kept], batch=10, world_size=1)
+    key = METRICS[head.target.kind][0].key
+    assert metrics.pop(f"{key}_unrelated") == pytest.approx(alone[key], rel=1e-12)
+    assert metrics.pop(f"ema_{key}_unrelated") is None  # there are no averaged weights
+    assert (metrics, details) == (plain, plain_details)
+    everything = outcome(head, outputs, targets, batch=10, world_size=1, related=np.ones(N, np.bool_))[0]
+    assert everything[f"{key}_unrelated"] is None
 
 
 def test_the_metrics_of_classes_equal_a_count() -> None:

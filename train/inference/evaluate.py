@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from resolute.console import counted
 from resolute.files import check_output, output_file
@@ -17,10 +19,18 @@ from resolute.train.devices.device import pick_device
 from resolute.train.loop import eval_logits
 from resolute.train.options import EvalOptions
 from resolute.train.run_folder import existing_run
-from resolute.train.score import METRICS, Metric, shown_metrics
+from resolute.train.score import METRICS, UNRELATED, Metric, shown_metrics
 from resolute.train.validation import Validation, score_batch
 
-from .saved_run import SavedRun, left_out_note, open_eval_set, open_saved_run, training_overlap, validation_loader
+from .saved_run import (
+    SavedRun,
+    left_out_note,
+    open_eval_set,
+    open_saved_run,
+    related_to_training,
+    training_overlap,
+    validation_loader,
+)
 
 __all__ = ["evaluate", "main"]
 
@@ -34,16 +44,19 @@ def evaluate(
     threads: int,
     flip: bool = False,
     split: str = "val",
+    related: NDArray[np.bool_] | None = None,
 ) -> list[dict[str, Any]]:
     """One row per resolution (px) and kind of weights: {"res", "weights", metrics …, "samples", "details"}.
 
     The metrics are those of the set's kind (`score.METRICS`), fractions in 0 to 1; `details` is as in
-    `Validation.finish`. Every sample of the split counts once. Raises `ResoluteError` if the targets differ from the
+    `Validation.finish`. Every sample of the split counts once. With `related` (N,), from `related_to_training`, rows
+    have the deciding metric of the other samples too, such as "top1_unrelated", and their number: "samples_unrelated".
+    Raises `ResoluteError` if the targets differ from the
     run's or the shards are stored at too low a resolution.
     """
     saved.head.check_fits(shards.target, shards.root, str(saved.path), advice="use a set with these")
     networks = {which: saved.network(which, device, resolutions=resolutions) for which in saved.weights}
-    validations = [Validation(saved.head) for _ in resolutions]
+    validations = [Validation(saved.head, related=related) for _ in resolutions]
     with validation_loader(saved, shards, resolutions, split=split, device=device, threads=threads) as loader:
         for batch in loader:
             outputs: dict[str, torch.Tensor] = {
@@ -57,10 +70,13 @@ def evaluate(
         metrics, details = validation.finish()
         for which in networks:
             prefix = "" if which == "raw" else "ema_"
-            values = {metric.key: metrics[prefix + metric.key] for metric in METRICS[saved.head.target.kind]}
-            rows.append(
-                {"res": res, "weights": which, **values, "samples": validation.samples, "details": details[which]}
-            )
+            reported = METRICS[saved.head.target.kind]
+            reported += () if related is None else (reported[0].unrelated,)
+            values = {metric.key: metrics[prefix + metric.key] for metric in reported}
+            counts = {"samples": validation.samples}
+            if related is not None:
+                counts["samples_unrelated"] = int((~related).sum())
+            rows.append({"res": res, "weights": which, **values, **counts, "details": details[which]})
     return rows
 
 
@@ -72,7 +88,10 @@ def main(args: EvalOptions) -> None:
     res = args.res or (saved.res,)
     shards = open_eval_set(args.shards, saved, fold=args.fold)
     device, flip = pick_device(args.device, threads=args.threads), args.flip or saved.recipe.eval.flip
-    rows = evaluate(saved, shards, list(res), device=device, threads=args.threads, flip=flip, split=args.split)
+    related = related_to_training(saved, shards, split=args.split, fold=args.fold)
+    rows = evaluate(
+        saved, shards, list(res), device=device, threads=args.threads, flip=flip, split=args.split, related=related
+    )
     overlap = training_overlap(saved, shards, split=args.split, fold=args.fold)
     about = {
         "checkpoint": str(saved.path),
@@ -91,13 +110,18 @@ def main(args: EvalOptions) -> None:
     )
     target = saved.head.target
     metrics = shown_metrics(target.kind, outputs=len(target), units=target.units)
+    unrelated = None
+    if related is not None:
+        metrics += (metrics[0].unrelated,)
+        count = f"{rows[0]['samples_unrelated']:,} of {rows[0]['samples']:,}"
+        unrelated = f"{metrics[-1].title}: of the {count} photos {UNRELATED} of the run"
     print("  res  weights " + " ".join(metric.title.rjust(_width(metric)) for metric in metrics))
     for row in rows:
         values = (_number(metric, row[metric.key]) for metric in metrics)
         print(f"{row['res']:5d}  {row['weights']:7s} {' '.join(values)}")
     for line in _table(rows[-1]["details"]):
         print(line)
-    for note in filter(None, (overlap, left_out_note(shards))):
+    for note in filter(None, (unrelated, overlap, left_out_note(shards))):
         print(f"note: {note}")
     print(path)
 

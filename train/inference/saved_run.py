@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.format import read_manifest
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
@@ -28,6 +31,7 @@ __all__ = [
     "left_out_note",
     "open_eval_set",
     "open_saved_run",
+    "related_to_training",
     "training_overlap",
     "validation_loader",
 ]
@@ -130,8 +134,8 @@ def open_eval_set(source: str | None, saved: SavedRun, *, fold: int | None = Non
 
     If the set is that of a run with folds, `val` is the fold that the run held out, or `fold`. If photos were added to
     the run's own set, they are part of it, unless that would change the run's folds, or they are of classes that the
-    run does not know. Raises `ResoluteError` for a `fold` that is none of the run's or of another set, and as
-    `ShardSet.open`.
+    run does not know. Raises `ResoluteError` for a `fold` that is none of the run's or of another set, if other photos
+    belong together than in the run's folds, and as `ShardSet.open`.
     """
     data = saved.recipe.data
     hint = "" if source else f" (the set of {saved.path}; if it is elsewhere now, name it with SHARDS, of predict SRC)"
@@ -150,10 +154,20 @@ def open_eval_set(source: str | None, saved: SavedRun, *, fold: int | None = Non
         shards = ShardSet.open(source, generation=saved.generation)
     if data.fold is not None and data.folds is not None and _is_own(saved, shards):
         shards = shards.with_fold(data.fold if fold is None else fold, data.folds)
+        if _groups(shards.digests["fold"]) != _groups(saved.data["fold"]):
+            raise ResoluteError(
+                f"{source}: got photos that belong together otherwise than when {saved.path} was trained, so its folds "
+                "are others; expected the same groups; put that set back, or train the folds again"
+            )
     elif fold is not None:
         what = f"{source}, which the run was not trained on" if data.folds else "a run without folds"
         raise ResoluteError(f"--fold: got {fold} for {what}, expected none; omit it")
     return shards
+
+
+def _groups(fold: str) -> str:
+    """Of the digest of a fold, that of the groups that it keeps together; "" without groups."""
+    return fold.partition(", groups ")[2]
 
 
 def left_out_note(shards: ShardSet) -> str | None:
@@ -184,6 +198,24 @@ def training_overlap(saved: SavedRun, shards: ShardSet, *, split: str, fold: int
         is_extended = shards.generation > saved.generation
         return f"{saved.path} was trained on these photos{', as far as its set had them then' if is_extended else ''}"
     return None
+
+
+def related_to_training(saved: SavedRun, shards: ShardSet, *, split: str, fold: int | None) -> NDArray[np.bool_] | None:
+    """(N,) which samples of `split` have a near copy or group-mate among the run's training samples.
+
+    None if none has, or if it is not known: of another set, or if `training_overlap` says that the run was trained on
+    them. `shards`: from `open_eval_set` with the same `fold`.
+    """
+    if training_overlap(saved, shards, split=split, fold=fold) is not None:
+        return None
+    train = shards.splits["train"]
+    if shards.generation > saved.generation:
+        # photos that were added after the run come last
+        older = read_manifest(shards.files)[0]["generations"][: saved.generation + 1]
+        count = sum(generation["samples"]["train"] for generation in older)
+        train = train.subset("train", np.arange(len(train)) < count)
+    related = shards.splits[split].related(train)
+    return related if related.any() else None
 
 
 def _is_own(saved: SavedRun, shards: ShardSet, *, extended: bool = False) -> bool:

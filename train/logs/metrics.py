@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from resolute import cuda
 from resolute.errors import ResoluteError
@@ -84,17 +86,26 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 class Meter:
-    """Sums of the current epoch. Losses and counts stay on the device until they are flushed."""
+    """Sums of the current epoch. Losses and counts stay on the device until they are flushed.
+
+    `related` (N,): validation samples with a near copy or group-mate in the training split, see `Validation`.
+    """
 
     def __init__(
-        self, log: RunLogWriter, *, device: torch.device, ranks: Ranks | None = None, head: Head = CLASSES
+        self,
+        log: RunLogWriter,
+        *,
+        device: torch.device,
+        ranks: Ranks | None = None,
+        head: Head = CLASSES,
+        related: NDArray[np.bool_] | None = None,
     ) -> None:
         self._log, self._device, self._ranks = log, device, ranks or Ranks()
         self._steps: list[tuple[dict[str, Any], torch.Tensor, tuple[Any, Any]]] = []
         # records and marks of steps, their losses on the host, and when these are there
         self._copies: deque[tuple[list[tuple[dict[str, Any], tuple[Any, Any]]], torch.Tensor, Any]] = deque()
         self._previous_end: Any = None  # the mark after the last flushed step
-        self._validation = Validation(head, ranks=self._ranks)
+        self._validation = Validation(head, ranks=self._ranks, related=related)
         self.details: dict[str, Any] = {}  # of the last validation by weights, see `Validation.finish`; on rank 0
         self.sums: dict[str, float] = {}
         self.elapsed_s = 0.0  # training and validation time of the run
@@ -249,7 +260,8 @@ class Meter:
         `class_counts` (C,): training samples of each class, see `Plan.class_counts`.
 
         The metrics of the set's kind (`score.METRICS`), fractions in 0 to 1, the validation losses (see
-        `validation.score_batch`) and `eval_res` are None without a validation. `memory_bytes` is the peak;
+        `validation.score_batch`) and `eval_res` are None without a validation. If samples are `related`, the record
+        has `top1_unrelated` (`mAP_unrelated`, `r2_unrelated`) too; also None if all are. `memory_bytes` is the peak;
         `gpu_frac` is None without NVML; `unix_s` is the time of day, in s since 1970.
         """
         self.flush()

@@ -9,7 +9,15 @@ from typing import Any
 from resolute.errors import as_typed
 from resolute.pipeline.dataset.target import Target
 from resolute.train.logs.run_log import RunLogReader, change_text, switch_costs
-from resolute.train.score import Metric, best_score, main_metric, shown_metrics
+from resolute.train.score import (
+    UNRELATED,
+    Metric,
+    best_score,
+    main_metric,
+    shown_metrics,
+    unrelated_photos,
+    unrelated_score,
+)
 
 from .page import write_page
 from .validation import errors_of_values, read_validation
@@ -40,15 +48,17 @@ class Reports:
 class EpochTable:
     """The console's table of epochs: `head`, and a row for each epoch. `has_ema`: the first metric of averaged weights.
 
+    `has_related`: the first metric also without the validation photos that are related to training photos.
     run.jsonl and the report have more columns.
     """
 
     metrics: tuple[Metric, ...]
     has_ema: bool
+    has_related: bool = False
 
     @classmethod
-    def of(cls, target: Target, *, has_ema: bool) -> EpochTable:
-        return cls(shown_metrics(target.kind, outputs=len(target), units=target.units), has_ema)
+    def of(cls, target: Target, *, has_ema: bool, has_related: bool = False) -> EpochTable:
+        return cls(shown_metrics(target.kind, outputs=len(target), units=target.units), has_ema, has_related)
 
     @property
     def head(self) -> str:
@@ -87,8 +97,12 @@ class EpochTable:
     @property
     def _columns(self) -> list[tuple[str, str, Metric]]:
         """(prefix of its title, prefix of its key, metric) of each column of a metric."""
-        averaged = [("EMA ", "ema_", self.metrics[0])] if self.has_ema else []
-        return [*(("", "", metric) for metric in self.metrics), *averaged]
+        unrelated = [self.metrics[0].unrelated] if self.has_related else []
+        averaged = [self.metrics[0], *unrelated] if self.has_ema else []
+        return [
+            *(("", "", metric) for metric in (*self.metrics, *unrelated)),
+            *(("EMA ", "ema_", metric) for metric in averaged),
+        ]
 
     @staticmethod
     def _width(prefix: str, metric: Metric) -> int:
@@ -104,6 +118,7 @@ def summary(run: RunLogReader, folder: Path) -> str:
     ended, top = (_score(metric, epoch) for epoch in (last, best))
     lines = [
         f"\n{metric.title} {ended} at the end, best {top} (epoch {best['epoch']}){_of_photos(start)}",
+        *_of_unrelated(start, last, best),
         *_errors(folder),
         f"{last['elapsed_s']:.1f} s: training {train_s:.1f} s, validation {sum(e['eval_s'] for e in epochs):.1f} s; "
         f"waiting for data {100 * wait_s / train_s:.2f} % of training",
@@ -123,6 +138,18 @@ def _of_photos(start: dict[str, Any]) -> str:
         return ""
     constant = f"; always the most frequent class: {100 * majority:.1f} %" if majority else ""
     return f", of {count:,} photos{constant}"
+
+
+def _of_unrelated(start: dict[str, Any], last: dict[str, Any], best: dict[str, Any]) -> list[str]:
+    """The scores without the validation photos that are related to training photos; none if there are none."""
+    if not (photos := unrelated_photos(start)):
+        return []
+    metric = main_metric(last).unrelated
+    ended, top = (
+        "unknown" if (score := unrelated_score(each)) is None else metric.text(score) for each in (last, best)
+    )
+    of = f"on the {photos:,} of {start['val_samples']:,} photos {UNRELATED}"
+    return [f"{metric.title} {ended} at the end, {top} in epoch {best['epoch']}: {of}"]
 
 
 def _errors(folder: Path) -> list[str]:

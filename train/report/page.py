@@ -37,7 +37,16 @@ from resolute.train.options import CompareOptions, ReportOptions
 from resolute.train.recipe.schema import Recipe
 from resolute.train.recipe.toml import recipe_text
 from resolute.train.run_folder import existing_run, page_file
-from resolute.train.score import METRICS, Metric, best_score, main_metric, shown_metrics
+from resolute.train.score import (
+    METRICS,
+    UNRELATED,
+    Metric,
+    best_score,
+    main_metric,
+    shown_metrics,
+    unrelated_photos,
+    unrelated_score,
+)
 
 from .classes import HEADS, class_counts, class_rows, with_bars
 from .curves import schedule_charts
@@ -102,6 +111,16 @@ class Run:
     def text(self, score: float) -> str:
         """A score of the run, with the interval that its number of validation samples gives."""
         return self.metric.text(score, self.log.start.get("val_samples", 0))
+
+    @property
+    def unrelated_photos(self) -> int:
+        """The number of validation photos without a near copy or group-mate in training; 0 if none is related."""
+        return unrelated_photos(self.log.start)
+
+    def unrelated_text(self, epoch: Mapping[str, Any]) -> str:
+        """The score of an epoch on the `unrelated_photos`, as `text`; "-" if it is not known."""
+        score = unrelated_score(epoch)
+        return "-" if score is None else self.metric.text(score, self.unrelated_photos)
 
 
 def report(args: ReportOptions) -> None:
@@ -229,6 +248,10 @@ def _tiles(run: Run, validation: Mapping[str, Any] | None) -> Iterator[tuple[str
         when = "at the end" if run.log.kind("end") else f"in epoch {run.scores[-1][0]['epoch']}"
         yield run.text(run.scores[-1][1]), f"{run.metric.title} {when}{of_photos}"
         yield run.text(top), f"best {run.metric.title}, epoch {epoch['epoch']}"
+        if unrelated := run.unrelated_photos:
+            title = f"{run.metric.title} on the {unrelated:,} photos {UNRELATED}"
+            yield run.unrelated_text(run.scores[-1][0]), f"{when}: {title}"
+            yield run.unrelated_text(epoch), f"best weights, epoch {epoch['epoch']}: {title}"
         if validation is not None and validation["epoch"] == epoch["epoch"]:
             for name, error in errors_of_values(validation)[:_TILES]:
                 yield error, f"RMSE of {name}, epoch {epoch['epoch']}"
@@ -447,6 +470,9 @@ def _learning(run: Run, bins: Columns) -> Iterator[Chart | None]:
             (f"ema_{metric.key}", f"{metric.title}, EMA", "c"),
             *([(others[0].key, others[0].title, "soft")] if metric.percent and others else []),
         ]
+        if run.unrelated_photos:
+            unrelated = metric.unrelated
+            shown += [(unrelated.key, unrelated.title, "b"), (f"ema_{unrelated.key}", f"{unrelated.title}, EMA", "a")]
         begun = zip([0.0, *times], epochs, [{"stage": None}, *epochs], strict=False)
         yield chart(
             f"{_title(metric)} against time",
@@ -564,8 +590,10 @@ def _epochs(run: Run, epochs: Sequence[Mapping[str, Any]]) -> Section:
     def of_metric(metric: Metric) -> Callable[[float], str]:
         return lambda value: metric.text(value).removesuffix(" %")
 
+    metrics = (*run.metrics, run.metric.unrelated)
+
     def of_metrics(key: str, title: str) -> list[tuple[str, str, Callable[[float], str]]]:
-        return [(f"{key}{metric.key}", f"{title}{metric.head}", of_metric(metric)) for metric in run.metrics]
+        return [(f"{key}{metric.key}", f"{title}{metric.head}", of_metric(metric)) for metric in metrics]
 
     columns = [
         ("loss", "loss", number(3)),
@@ -601,6 +629,8 @@ def _epochs(run: Run, epochs: Sequence[Mapping[str, Any]]) -> Section:
         note += (
             f"With {samples:,} photos, the last {run.metric.title} is known to ±{half} points (95 % interval, Wilson)."
         )
+    if unrelated := run.unrelated_photos:
+        note += f" Unrelated: of the {unrelated:,} of {samples:,} validation photos {UNRELATED}."
     return _section("Epochs", ("", heads, rows), note=note)
 
 
@@ -639,6 +669,9 @@ def _compared(runs: Sequence[Run]) -> Iterator[Finding]:
     best = ", ".join(f"{run.text(run.best[1])} of {run.name}" for run in ranked)
     chance = "; smaller differences than the ± may be chance" if metric.counted else ""
     yield Finding(False, f"Best {metric.title}: {best}{chance}.")
+    if has_unrelated := [run for run in runs if run.unrelated_photos]:
+        scores = ", ".join(f"{run.unrelated_text(run.best[0])} of {run.name}" for run in has_unrelated)
+        yield Finding(False, f"The same on the validation photos {UNRELATED}: {scores}.")
     for value, what in _folds_tiles(runs):
         yield Finding(False, f"{value}: {what}.")
     common = min(run.best[1] for run in runs)
@@ -659,7 +692,7 @@ def _compared(runs: Sequence[Run]) -> Iterator[Finding]:
 
 
 def _sections_of_several(runs: Sequence[Run]) -> Iterator[Section]:
-    title = runs[0].metric.title
+    title, related = runs[0].metric.title, any(run.unrelated_photos for run in runs)
     yield _section("Charts", charts=[*filter(None, _compared_charts(runs))])
     heads = (
         "run",
@@ -667,6 +700,7 @@ def _sections_of_several(runs: Sequence[Run]) -> Iterator[Section]:
         "device",
         "epochs#",
         f"best {title}#",
+        *[f"{runs[0].metric.unrelated.title}#"] * related,
         "in epoch#",
         f"last {title}#",
         "time#",
@@ -675,7 +709,10 @@ def _sections_of_several(runs: Sequence[Run]) -> Iterator[Section]:
         "waiting %#",
         "peak GiB#",
     )
-    yield _section("Runs", ("", heads, [*_rows(runs)]), note="Time includes validation, not the start of the program.")
+    note = "Time includes validation, not the start of the program."
+    if related:
+        note += f" Unrelated: the best weights on the validation photos {UNRELATED}."
+    yield _section("Runs", ("", heads, [*_rows(runs, related=related)]), note=note)
     yield _section(
         f"Time to {title}",
         ("", (title, *(f"{run.name}#" for run in runs)), [*_times(runs)]),
@@ -751,7 +788,8 @@ def _compared_charts(runs: Sequence[Run]) -> Iterator[Chart | None]:
     yield chart("Resolution", sizes, unit="px", zero=False, wide=True)
 
 
-def _rows(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
+def _rows(runs: Sequence[Run], *, related: bool) -> Iterator[tuple[str, ...]]:
+    """`related`: with a column of the scores on the unrelated photos, "-" for a run whose set has no related ones."""
     for run in runs:
         start, epochs, (epoch, top) = run.log.start, run.epochs, run.best
         train_s, wait_s, samples = (sum(each[key] for each in epochs) for key in ("train_s", "wait_s", "samples"))
@@ -761,6 +799,7 @@ def _rows(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
             str(start.get("device", "")),
             f"{len(epochs)}",
             run.text(top),
+            *[run.unrelated_text(epoch)] * related,
             f"{epoch['epoch']}",
             run.text(run.scores[-1][1]),
             format_duration(epochs[-1]["elapsed_s"]),
@@ -774,7 +813,7 @@ def _rows(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
             _mean(runs[0].metric, scores)
             for scores in ([run.best[1] for run in folds], [run.scores[-1][1] for run in folds])
         )
-        yield f"{name}: mean ± deviation", "", "", "", best, "", last, *([""] * 5)
+        yield f"{name}: mean ± deviation", "", "", "", best, *[""] * related, "", last, *([""] * 5)
 
 
 def _times(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:

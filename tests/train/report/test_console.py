@@ -71,6 +71,24 @@ def test_the_summary_equals_the_log(tmp_path: Path) -> None:
     assert text.splitlines()[-1] == f"next: `resolute eval --run={tmp_path}`"
 
 
+def test_the_summary_and_the_table_have_both_numbers_if_photos_are_related(tmp_path: Path) -> None:
+    log = tmp_path / "run.jsonl"
+    start = {"kind": "start", "val_samples": 300, "val_related": 90, "val_majority": None}
+    epochs = [{**epoch, "top1_unrelated": epoch["top1"] / 2, "ema_top1_unrelated": 0.1} for epoch in EPOCHS]
+    log.write_text("".join(json.dumps(record) + "\n" for record in (start, *STEPS, *epochs)))
+    run = RunLogReader(log)
+    run.read()
+    assert (
+        "\ntop-1 unrelated 17.50 % at the end, 20.00 % in epoch 0: on the 210 of 300 photos without a near copy or "
+        "group-mate among the training photos\n"
+    ) in summary(run, tmp_path)
+    target = Target(kind="class", names=("a", "b"))
+    table = EpochTable.of(target, has_ema=True, has_related=True)
+    assert " val loss top-1 % top-1 unrelated % EMA top-1 % EMA top-1 unrelated %  " in table.head
+    assert table.row(epochs[0]).split()[6:10] == ["40.00", "20.00", "30.00", "10.00"]
+    assert "unrelated" not in EpochTable.of(target, has_ema=True).head
+
+
 def _costs(first_s: float, *others_s: float, rounds: int = 4) -> list[dict[str, Any]]:
     """Of a change from 32 to 64 px, after steps of 1 s: its first step takes `first_s` longer, and in each round, the
     first of each other group of 5 steps `others_s`."""
