@@ -93,6 +93,7 @@ def input_warnings(settings: Settings, inputs: Inputs, *, is_extension: bool = F
         *(line for photos in inputs.sources.values() for line in photos.warnings),
         *_photos_of_other_formats(inputs.ignored),
         *([] if is_extension else _empty_classes(inputs)),
+        *([] if is_extension or settings.group in (None, "none") else _not_validated(inputs)),
         *_names_or_numbers(inputs),
         *([] if is_extension else _large_held_out_part(settings, inputs)),
     ]
@@ -144,6 +145,21 @@ def _empty_classes(inputs: Inputs) -> list[str]:
             'harm, and CLASSES=names.json with {"1": "…", "2": "…", …} names the classes and leaves it out'
         )
     return [f"classes without a training image: {len(empty)} of {len(inputs.classes)} ({_first_names(empty)}); {hint}"]
+
+
+def _not_validated(inputs: Inputs) -> list[str]:
+    """Classes that have training photos, and whose groups leave none for the validation."""
+    if inputs.target.kind == "values" or "val" not in inputs.splits:
+        return []
+    train, val = inputs.splits["train"], inputs.splits["val"]
+    in_train, in_val = (split.photos.class_counts(split.positions) for split in (train, val))
+    without = [inputs.classes[n] for n in np.flatnonzero((in_train > 1) & (in_val == 0))]
+    if not without:
+        return []
+    return [
+        f"classes without a validation photo: {len(without)} of {len(inputs.classes)} ({_first_names(without)}), since "
+        "the photos of a group stay together; their accuracy is not measured"
+    ]
 
 
 def _names_or_numbers(inputs: Inputs) -> list[str]:

@@ -235,6 +235,8 @@ def describe_groups(setting: GroupSetting, sources: Mapping[str, Photos]) -> lis
     )
     if not groups:
         return [f"GROUP={setting.text}: no photo has a group"]
+    if largest == 1:
+        return [f"GROUP={setting.text}: no two of {int(photos)} photos have the same, so that it keeps none together"]
     alone = f", {int(photos - grouped)} photos without one" if photos > grouped else ""
     return [
         f"GROUP={setting.text}: {counted(groups, 'group')} with {int(grouped)} photos, the largest with {largest} "

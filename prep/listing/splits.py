@@ -102,9 +102,10 @@ def make_splits(
         splits = _without_copies(splits, copied)
     for name, split in splits.items():
         if not len(split):
+            why = "" if groups is None else ", since the photos of a group stay together"
             raise ResoluteError(
                 f"{train.root}: no image left for {name}, got {len(splits['train'])} for train and "
-                f"{len(splits['val'])} for val, expected at least one for both; add images or change "
+                f"{len(splits['val'])} for val{why}, expected at least one for both; add images or change "
                 "what is held out"
             )
     return splits

@@ -210,6 +210,21 @@ def test_a_column_needs_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "the name of a column, for " in capsys.readouterr().err
 
 
+def test_a_class_of_one_group_stays_in_train_and_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos(tmp_path / "photos", NAMES)
+    only = [f"p{n // 4}" if LABELS[n] == "cat" else "dogs" for n in range(48)]
+    labels = table(tmp_path / "l.csv", NAMES, only)
+    words = ["--src", str(tmp_path / "photos"), "--labels", str(labels), "--columns", "filename,label"]
+    assert made(tmp_path, *words, "--group", "patient_id") == 0
+    out = capsys.readouterr().out
+    assert "classes without a validation photo: 1 of 2 (dog), since the photos of a group stay together" in out
+    assert made(tmp_path, *words, "--group", "label", "--rebuild") == 2
+    assert "no image left for val" in (err := capsys.readouterr().err)
+    assert "since the photos of a group stay together" in err
+    assert made(tmp_path, *words, "--group", "filename", "--rebuild") == 0
+    assert "GROUP=filename: no two of 48 photos have the same" in capsys.readouterr().err
+
+
 def test_a_split_that_divides_groups_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photos(tmp_path / "photos", NAMES)
     labels = table(tmp_path / "l.csv", NAMES, PATIENTS)
