@@ -35,7 +35,9 @@ from .record import RESULTS
 __all__ = ["BLOCK", "FIGURES", "PAGES", "main", "written"]
 
 _ROOT = Path(__file__).resolve().parents[1]
-PAGES = tuple(_ROOT / name for name in ("README.md", "docs/index.md", "docs/benchmarks.md", "docs/gpu.md", "docs/validation.md"))
+PAGES = tuple(
+    _ROOT / name for name in ("README.md", "docs/index.md", "docs/benchmarks.md", "docs/gpu.md", "docs/validation.md")
+)
 BLOCK = re.compile(r"<!-- figures: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 _LINK = "benchmarks/results/"  # as README links to result files; pages in docs/ go up a folder
 
@@ -401,7 +403,14 @@ def siblings() -> str:
     heads = ("the photos are divided", "all validation photos", "without a near copy in train", "other photos", "file")
     names = {"at random": "at random", "GROUP": "with `--group`"}
     rows = [
-        (name, *(_with_error(figures[key]) if key in figures else "" for key in ("top1", "without_near_copies", "true_top1")), _file("siblings"))
+        (
+            name,
+            *(
+                _with_error(figures[key]) if key in figures else ""
+                for key in ("top1", "without_near_copies", "true_top1")
+            ),
+            _file("siblings"),
+        )
         for side, name in names.items()
         for figures in [result["summary"][side]]
     ]

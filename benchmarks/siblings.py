@@ -38,7 +38,7 @@ from .training.runs import changed, train
 __all__ = ["main", "make_sets"]
 
 RECIPE = Path(__file__).parent / "recipes" / "siblings.toml"
-SIDES = {"at random": (), "GROUP": ("--group", r"/([^/.]+?)(?:_copy)?\.[^/]*$")}
+SIDES: dict[str, tuple[str, ...]] = {"at random": (), "GROUP": ("--group", r"/([^/.]+?)(?:_copy)?\.[^/]*$")}
 _VAL_FRAC, _SIZES = "0.2", "64,96"
 
 
