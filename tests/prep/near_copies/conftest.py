@@ -26,8 +26,8 @@ def drawn(seed: int, width: int = 320, height: int = 240) -> Image.Image:
     image = Image.fromarray((total + 128).clip(0, 255).astype(np.uint8))
     draw = ImageDraw.Draw(image)
     for _ in range(12):
-        x, y = rng.integers(0, width), rng.integers(0, height)
-        w, h = rng.integers(10, width // 3, 2)
+        x, y = int(rng.integers(0, width)), int(rng.integers(0, height))
+        w, h = rng.integers(10, width // 3, 2).tolist()
         draw.ellipse((x, y, x + w, y + h), fill=tuple(rng.integers(0, 256, 3).tolist()))
     return image.filter(ImageFilter.GaussianBlur(0.8))
 

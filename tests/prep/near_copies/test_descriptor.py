@@ -19,6 +19,12 @@ def differing(one: np.uint64, other: np.uint64) -> int:
     return int(one ^ other).bit_count()
 
 
+def shared(pixel: int, cell: int, size: Fraction) -> Fraction:
+    """The length that a pixel and a cell of `size` pixels have in common."""
+    start, stop = max(Fraction(pixel), cell * size), min(Fraction(pixel + 1), (cell + 1) * size)
+    return max(Fraction(0), stop - start)
+
+
 def test_area_means_are_exact() -> None:
     rng = np.random.default_rng(3)
     pixels = rng.integers(0, 256, (5, 7, 3), dtype=np.uint8)
@@ -26,13 +32,12 @@ def test_area_means_are_exact() -> None:
     means = area_means(pixels, 4)
     for y in range(4):
         for x in range(4):
-            total = Fraction(0)
-            for j in range(5):
-                high = max(Fraction(0), min(Fraction(j + 1), Fraction(5 * (y + 1), 4)) - max(j, Fraction(5 * y, 4)))
-                for i in range(7):
-                    wide = max(Fraction(0), min(Fraction(i + 1), Fraction(7 * (x + 1), 4)) - max(i, Fraction(7 * x, 4)))
-                    total += int(luma[j, i]) * high * wide
-            mean = total / Fraction(5 * 7, 16) / 16  # 16ths of a level
+            total = sum(
+                int(luma[j, i]) * shared(j, y, Fraction(5, 4)) * shared(i, x, Fraction(7, 4))
+                for j in range(5)
+                for i in range(7)
+            )
+            mean = total / Fraction(5 * 7, 4 * 4) / 16  # in 16ths of a level
             assert int(means[y, x]) == int(mean + Fraction(1, 2))
     grey = np.ascontiguousarray(pixels[:, :, :1])
     assert (area_means(grey, 4) == area_means(np.repeat(grey, 3, axis=2), 4)).all()
