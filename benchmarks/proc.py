@@ -5,11 +5,25 @@ Imports only the standard library, because FFCV's interpreter, without Resolute'
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Iterable
+import resource
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["cpu_time", "descendants", "evict_files", "read_files", "stat_fields"]
+__all__ = [
+    "adopt_orphans",
+    "cpu_time",
+    "descendants",
+    "evict_files",
+    "read_files",
+    "stat_fields",
+    "timed_with_children",
+]
+
+_PR_SET_CHILD_SUBREAPER = 36  # Source: prctl(2)
 
 
 def stat_fields(pid: int) -> list[str]:
@@ -42,6 +56,31 @@ def cpu_time(root: int) -> tuple[float, int, int] | None:
         return None
     ticks = sum(int(value) for fields in family for value in fields[11:15])  # utime, stime, cutime, cstime
     return ticks / os.sysconf("SC_CLK_TCK"), len(family), sum(int(fields[17]) for fields in family)
+
+
+def adopt_orphans() -> None:
+    """From now on this process waits for all its descendants, so that the CPU time of orphans counts too."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def timed_with_children(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds, and CPU seconds of all processes that `work` starts, of which none must outlive it for long.
+
+    `adopt_orphans` has to be called before.
+    """
+    began, cpu_s = time.perf_counter(), _children_cpu_s()
+    work()
+    elapsed_s = time.perf_counter() - began
+    return elapsed_s, _children_cpu_s() - cpu_s
+
+
+def _children_cpu_s() -> float:
+    """CPU seconds of all ended descendants; waits for the orphans among them, such as prep's fork server."""
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def read_files(paths: Iterable[Path]) -> None:

@@ -243,7 +243,7 @@ class JobsPlanOptions:
         if self.val_source is not None or self.val_list is not None:
             val = {"how": "folder" if self.val_source is not None else "list"}
         # why only then: plans without these settings stay what they are
-        chosen = {} if self.max_megapixels is None else {"max_megapixels": self.max_megapixels}
+        chosen: dict[str, Any] = {} if self.max_megapixels is None else {"max_megapixels": self.max_megapixels}
         chosen |= {} if self.grey_range == "auto" else {"grey_range": self.grey_range}
         chosen |= {} if self.group in (None, "none") else {"group": True}
         chosen |= {} if self.near_copies == "find" else {"near_copies": self.near_copies}

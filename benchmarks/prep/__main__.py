@@ -21,21 +21,18 @@ if __name__ == "__main__":  # before the slow imports
     guard_process()
 
 import argparse
-import ctypes
 import io
 import json
 import math
 import multiprocessing
-import os
-import resource
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +40,7 @@ import webdataset
 from PIL import Image
 
 from resolute.benchmarks.cli import Parser, check_numbers, command, parse_resolutions
+from resolute.benchmarks.proc import adopt_orphans, timed_with_children
 from resolute.benchmarks.record import check_writable, header, write
 from resolute.errors import ResoluteError
 from resolute.prep.convert.resize import fit
@@ -55,7 +53,6 @@ QUALITY = 90
 FEW = 32
 COMPARED = 200  # photos whose pixels are compared, at most, since a comparison takes longer than a conversion
 OURS = "prep"
-_PR_SET_CHILD_SUBREAPER = 36  # Source: prctl(2)
 IMG2DATASET = """
 import sys
 from img2dataset import download
@@ -157,23 +154,6 @@ def run_img2dataset(python: Path, src: Path, out: Path, short_sides: Sequence[in
             raise RuntimeError(f"img2dataset: got {stored} images at {side} px, expected {len(files)}")
 
 
-def _timed(tool: Callable[[Path, Path], None], src: Path, out: Path) -> tuple[float, float]:
-    """Seconds, and CPU seconds of all processes that `tool` starts, of which none must outlive it for long."""
-    began, cpu_s = time.perf_counter(), _children_cpu_s()
-    tool(src, out)
-    elapsed_s = time.perf_counter() - began
-    return elapsed_s, _children_cpu_s() - cpu_s
-
-
-def _children_cpu_s() -> float:
-    """CPU seconds of all ended descendants; waits for the orphans among them, such as prep's fork server."""
-    with suppress(ChildProcessError):
-        while True:
-            os.waitpid(-1, 0)
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
 def measure(
     tools: dict[str, Callable[[Path, Path], None]], photos: Path, few: Path, root: Path, rounds: int
 ) -> dict[str, dict[str, list[float]]]:
@@ -181,7 +161,7 @@ def measure(
 
     For prep also "noop_seconds": on the finished set of `FEW` images.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # why: the CPU time of orphans counts too
+    adopt_orphans()
     results: dict[str, dict[str, list[float]]] = {
         name: {what: [] for what in ("seconds", "cpu_seconds", "few_seconds")} for name in tools
     }
@@ -189,11 +169,11 @@ def measure(
     out = root / "out"
     for number in range(rounds + 1):
         for name, tool in tools.items():
-            times = {"few_seconds": _timed(tool, few, out)[0]}
+            times = {"few_seconds": timed_with_children(partial(tool, few, out))[0]}
             if "noop_seconds" in results[name]:
-                times["noop_seconds"] = _timed(tool, few, out)[0]
+                times["noop_seconds"] = timed_with_children(partial(tool, few, out))[0]
             shutil.rmtree(out)
-            times["seconds"], times["cpu_seconds"] = _timed(tool, photos, out)
+            times["seconds"], times["cpu_seconds"] = timed_with_children(partial(tool, photos, out))
             shutil.rmtree(out)
             for what, value in times.items() if number else ():  # the first is a warm-up
                 results[name][what].append(value)

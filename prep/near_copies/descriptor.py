@@ -149,7 +149,7 @@ def central_part(width: int, height: int) -> Any:
 def _describe(pixels: Any, out: Any) -> None:
     means = np.empty((GRID, GRID), np.int64)
     _area_means(pixels, means)
-    total, squares = 0, 0
+    total, squares = np.int64(0), np.int64(0)
     for value in means.flat:
         total += value
         squares += value * value
@@ -196,4 +196,4 @@ def describe(pixels: NDArray[np.uint8]) -> NDArray[np.uint64]:
 
 def has_hashes(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """(n,) whether each row of (n, HASHES) is that of a photo whose luma varies."""
-    return hashes.any(axis=1)
+    return np.asarray(hashes.any(axis=1))

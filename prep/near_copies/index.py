@@ -46,9 +46,8 @@ def _table(hashes: Any, number: int) -> Any:
     shift, mask = np.uint64(_TABLE_BITS * number), np.uint64(_KEYS - 1)
     starts = np.zeros(_KEYS + 1, np.int64)
     for value in hashes:
-        starts[np.int64((value >> shift) & mask) + 1] += 1
-    for key in range(_KEYS):
-        starts[key + 1] += starts[key]
+        starts[np.int64((value >> shift) & mask) + np.int64(1)] += 1
+    starts = np.cumsum(starts)
     at = starts[:-1].copy()
     rows, sorted_hashes = np.empty(len(hashes), np.int32), np.empty(len(hashes), np.uint64)
     for row in range(len(hashes)):

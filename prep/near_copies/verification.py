@@ -77,7 +77,7 @@ def _coarser(thumb: Any, cells: int) -> Any:
     out = np.empty((cells, cells))
     for y in range(cells):
         for x in range(cells):
-            total = 0
+            total = np.int64(0)
             for j in range(block):
                 for i in range(block):
                     total += np.int64(thumb[y * block + j, x * block + i])
@@ -95,7 +95,7 @@ def _sample(image: Any, u: float, v: float) -> float:
     x, y = x - i, y - j
     upper = image[j, i] * (1 - x) + image[j, i + 1] * x
     lower = image[j + 1, i] * (1 - x) + image[j + 1, i + 1] * x
-    return upper * (1 - y) + lower * y  # type: ignore[no-any-return]
+    return upper * (1 - y) + lower * y
 
 
 @compiled
@@ -304,7 +304,7 @@ def _agreement(a: Any, b: Any) -> float:
     weights = np.ones(a.shape)
     as_is = _moments(a, b, weights)[4]
     clipped = _moments(_clipped(a), _clipped(b), weights)[4]
-    return min(as_is, clipped)  # type: ignore[no-any-return]
+    return min(as_is, clipped)
 
 
 @compiled

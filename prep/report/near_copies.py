@@ -64,8 +64,8 @@ def describe_near_copies(manifest: Mapping[str, Any], reader: ShardSetReader, wh
     if counts["warned_two_labels"]:
         what = "values" if reader.target.kind == "values" else "labels"
         lines.append(
-            f"WARNING: {counted(counts['warned_two_labels'], 'more pair')} of photos with different {what} may show the "
-            "same moment; look at them in report.html"
+            f"WARNING: {counted(counts['warned_two_labels'], 'more pair')} of photos with different {what} may show "
+            "the same moment; look at them in report.html"
         )
     if "asked" in counts:
         lines.append(

@@ -1,0 +1,1 @@
+"""Measures how near copies are found, see `__main__.py`."""

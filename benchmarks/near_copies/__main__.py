@@ -1,0 +1,283 @@
+"""Measures how many copies of photos prep recognises, how many others it takes for copies, and what the search costs.
+
+    python -m resolute.benchmarks.near_copies --src photos/one [--src photos/two] [--photos 300] [--seed 0]
+                              [--search 1000000] [--rounds 3]
+
+Copies of `--photos` photos of each source, of each kind of `copies.py`, are planted among all photos of all sources,
+and pairs are found and verified with the functions of prep on what it would store for 128 px. The recall of a kind is
+the fraction of its copies that are paired with their originals, the precision the fraction of right pairs among those
+that its copies form with photos other than copies of the same original. Pairs of photos that were not planted, the
+natural ones, are listed with their scores, to be judged by eye; their copies count neither as right nor as wrong.
+
+The search is timed in a process of its own with descriptors made up for `--search` photos, of which 5 % ask. The cost
+of prep is the time of `resolute shards` on the largest source, with NEAR_COPIES=find and none in turn, after an untimed
+round.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the slow imports
+    from resolute.console import guard_process
+
+    guard_process()
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from resolute.benchmarks.cli import Parser, check_numbers, command, show_progress, text_table
+from resolute.benchmarks.proc import adopt_orphans, timed_with_children
+from resolute.benchmarks.record import check_writable, header, write
+from resolute.errors import ResoluteError
+from resolute.machine import available_cpus
+from resolute.prep.convert.decode import Photo
+from resolute.prep.convert.resize import describe_and_encode
+from resolute.prep.near_copies.index import Index
+from resolute.prep.near_copies.verification import score, thumbnail
+from resolute.prep.settings import MARGIN
+
+from .copies import KINDS, ONLY_REPORTED
+
+_RES, _QUALITY, _WORKERS = 128, 90, 2
+_SUFFIXES = (".jpg", ".jpeg", ".png")
+THRESHOLDS = (0.80, 0.85, 0.90, 0.925, 0.95, 0.96, 0.97, 0.98, 0.99)
+_GROUPED, _LISTED = 0.95, 0.80
+_SEARCH = """
+import json, resource, sys, time
+import numpy as np
+from resolute.prep.near_copies.index import Index
+photos = int(sys.argv[1])
+random = np.random.default_rng(0)
+hashes = np.empty((photos, 11), np.uint64)
+hashes[:, 0] = random.integers(1, 2**64, photos, dtype=np.uint64)
+for part in range(1, 11):  # a part differs from the whole in a few bits
+    flips = np.zeros(photos, np.uint64)
+    for _ in range(8):
+        flips ^= np.uint64(1) << random.integers(0, 64, photos, dtype=np.uint64)
+    hashes[:, part] = hashes[:, 0] ^ flips
+Index(hashes[:64]).candidates(np.arange(64))  # compiles
+start = time.perf_counter()
+found, cut_short = Index(hashes).candidates(np.arange(photos // 20))
+seconds = time.perf_counter() - start
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(json.dumps({"photos": photos, "asking": photos // 20, "seconds": seconds, "peak_mib": peak, "found": len(found)}))
+"""
+
+
+@dataclass
+class Photos:
+    """Photos and planted copies, a row each: what prep stores of them, and what they were made of.
+
+    `originals` holds the row of the original of a copy, or the own row; `kinds` the kind of a copy, "" for a photo.
+    """
+
+    names: list[str] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    originals: list[int] = field(default_factory=list)
+    hashes: list[NDArray[np.uint64]] = field(default_factory=list)
+    thumbnails: list[NDArray[np.int16]] = field(default_factory=list)
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, image: Image.Image, name: str, kind: str = "", original: int | None = None) -> int:
+        """Add a row; returns its number."""
+        side = round(_RES * MARGIN)
+        photo = Photo.full(np.ascontiguousarray(image))
+        [(jpeg, width, height)], hashes = describe_and_encode([photo], [side], _QUALITY, side)
+        assert hashes is not None
+        row = len(self.names)
+        self.names.append(name)
+        self.kinds.append(kind)
+        self.originals.append(row if original is None else original)
+        self.hashes.append(hashes)
+        self.thumbnails.append(thumbnail(jpeg))
+        self.sizes.append((width, height))
+        return row
+
+    def pairs(self) -> dict[tuple[int, int], float]:
+        """{(row, row): score} of the candidates of the index, the smaller row first."""
+        found, _ = Index(np.stack(self.hashes)).candidates(np.arange(len(self.names)), threads=available_cpus())
+
+        def scored(candidate: tuple[int, ...]) -> tuple[tuple[int, int], float]:
+            asked, other, _, part, mirrored, same_part = candidate
+            width, height = self.sizes[asked]
+            value = score(
+                self.thumbnails[asked],
+                self.thumbnails[other],
+                part=part,
+                same_part=bool(same_part),
+                mirrored=bool(mirrored),
+                width=width,
+                height=height,
+            )
+            return (min(asked, other), max(asked, other)), value
+
+        with ThreadPoolExecutor(available_cpus()) as pool:
+            return dict(pool.map(scored, found.tolist(), chunksize=64))
+
+
+def collect(sources: Sequence[Path], planted: int, seed: int) -> Photos:
+    """All photos of the sources, and copies of all kinds of `planted` photos of each."""
+    photos, random = Photos(), np.random.default_rng(seed)
+    for source in sources:
+        files = list(_files(source))
+        chosen = set(random.permutation(len(files))[:planted].tolist())
+        for number, path in enumerate(files):
+            show_progress(f"{source.name}: {number} of {len(files)} photos")
+            with Image.open(path) as opened:
+                image = opened.convert("RGB")
+            name = f"{source.name}/{path.relative_to(source)}"
+            row = photos.add(image, name)
+            for kind, copy in KINDS.items() if number in chosen else ():
+                photos.add(copy(image, random), name, kind, row)
+    show_progress("")
+    return photos
+
+
+def _files(source: Path) -> Iterator[Path]:
+    files = sorted(path for path in source.rglob("*") if path.suffix.lower() in _SUFFIXES)
+    if not files:
+        raise ResoluteError(f"--src: got {source} without {', '.join(_SUFFIXES)} files, expected photos; correct it")
+    yield from files
+
+
+def judge(photos: Photos, pairs: dict[tuple[int, int], float]) -> dict[str, Any]:
+    """Recall and precision by kind and threshold, and the natural pairs."""
+    kinds, originals = photos.kinds, photos.originals
+    natural = {pair: value for pair, value in pairs.items() if not kinds[pair[0]] and not kinds[pair[1]]}
+    natural_at = {pair for pair, value in natural.items() if value >= _LISTED}
+    best = np.full(len(kinds), -1.0)  # of a copy with its original; -1: no candidate
+    false: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for (one, other), value in pairs.items():
+        families = tuple(sorted((originals[one], originals[other])))
+        for copy, photo in ((one, other), (other, one)):
+            if originals[copy] == photo != copy:
+                best[copy] = value
+            elif kinds[copy] and families[0] != families[1] and families not in natural_at:
+                false[kinds[copy]].append(value)
+    by_kind = {}
+    for kind in KINDS:
+        own = best[[row for row, each in enumerate(kinds) if each == kind]]
+        wrong = np.array(false[kind])
+        right = [int((own >= threshold).sum()) for threshold in THRESHOLDS]
+        wrong_at = [int((wrong >= threshold).sum()) for threshold in THRESHOLDS]
+        by_kind[kind] = {
+            "copies": len(own),
+            "candidates": int((own >= 0).sum()),
+            "recognised": right,
+            "wrong": wrong_at,
+        }
+    listed = sorted(((value, *pair) for pair, value in natural.items() if value >= _LISTED), reverse=True)
+    return {
+        "thresholds": list(THRESHOLDS),
+        "kinds": by_kind,
+        "natural_candidates": len(natural),
+        "natural_pairs": [[round(value, 4), photos.names[one], photos.names[other]] for value, one, other in listed],
+    }
+
+
+def measure_search(photos: int) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-c", _SEARCH, str(photos)], capture_output=True, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def measure_prep(source: Path, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """{NEAR_COPIES: {"seconds" and "cpu_seconds": a value per round}}."""
+    adopt_orphans()
+    results: dict[str, dict[str, list[float]]] = {
+        setting: {"seconds": [], "cpu_seconds": []} for setting in ("find", "none")
+    }
+    with tempfile.TemporaryDirectory(prefix="resolute-near-") as temporary:
+        out = Path(temporary) / "out"
+        for number in range(rounds + 1):
+            for setting in results if number % 2 else reversed(results):
+                words = ["--src", str(source), "--out", str(out), "--near-copies", setting, "--workers", str(_WORKERS)]
+
+                def run(words: Sequence[str] = words) -> None:
+                    subprocess.run(
+                        [sys.executable, "-m", "resolute", "shards", *words], check=True, capture_output=True
+                    )
+
+                seconds, cpu_seconds = timed_with_children(run)
+                shutil.rmtree(out)
+                if number:  # the first is a warm-up
+                    results[setting]["seconds"].append(seconds)
+                    results[setting]["cpu_seconds"].append(cpu_seconds)
+    return results
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = Parser(prog="python -m resolute.benchmarks.near_copies", description="Measure how near copies are found.")
+    parser.add_argument("--src", type=Path, action="append", required=True, help="folder of photos; may be repeated")
+    parser.add_argument("--photos", type=int, default=300, help="photos of each to copy (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the chosen photos and copies (default: %(default)s)")
+    parser.add_argument("--search", type=int, default=1_000_000, help="made-up photos to search (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds of prep; 0: none (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/near_copies.json"), help="JSON to write")
+    return command(parser, _measure_all, argv)
+
+
+def _measure_all(args: argparse.Namespace) -> None:
+    check_numbers(args, photos=1, seed=0, search=100, rounds=0)
+    check_writable(args.out)
+    sizes = {source: len(list(_files(source))) for source in args.src}
+    result = header(rounds=max(1, args.rounds), packages=("simplejpeg", "numba"))
+    photos = collect(args.src, args.photos, args.seed)
+    result |= {
+        "sources": {source.name: count for source, count in sizes.items()},
+        "planted_photos": photos.kinds.count(next(iter(KINDS))),
+        "short_side": round(_RES * MARGIN),
+        **judge(photos, photos.pairs()),
+        "search": measure_search(args.search),
+        "workers": _WORKERS,
+    }
+    if args.rounds:
+        largest = max(args.src, key=lambda source: sizes[source])
+        result["prep"] = {"source": largest.name, **measure_prep(largest, args.rounds)}
+    report(result)
+    write(args.out, result)
+
+
+def report(result: dict[str, Any]) -> None:
+    at = [result["thresholds"].index(threshold) for threshold in (0.90, _GROUPED)]
+    rows = []
+    for kind, found in result["kinds"].items():
+        recall = [f"{found['recognised'][i] / found['copies']:.3f}" for i in at]
+        wrong = [f"{found['wrong'][i]}" for i in at]
+        mark = " *" if kind in ONLY_REPORTED else ""
+        rows.append((f"{kind}{mark}", f"{found['candidates'] / found['copies']:.3f}", *recall, *wrong))
+    head = ("kind", "candidates", "recall .90", "recall .95", "wrong .90", "wrong .95")
+    print(text_table(f"{result['planted_photos']} photos, copied (* not a target)", head, rows))
+    values = [value for value, *_ in result["natural_pairs"]]
+    counts = ", ".join(f"{sum(value >= least for value in values)} at {least}" for least in (0.95, 0.9, 0.8))
+    print(f"natural pairs among {sum(result['sources'].values())} photos: {counts}")
+    search = result["search"]
+    print(
+        f"search: {search['asking']} against {search['photos']} photos in {search['seconds']:.1f} s, "
+        f"{search['peak_mib']:.0f} MiB"
+    )
+    if prep := result.get("prep"):
+        for what in ("seconds", "cpu_seconds"):
+            find, none = (statistics.median(prep[setting][what]) for setting in ("find", "none"))
+            more = f"{100 * (find / none - 1):+.1f} %"
+            print(f"prep of {prep['source']}, {what}: {find:.2f} with, {none:.2f} without: {more}")
+
+
+if __name__ == "__main__":
+    from resolute.console import run_main
+
+    run_main(main)
