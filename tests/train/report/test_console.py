@@ -74,7 +74,8 @@ def test_the_summary_equals_the_log(tmp_path: Path) -> None:
 def test_the_summary_and_the_table_have_both_numbers_if_photos_are_related(tmp_path: Path) -> None:
     log = tmp_path / "run.jsonl"
     start = {"kind": "start", "val_samples": 300, "val_related": 90, "val_majority": None}
-    epochs = [{**epoch, "top1_unrelated": epoch["top1"] / 2, "ema_top1_unrelated": 0.1} for epoch in EPOCHS]
+    unrelated = {"top1_unrelated": (0.2, 0.175), "ema_top1_unrelated": (0.1, 0.1)}
+    epochs = [{**epoch, **{key: values[i] for key, values in unrelated.items()}} for i, epoch in enumerate(EPOCHS)]
     log.write_text("".join(json.dumps(record) + "\n" for record in (start, *STEPS, *epochs)))
     run = RunLogReader(log)
     run.read()
