@@ -417,6 +417,41 @@ def siblings() -> str:
     return _table(heads, rows)
 
 
+def near_copies() -> str:
+    """Planted copies that are recognised, and pairs of different photos that are taken for copies, by kind."""
+    from .near_copies.copies import ONLY_REPORTED
+
+    result = _read("near_copies")
+    at = [result["thresholds"].index(threshold) for threshold in (0.90, 0.95)]
+    rows = []
+    for kind, found in result["kinds"].items():
+        right = [found["recognised"][i] for i in at]
+        wrong = [found["wrong"][i] for i in at]
+        rows.append(
+            (
+                kind + ("*" if kind in ONLY_REPORTED else ""),
+                f"{100 * found['candidates'] / found['copies']:.1f} %",
+                *(f"{100 * count / found['copies']:.1f} %" for count in right),
+                *(f"{_count(count)} of {_count(count + of)}" for count, of in zip(wrong, right, strict=True)),
+            )
+        )
+    heads = ("copy", "found by the index", "scores ≥ 0.90", "≥ 0.95", "wrong pairs ≥ 0.90", "≥ 0.95")
+    planted, search = _count(result["planted_photos"]), result["search"]
+    photos = _count(sum(result["sources"].values()))
+    before = (
+        f"Copies of {planted} photos, planted among {photos} photos of {len(result['sources'])} sets, at "
+        f"{result['short_side']} px ({_file('near_copies')}); the method is not made for kinds with *:"
+    )
+    none, find = (statistics.median(result["prep"][setting]["seconds"]) for setting in ("none", "find"))
+    after = (
+        f"{_count(search['asking'])} photos are looked up among {_count(search['photos'])} in {search['seconds']:.0f} s "
+        f"with {search['peak_mib'] / 1024:.1f} GiB (descriptors made up; the pairs that are found are compared after "
+        f"that). Preparing the largest of the sets takes {find:.1f} s with the search and {none:.1f} s without "
+        f"({100 * (find / none - 1):+.1f} %)."
+    )
+    return f"{before}\n\n{_table(heads, rows)}\n\n{after}"
+
+
 def leaderboard() -> str:
     """Imagenette by the rules of its leaderboard for 128 px."""
     rows = [
@@ -824,6 +859,7 @@ FIGURES: Mapping[str, Callable[[], str]] = {
         imagenette,
         fine_tuning,
         siblings,
+        near_copies,
         leaderboard,
         techniques,
         peers,
