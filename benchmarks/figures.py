@@ -442,12 +442,14 @@ def near_copies() -> str:
         f"Copies of {planted} photos, planted among {photos} photos of {len(result['sources'])} sets, at "
         f"{result['short_side']} px ({_file('near_copies')}); the method is not made for kinds with *:"
     )
-    none, find = (statistics.median(result["prep"][setting]["seconds"]) for setting in ("none", "find"))
+    costs = []
+    for source, times in result["prep"].items():
+        none, find = (statistics.median(times[setting]["seconds"]) for setting in ("none", "find"))
+        costs.append(f"{source} {find:.1f} s with the search, {none:.1f} s without ({100 * (find / none - 1):+.0f} %)")
     after = (
-        f"{_count(search['asking'])} photos are looked up among {_count(search['photos'])} in {search['seconds']:.0f} s "
-        f"with {search['peak_mib'] / 1024:.1f} GiB (descriptors made up; the pairs that are found are compared after "
-        f"that). Preparing the largest of the sets takes {find:.1f} s with the search and {none:.1f} s without "
-        f"({100 * (find / none - 1):+.1f} %)."
+        f"{_count(search['asking'])} photos are looked up among {_count(search['photos'])} in "
+        f"{search['seconds']:.0f} s with {search['peak_mib'] / 1024:.1f} GiB (descriptors made up; the pairs that are "
+        f"found are compared after that). Whole commands of prep, medians: {'; '.join(costs)}."
     )
     return f"{before}\n\n{_table(heads, rows)}\n\n{after}"
 

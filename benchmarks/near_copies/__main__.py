@@ -10,8 +10,7 @@ that its copies form with photos other than copies of the same original. Pairs o
 natural ones, are listed with their scores, to be judged by eye; their copies count neither as right nor as wrong.
 
 The search is timed in a process of its own with descriptors made up for `--search` photos, of which 5 % ask. The cost
-of prep is the time of `resolute shards` on the largest source, with NEAR_COPIES=find and none in turn, after an untimed
-round.
+of prep is the time of `resolute shards` on each source, with NEAR_COPIES=find and none in turn, after an untimed round.
 """
 
 from __future__ import annotations
@@ -246,8 +245,7 @@ def _measure_all(args: argparse.Namespace) -> None:
         "workers": _WORKERS,
     }
     if args.rounds:
-        largest = max(args.src, key=lambda source: sizes[source])
-        result["prep"] = {"source": largest.name, **measure_prep(largest, args.rounds)}
+        result["prep"] = {source.name: measure_prep(source, args.rounds) for source in args.src}
     report(result)
     write(args.out, result)
 
@@ -270,11 +268,11 @@ def report(result: dict[str, Any]) -> None:
         f"search: {search['asking']} against {search['photos']} photos in {search['seconds']:.1f} s, "
         f"{search['peak_mib']:.0f} MiB"
     )
-    if prep := result.get("prep"):
+    for source, prep in result.get("prep", {}).items():
         for what in ("seconds", "cpu_seconds"):
             find, none = (statistics.median(prep[setting][what]) for setting in ("find", "none"))
             more = f"{100 * (find / none - 1):+.1f} %"
-            print(f"prep of {prep['source']}, {what}: {find:.2f} with, {none:.2f} without: {more}")
+            print(f"prep of {source}, {what}: {find:.2f} with, {none:.2f} without: {more}")
 
 
 if __name__ == "__main__":

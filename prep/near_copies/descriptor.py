@@ -26,7 +26,7 @@ PARTS = np.array(
     [
         (0, 0, 0, 0),
         *((6, 0, 0, 0), (0, 6, 0, 0), (0, 0, 6, 0), (0, 0, 0, 6)),
-        *((5, 0, 5, 0), (5, 0, 0, 5), (0, 5, 5, 0), (0, 5, 0, 5)),
+        *((5, 0, 5, 0), (0, 5, 5, 0), (5, 0, 0, 5), (0, 5, 0, 5)),
         (3, 3, 3, 3),
     ],
     np.int64,
@@ -69,20 +69,31 @@ def _mean_rows(lines: Any, out: Any) -> None:
             start, cell = end, cell + 1
 
 
-@compiled_at_import("void(int64[::1], int64, int64[::1])")
-def _mean_columns(line: Any, divisor: int, out: Any) -> None:
-    """Means of a line (columns,) over `len(out)` cells by area, divided by `divisor` / `len(out)`, rounded."""
-    columns, n = len(line), len(out)
-    out[:] = 0
-    cell, boundary = 0, columns
+@compiled_at_import("void(float64[:, ::1], float64, float64[:, ::1], int64[:, ::1])")
+def _mean_columns(lines: Any, divisor: float, sums: Any, out: Any) -> None:
+    """out[y, x] = mean over the lines (columns, cells) that cell x covers, of line[y], divided by `divisor` / cells.
+
+    Rounded, halves up. `sums` (cells, cells) is memory for the sums, which are integers below 2^53.
+    """
+    columns, n = lines.shape
+    sums[:] = 0.0
     for x in range(columns):
         start, stop = x * n, (x + 1) * n
-        while stop > boundary:
-            out[cell] += line[x] * (boundary - start)
-            start, boundary, cell = boundary, boundary + columns, cell + 1
-        out[cell] += line[x] * (stop - start)
-    for cell in range(n):
-        out[cell] = (out[cell] + divisor // 2) // divisor
+        cell = start // columns
+        while start < stop:
+            end = min(stop, (cell + 1) * columns)
+            weight = np.float64(end - start)
+            for y in range(n):
+                sums[cell, y] += weight * lines[x, y]
+            start, cell = end, cell + 1
+    half, share = np.floor(divisor / 2), 1.0 / divisor
+    for x in range(n):
+        for y in range(n):
+            total = sums[x, y] + half
+            quotient = np.floor(total * share)  # why then corrected: a division takes several times as long
+            rest = total - quotient * divisor
+            quotient += np.float64(rest >= divisor) - np.float64(rest < 0.0)
+            out[y, x] = np.int64(quotient)
 
 
 @compiled_at_import("void(Array(uint8, 3, 'C', readonly=True), int64[:, ::1])")
@@ -91,15 +102,16 @@ def _area_means(pixels: Any, out: Any) -> None:
     n = len(out)
     sums = np.empty((n, width * channels), np.int32)
     _mean_rows(pixels.reshape(height, width * channels), sums)
-    line = np.empty(width, np.int64)
+    lines = np.empty((width, n))
     for y in range(n):
+        line = sums[y]
         for x in range(width):
             if channels == 3:  # Source: the weights of ITU-R BT.601 in 256ths
-                red, green, blue = sums[y, 3 * x], sums[y, 3 * x + 1], sums[y, 3 * x + 2]
-                line[x] = 77 * np.int64(red) + 150 * np.int64(green) + 29 * np.int64(blue)
+                red, green, blue = line[3 * x], line[3 * x + 1], line[3 * x + 2]
+                lines[x, y] = 77.0 * red + 150.0 * green + 29.0 * blue
             else:
-                line[x] = 256 * np.int64(sums[y, x])
-        _mean_columns(line, 256 // _LEVELS * width * height, out[y])
+                lines[x, y] = 256.0 * line[x]
+    _mean_columns(lines, np.float64(256 // _LEVELS * width * height), np.empty((n, n)), out)
 
 
 def area_means(pixels: NDArray[np.uint8], cells: int) -> NDArray[np.int64]:
@@ -116,12 +128,18 @@ def area_means(pixels: NDArray[np.uint8], cells: int) -> NDArray[np.int64]:
 def _project(lines: Any, first: int, count: int, out: Any) -> None:
     """The low frequencies along `count` lines from `first` on: out[u, k] of lines[i, k]."""
     out[:] = 0.0
-    cosines = _COSINES[count]
-    for i in range(count):
+    cosines, columns = _COSINES[count], lines.shape[1]
+    both = np.empty((2, columns))
+    for i in range((count + 1) // 2):
+        one, other = lines[first + i], lines[first + count - 1 - i]
+        is_middle = 2 * i == count - 1
+        for k in range(columns):  # why: a cosine has the same size at both places, and the sign of an even frequency
+            both[0, k] = one[k] if is_middle else one[k] + other[k]
+            both[1, k] = one[k] - other[k]
         for u in range(_LOW):
-            weight = cosines[i, u]
-            for k in range(lines.shape[1]):
-                out[u, k] += weight * lines[first + i, k]
+            weight, line, to = cosines[i, u], both[u % 2], out[u]
+            for k in range(columns):
+                to[k] += weight * line[k]
 
 
 @compiled_at_import("uint64(float64[:, ::1])")
@@ -162,11 +180,12 @@ def _describe(pixels: Any, out: Any) -> None:
         for x in range(GRID):
             grid[y, x] = turned[x, y] = means[y, x]
     wide, block = np.empty((_LOW, GRID)), np.empty((_LOW, _LOW))
-    vertical, horizontal = np.empty((GRID, _LOW)), np.empty((GRID, _LOW))
+    vertical, horizontal, both_ways = np.empty((GRID, _LOW)), np.empty((GRID, _LOW)), np.empty((GRID, _LOW))
     _project(grid, 0, GRID, wide)
     vertical[:] = wide.T  # of each column
     _project(turned, 0, GRID, wide)
     horizontal[:] = wide.T  # of each row
+    top_before, bottom_before = np.int64(-1), np.int64(-1)
     for k in range(HASHES):
         if k < HASHES - 1:
             left, right, top, bottom = PARTS[k, 0], PARTS[k, 1], PARTS[k, 2], PARTS[k, 3]
@@ -179,8 +198,11 @@ def _describe(pixels: Any, out: Any) -> None:
             _project(horizontal, top, GRID - top - bottom, block)
             out[k] = _signs(block)
         else:
-            _project(grid, top, GRID - top - bottom, wide)
-            _project(wide.T.copy(), left, GRID - left - right, block)
+            if top != top_before or bottom != bottom_before:
+                _project(grid, top, GRID - top - bottom, wide)
+                both_ways[:] = wide.T
+                top_before, bottom_before = top, bottom
+            _project(both_ways, left, GRID - left - right, block)
             out[k] = _signs(block.T.copy())
 
 
