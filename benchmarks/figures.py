@@ -436,22 +436,32 @@ def near_copies() -> str:
             )
         )
     heads = ("copy", "found by the index", "scores ≥ 0.90", "≥ 0.95", "wrong pairs ≥ 0.90", "≥ 0.95")
-    planted, search = _count(result["planted_photos"]), result["search"]
-    photos = _count(sum(result["sources"].values()))
-    before = (
-        f"Copies of {planted} photos, planted among {photos} photos of {len(result['sources'])} sets, at "
-        f"{result['short_side']} px ({_file('near_copies')}); the method is not made for kinds with *:"
-    )
+    heads = ("copy", "found by the index", "scores ≥ 0.90", "≥ 0.95", "wrong pairs ≥ 0.90", "≥ 0.95")
     costs = []
     for source, times in result["prep"].items():
         none, find = (statistics.median(times[setting]["seconds"]) for setting in ("none", "find"))
-        costs.append(f"{source} {find:.1f} s with the search, {none:.1f} s without ({100 * (find / none - 1):+.0f} %)")
-    after = (
-        f"{_count(search['asking'])} photos are looked up among {_count(search['photos'])} in "
-        f"{search['seconds']:.0f} s with {search['peak_mib'] / 1024:.1f} GiB (descriptors made up; the pairs that are "
-        f"found are compared after that). Whole commands of prep, medians: {'; '.join(costs)}."
-    )
-    return f"{before}\n\n{_table(heads, rows)}\n\n{after}"
+        costs.append((f"`{source}`", f"{find:.1f} s", f"{none:.1f} s", f"{100 * (find / none - 1):+.0f} %"))
+    search = result["search"]
+    parts = [
+        f"Copies of {_count(result['planted_photos'])} photos, among {_count(sum(result['sources'].values()))} photos "
+        f"({_file('near_copies')}). The method is not made for kinds with a star.",
+        _table(heads, rows),
+        "Time of prep. The photos of the last set have the size that a camera gave them, the others are small:",
+        _table(("photos", "with the search", "without", "difference"), costs),
+        "The search alone, with made-up descriptors:",
+        _table(
+            ("photos that are looked up", "photos", "time", "memory"),
+            [
+                (
+                    _count(search["asking"]),
+                    _count(search["photos"]),
+                    f"{search['seconds']:.0f} s",
+                    f"{search['peak_mib'] / 1024:.1f} GiB",
+                )
+            ],
+        ),
+    ]
+    return "\n\n".join(parts)
 
 
 def leaderboard() -> str:
