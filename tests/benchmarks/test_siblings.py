@@ -17,7 +17,9 @@ def test_copies_of_training_photos_are_in_val_at_random_and_not_with_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photos = make_photos(tmp_path / "photos", each=20)
-    monkeypatch.setattr(siblings, "RECIPE", tiny(tmp_path, "siblings", [(32, 1), (48, 1)]))
+    recipe = tiny(tmp_path, "siblings", [(32, 1), (48, 1)])
+    recipe.write_text(recipe.read_text() + "[ema]\ndecay = 0.9\n")
+    monkeypatch.setattr(siblings, "RECIPE", recipe)
     monkeypatch.setattr(siblings, "_SIZES", "32,48")
     out = tmp_path / "siblings.json"
     assert siblings.main(["--photos", str(photos), "--originals", "30", "--seeds", "0,1", "--out", str(out)]) == 0
