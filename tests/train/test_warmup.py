@@ -95,14 +95,6 @@ def test_a_run_with_single_sample_batch_norms_is_refused_before_warm_up(
     assert "warmed up" not in captured.out
 
 
-@pytest.mark.parametrize(
-    ("limit_s", "warmed"),
-    [
-        (99.0, [("train", 32), ("train", 64), ("train", 128), ("val", 32), ("val", 128)]),
-        (20.0, [("train", 32), ("train", 64), ("val", 32), ("val", 128)]),
-        (0.0, [("train", 32)]),
-    ],
-)
 @pytest.mark.parametrize("name", ["levit_128s", "efficientformer_l1", "coatnet_nano_rw_224", "test_vit"])
 def test_a_network_that_fails_at_another_size_is_refused_in_one_line(name: str) -> None:
     table = {"model": {"name": name}, "stages": [{"res": 192, "epochs": 1, "batch_size": 2}]}
@@ -139,6 +131,14 @@ def test_synchronised_norms_need_as_many_parts_on_each_rank(
         _check_equal_parts(plan, 12, world_size=2)
 
 
+@pytest.mark.parametrize(
+    ("limit_s", "warmed"),
+    [
+        (99.0, [("train", 32), ("train", 64), ("train", 128), ("val", 32), ("val", 128)]),
+        (20.0, [("train", 32), ("train", 64), ("val", 32), ("val", 128)]),
+        (0.0, [("train", 32)]),
+    ],
+)
 def test_a_limited_warm_up_leaves_out_shapes_that_would_take_too_long(
     limit_s: float, warmed: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ NCHW_GRADIENTS = {"imagenet_convnextv2_atto", "dogs_efficientnet_b4"}
 # why: the blur before strided convolutions pads by reflection, whose output has NCHW strides on fake tensors; whether
 # it does on a GPU has not been seen
 BLURRED = {"imagenet_rn18_ffcv", "imagenet_rn50_ffcv"}
-FUSED = {"sgd": "_fused_sgd_", "adamw": "_fused_adamw_"}
+FUSED = {"sgd": "_fused_sgd_", "momentum": "_fused_sgd_", "adamw": "_fused_adamw_"}
 
 
 def different() -> list[str]:

@@ -206,7 +206,7 @@ def related_to_training(saved: SavedRun, shards: ShardSet, *, split: str, fold: 
     None if none has, or if it is not known: of another set, or if `training_overlap` says that the run was trained on
     them. `shards`: from `open_eval_set` with the same `fold`.
     """
-    if training_overlap(saved, shards, split=split, fold=fold) is not None:
+    if split not in shards.splits or training_overlap(saved, shards, split=split, fold=fold) is not None:
         return None
     train = shards.splits["train"]
     if shards.generation > saved.generation:
