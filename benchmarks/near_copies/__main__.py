@@ -47,13 +47,13 @@ from resolute.prep.convert.resize import describe_and_encode
 from resolute.prep.near_copies.index import Index
 from resolute.prep.near_copies.verification import score, thumbnail
 from resolute.prep.settings import MARGIN
+from resolute.prep.shard_set.near_copies import COUNTED, GROUPED, WARNED
 
 from .copies import KINDS, ONLY_REPORTED
 
 _RES, _QUALITY, _WORKERS = 128, 90, 2
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 THRESHOLDS = (0.80, 0.85, 0.90, 0.925, 0.95, 0.96, 0.97, 0.98, 0.99)
-_GROUPED, _LISTED = 0.95, 0.80
 _SEARCH = """
 import json, resource, sys, time
 import numpy as np
@@ -156,7 +156,7 @@ def judge(photos: Photos, pairs: dict[tuple[int, int], float]) -> dict[str, Any]
     """Recall and precision by kind and threshold, and the natural pairs."""
     kinds, originals = photos.kinds, photos.originals
     natural = {pair: value for pair, value in pairs.items() if not kinds[pair[0]] and not kinds[pair[1]]}
-    natural_at = {pair for pair, value in natural.items() if value >= _LISTED}
+    natural_at = {pair for pair, value in natural.items() if value >= COUNTED}
     best = np.full(len(kinds), -1.0)  # of a copy with its original; -1: no candidate
     false: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for (one, other), value in pairs.items():
@@ -178,7 +178,7 @@ def judge(photos: Photos, pairs: dict[tuple[int, int], float]) -> dict[str, Any]
             "recognised": right,
             "wrong": wrong_at,
         }
-    listed = sorted(((value, *pair) for pair, value in natural.items() if value >= _LISTED), reverse=True)
+    listed = sorted(((value, *pair) for pair, value in natural.items() if value >= COUNTED), reverse=True)
     return {
         "thresholds": list(THRESHOLDS),
         "kinds": by_kind,
@@ -251,7 +251,7 @@ def _measure_all(args: argparse.Namespace) -> None:
 
 
 def report(result: dict[str, Any]) -> None:
-    at = [result["thresholds"].index(threshold) for threshold in (0.90, _GROUPED)]
+    at = [result["thresholds"].index(threshold) for threshold in (WARNED, GROUPED)]
     rows = []
     for kind, found in result["kinds"].items():
         recall = [f"{found['recognised'][i] / found['copies']:.3f}" for i in at]
@@ -261,7 +261,7 @@ def report(result: dict[str, Any]) -> None:
     head = ("kind", "candidates", "recall .90", "recall .95", "wrong .90", "wrong .95")
     print(text_table(f"{result['planted_photos']} photos, copied (* not a target)", head, rows))
     values = [value for value, *_ in result["natural_pairs"]]
-    counts = ", ".join(f"{sum(value >= least for value in values)} at {least}" for least in (0.95, 0.9, 0.8))
+    counts = ", ".join(f"{sum(value >= least for value in values)} at {least}" for least in (GROUPED, WARNED, COUNTED))
     print(f"natural pairs among {sum(result['sources'].values())} photos: {counts}")
     search = result["search"]
     print(

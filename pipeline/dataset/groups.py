@@ -98,7 +98,10 @@ def _deal_groups(
 def _filled(
     held: NDArray[np.int64], added: int, weights: NDArray[np.float64], totals: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """How many of `added` samples of a class each part gets that has `held` of it already and `totals` of all."""
+    """How many of the `added` samples of a class each part gets.
+
+    The parts have `held` samples of the class already, and `totals` of all classes.
+    """
     wanted = np.maximum((held.sum() + added) * weights / weights.sum() - held, 0)
     wanted *= added / max(wanted.sum(), 1e-300)
     out = np.floor(wanted + 1e-9).astype(np.int64)

@@ -126,9 +126,10 @@ def _from_file(path: str, parts: Sequence[Photos]) -> list[str]:
         is_known |= found >= 0
         _fill(photos, "position", ((int(found[i]), named[names[i]]) for i in np.flatnonzero(found >= 0)))
     unknown = [names[i] for i in np.flatnonzero(~is_known).tolist()]
+    indexes = [NameIndex(photos.all_names(), photos.root, path) for photos in parts] if unknown else []
     for name in unknown[:20]:
-        for photos in parts:
-            near = NameIndex(photos.all_names(), photos.root, path).closest(name)
+        for index in indexes:
+            near = index.closest(name)
             if near is not None and near[1]:
                 raise ResoluteError(
                     f"{path}: {len(unknown)} of {len(names)} names are no photos, got {name!a}, expected {near[0]!a} "

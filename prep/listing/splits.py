@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -332,14 +332,25 @@ def _hold_out_groups(photos: Photos, groups: NDArray[np.int64], val_frac: float,
     held_out = deal(strata, groups, [1 - val_frac, val_frac], ties) == 1
     sizes = np.bincount(groups[groups >= 0], minlength=1)
     size = np.where(groups >= 0, sizes[groups], 1)
+    by_group, by_class = np.argsort(groups, kind="stable"), np.argsort(strata, kind="stable")
+    sorted_groups, sorted_strata = groups[by_group], strata[by_class]
+
+    def members(order: NDArray[np.intp], numbers: NDArray[Any], number: int) -> NDArray[np.intp]:
+        return order[np.searchsorted(numbers, number) : np.searchsorted(numbers, number, side="right")]
+
     for wanted in (True, False):  # a class without a photo in val, then one without any in train
+        counts = np.bincount(strata[held_out != wanted], minlength=int(strata.max(initial=0)) + 1)
         for label in np.setdiff1d(strata, strata[held_out == wanted]).tolist():
-            own = np.flatnonzero(strata == label)
+            own = members(by_class, sorted_strata, label)
+            if (held_out[own] == wanted).any():  # by the group of another class
+                continue
             for at in own[np.lexsort((ties[own], size[own]))].tolist():
-                moved = groups == groups[at] if groups[at] >= 0 else np.arange(len(groups)) == at
-                rest = (held_out != wanted) & ~moved
-                if not np.setdiff1d(strata[moved], strata[rest]).size:
+                group = int(groups[at])
+                moved = np.array([at]) if group < 0 else members(by_group, sorted_groups, group)
+                taken = np.bincount(strata[moved[held_out[moved] != wanted]], minlength=len(counts))
+                if (counts > taken)[strata[moved]].all():  # every class keeps a photo on the other side
                     held_out[moved] = wanted
+                    counts -= taken
                     break
     return held_out
 

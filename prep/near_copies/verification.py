@@ -53,7 +53,7 @@ def score(
     width: int,
     height: int,
 ) -> float:
-    """How certainly two thumbnails show the same picture, 0 to 1; 0 if they cannot be aligned.
+    """How much two thumbnails look like the same picture, 0 to 1; 0 if they cannot be aligned.
 
     `part`, `same_part` and `mirrored` are as in CANDIDATE; `width` and `height` (px) are those of the asking photo.
     """

@@ -1,4 +1,4 @@
-"""What a set says about near copies: the lines of the summary, and the pairs of the report."""
+"""Near copies in the summary, as lines, and in the report, as pairs of photos."""
 
 from __future__ import annotations
 
@@ -43,10 +43,15 @@ def describe_near_copies(manifest: Mapping[str, Any], reader: ShardSetReader, wh
         )
     if across := counts["across_splits"]:
         verb = "shows" if across == 1 else "show"
+        what_to_do = f"GROUP={table} puts each group on one side, with REBUILD=1 (--rebuild), since the set is finished"
+        if manifest["settings"]["val"]["how"] != "frac":  # VAL, SPLIT or VAL_LIST says where each photo is
+            what_to_do = (
+                f"a run reports its accuracy also without them; in place of the given split, GROUP={table} "
+                "VAL_FRAC=0.1 REBUILD=1 (--rebuild) holds out a part that divides no group"
+            )
         lines.append(
             f"WARNING: {across} of {manifest['splits']['val']['samples']} validation photos {verb} the same picture or "
-            f"the same moment as a training photo; GROUP={table} puts each group on one side, with REBUILD=1 "
-            "(--rebuild), since the set is finished"
+            f"the same moment as a training photo; {what_to_do}"
         )
     if counts["two_labels"]:
         pair = next(pair for pair in reader.lines(near_pairs_name(reader.newest)) if _differ(pair))

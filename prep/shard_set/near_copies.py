@@ -48,7 +48,7 @@ from .groups import Numbers
 from .record import ShardRecord, record_name
 from .stored_pixels import Thumbnails
 
-__all__ = ["GROUPED", "WARNED", "NearCopies", "NearPairs", "kept_near_copies", "read_records"]
+__all__ = ["COUNTED", "GROUPED", "WARNED", "NearCopies", "NearPairs", "kept_near_copies", "read_records"]
 
 GROUPED, WARNED, COUNTED = 0.95, 0.90, 0.80  # least scores
 MAX_ALL = 200_000  # photos of a set in which all are compared with all

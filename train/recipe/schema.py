@@ -388,6 +388,8 @@ def _normalized(recipe: Recipe) -> Data:
     data, model = recipe.data, recipe.model
     own = _normalisation_of_weights(model)
     if data.normalize == "weights":
+        if own is None and not Path(str(model.weights)).exists():
+            own = {**_IMAGENET}  # a file that does not exist is reported elsewhere
         check(
             own is not None,
             "data.normalize",
@@ -397,8 +399,7 @@ def _normalized(recipe: Recipe) -> Data:
         assert own is not None
         return dataclasses.replace(data, normalize=own)
     given: dict[Literal["mean", "std"], tuple[float, float, float]] = {"mean": data.mean, "std": data.std}
-    # a file that does not exist is reported elsewhere
-    if model.weights and own is not None and (model.weights == "pretrained" or Path(model.weights).exists()):
+    if model.weights and own is not None:
         is_same = all(abs(a - b) < _SAME for key in own for a, b in zip(own[key], given[key], strict=True))
         check(is_same, "data.normalize", given, f"{own}, as {model.weights} of {model.name} expects: leave the key out")
     return dataclasses.replace(data, normalize=given)
@@ -411,8 +412,8 @@ def _normalisation_of_weights(model: Model) -> dict[Literal["mean", "std"], tupl
     from .weights import about_weights, expected_normalisation  # why here: they load torch
 
     known, usual = about_weights(model).normalisation, expected_normalisation(model.name)
-    if known is None and (usual == (*_IMAGENET.values(),) or usual is None or not Path(model.weights).exists()):
-        return {**_IMAGENET}  # the usual ones; or the model or the file does not exist, which is reported elsewhere
+    if known is None and (usual == (*_IMAGENET.values(),) or usual is None):
+        return {**_IMAGENET}  # the usual ones; or the model does not exist, which is reported elsewhere
     return None if known is None else {"mean": known[0], "std": known[1]}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from resolute.errors import ResoluteError
+from .split_column import one_group_pattern
 
 __all__ = ["GroupSetting", "hint_at_group", "parse_group"]
 
@@ -42,16 +42,7 @@ def parse_group(text: str | None) -> GroupSetting | None:
         return GroupSetting(text=text, file=text)
     if "(" not in text:
         return GroupSetting(text=text, column=text.strip())
-    try:
-        pattern = re.compile(text)
-    except re.error as error:
-        raise ResoluteError(f"GROUP: got {text}, which is no regular expression ({error}); correct it") from None
-    if pattern.groups != 1:
-        raise ResoluteError(
-            f"GROUP: got {text} with {pattern.groups} groups, expected one, whose text names the group of a photo; "
-            "write others as (?:…)"
-        )
-    return GroupSetting(text=text, pattern=pattern)
+    return GroupSetting(text=text, pattern=one_group_pattern(text, "GROUP", "whose text names the group of a photo"))
 
 
 def hint_at_group(path: str, name: str, cells: Iterable[Any]) -> str | None:
@@ -59,11 +50,11 @@ def hint_at_group(path: str, name: str, cells: Iterable[Any]) -> str | None:
     if _NAMES.fullmatch(re.sub(r"[ _.-]", "", name.lower())) is None:
         return None
     counts = Counter(text for cell in cells if (text := str(cell if cell is not None else "").strip()))
-    shared = sum(count for count in counts.values() if count > 1)
-    if len(counts) < 2 or shared == 0:
+    value, most = counts.most_common(1)[0] if counts else ("", 0)
+    if len(counts) < 2 or most < 2:
         return None
-    value, count = counts.most_common(1)[0]
+    # why no number: the cells may be those of the first rows only
     return (
-        f"{path}: column {name} may say which photos belong together, such as {count} rows with {value[:40]}; "
+        f"{path}: column {name} may say which photos belong together, such as the rows with {value[:40]}; "
         f"GROUP={name} keeps each group on one side of the split, GROUP=none hides this line"
     )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from resolute.errors import ResoluteError
 
-__all__ = ["LEFT_OUT", "Part", "SplitSetting", "looks_like_a_split", "parse_split", "question"]
+__all__ = ["LEFT_OUT", "Part", "SplitSetting", "looks_like_a_split", "one_group_pattern", "parse_split", "question"]
 
 Part = Literal["train", "val"]
 LEFT_OUT = "of other parts"  # how photos and rows are counted that are neither trained nor validated on
@@ -63,22 +63,26 @@ class SplitSetting:
         )
 
 
+def one_group_pattern(text: str, setting: str, what: str) -> re.Pattern[str]:
+    """The regular expression of a setting. Raises `ResoluteError` if it is none, or has not one group; `what` it is."""
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise ResoluteError(f"{setting}: got {text}, which is no regular expression ({error}); correct it") from None
+    if pattern.groups != 1:
+        raise ResoluteError(
+            f"{setting}: got {text} with {pattern.groups} groups, expected one, {what}; write others as (?:…)"
+        )
+    return pattern
+
+
 def parse_split(text: str) -> SplitSetting:
     """The setting of a text: `column`, `column:value=train,value=val,value=none,*=train`, or a pattern with a group.
 
     Raises `ResoluteError` for another text.
     """
     if "(" in text:
-        try:
-            pattern = re.compile(text)
-        except re.error as error:
-            raise ResoluteError(f"SPLIT: got {text}, which is no regular expression ({error}); correct it") from None
-        if pattern.groups != 1:
-            raise ResoluteError(
-                f"SPLIT: got {text} with {pattern.groups} groups, expected one, which matches train or val; write "
-                "others as (?:…)"
-            )
-        return SplitSetting(text=text, pattern=pattern)
+        return SplitSetting(text=text, pattern=one_group_pattern(text, "SPLIT", "which matches train or val"))
     column, colon, words = text.partition(":")
     values: dict[str, Part | None] = {}
     rest: tuple[Part | None, ...] = ()

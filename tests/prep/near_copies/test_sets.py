@@ -96,7 +96,7 @@ def test_groups_are_listed_told_and_kept_together(
     assert (found["photos"], found["across_splits"], found["two_labels"]) == (7, 2, 1)
     table = re.escape(str(out / "near_copies.csv"))
     across = "2 of 3 validation photos show the same picture or the same moment as a training photo"
-    assert re.search(rf"{across}; GROUP={table} puts each group on one side, with REBUILD=1", ran.out), ran.out
+    assert re.search(rf"{across}; a run reports .* GROUP={table} VAL_FRAC=0.1 REBUILD=1 .* holds out a part", ran.out)
     assert re.search(r"1 pair of photos with .* different labels, such as .*ant/002.jpg \(ant\)", ran.out), ran.out
     page = (out / "report.html").read_text()
     assert "Near copies" in page
@@ -113,6 +113,26 @@ def test_groups_are_listed_told_and_kept_together(
     assert val.near is not None
     sizes = np.bincount(np.concatenate([train.near, val.near]))
     assert sorted(sizes[1:].tolist()) == [2, 2, 3]
+
+
+@pytest.mark.parametrize("is_given", [False, True], ids=["drawn", "given"])
+def test_what_the_warning_says_puts_each_group_on_one_side(
+    drawings: Path, planted: list[set[str]], tmp_path: Path, prep: Prep, is_given: bool
+) -> None:
+    out = tmp_path / "s"
+    (tmp_path / "val.txt").write_text("ant/000.jpg\nbat/001.jpg\nbat/003.jpg\n")
+    given = ("--val-list", tmp_path / "val.txt") if is_given else ("--val-frac", 0.4)
+    ran = prep("--src", drawings, "--out", out, *SIZES, *given)
+    assert ran.status == 0, ran.err
+    assert counts(out)["across_splits"] > 0
+    words = re.search(r"GROUP=(\S+)( VAL_FRAC=0\.1| puts)", ran.out)
+    assert words is not None
+    assert (words[2] == " puts") == (not is_given)
+    again = ("--val-frac", 0.1) if is_given else given
+    ran = prep("--src", drawings, "--out", out, *SIZES, *again, "--group", words[1], "--rebuild")
+    assert ran.status == 0, ran.err
+    assert counts(out)["across_splits"] == 0
+    assert sorted(map(sorted, groups(out))) == sorted(map(sorted, planted))
 
 
 def test_folds_keep_near_copies_together(drawings: Path, planted: list[set[str]], tmp_path: Path, prep: Prep) -> None:
