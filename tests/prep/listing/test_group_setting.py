@@ -62,7 +62,7 @@ def test_the_photos_of_a_patient_are_on_one_side_by_a_column(
     words = ["--src", str(tmp_path / "photos"), "--labels", str(labels), "--val-frac", "0.25"]
     assert made(tmp_path, *words) == 0
     out = capsys.readouterr().err
-    assert out.count("column patient_id may say which photos belong together, such as 4 rows with p0") == 1
+    assert out.count("column patient_id may say which photos belong together, such as the rows with p0") == 1
     assert "GROUP=patient_id keeps each group on one side of the split, GROUP=none hides this line" in out
     assert any(len(splits) > 1 for splits in sides(tmp_path).values())
     assert made(tmp_path, *words, "--group", "none", "--rebuild") == 0
