@@ -77,6 +77,8 @@ class Measurements:
         {"workers", "tried": {workers: images/s}, "res": {px: {"alone": …, MODEL: {"live": …, "synthetic": images/s
         before and after}}}}: values of `child.timed`.
         """
+        if self._device.type == "cpu":
+            torch.set_num_threads(cores)  # why first: another number of threads compiles the network again
         trainers = {model: self._trainer(model, batch_size, compile) for model in models}
         measured_s = self._setup.seconds * (3 + len(models))
         batches = 20 + int(measured_s * _FASTEST / batch_size)
@@ -99,6 +101,8 @@ class Measurements:
         self, *, loader: str, workers: int, batch_size: int, model: str, steps: int, round: int
     ) -> dict[str, Any]:
         """{"step_s": [resolution][step]}: seconds of training steps across the changes of size, all cores in use."""
+        if self._device.type == "cpu":
+            torch.set_num_threads(len(self._cpus))
         trainer = self._trainer(model, batch_size, False)
         times = trainer.step_times(GPU_LOADERS[loader], self._job(loader, workers, batch_size, steps))
         return {"step_s": [own[:steps] for own in times]}
@@ -156,8 +160,6 @@ class Measurements:
         for thread in Path("/proc/self/task").iterdir():
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.sched_setaffinity(int(thread.name), self._cpus[:cores])
-        if self._device.type == "cpu":
-            torch.set_num_threads(cores)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
