@@ -369,7 +369,7 @@ class _Session:
         `limit_s`: on a CPU, for measuring only: shapes are left out that would take more than half of this time.
         """
         check_micro_batches(self.plan, self.learner)
-        announce_compilation(self.learner.device)
+        announce_compilation(self.learner.device, decode=self.options.decode)
         self._announce_warm_up()
         self.decode = self._decode()
         with self._loader(self.decode, start=self.position) as loader:

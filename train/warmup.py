@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
+from typing import Literal
 
 import torch
 from torch import nn
@@ -39,23 +40,23 @@ __all__ = [
 _SPARE_FRAC = 0.25
 
 
-def announce_compilation(device: torch.device) -> None:
+def announce_compilation(device: torch.device, *, decode: Literal["auto", "cpu", "gpu"] | None = None) -> None:
     """Print what a first use of the loader on this machine compiles, and how long that takes; nothing later on.
 
-    The duration was measured on two cores of a server.
+    The durations were measured on two cores of a server.
     """
-    from resolute.pipeline.graph.kernels.augment import apply_ops  # why here: it needs the compiler
+    # why here: they need the compiler
+    from resolute.pipeline.graph.kernels.augment import apply_ops
+    from resolute.pipeline.graph.kernels.jpeg.region import decode_region
 
-    if device.type != "cpu" or is_cached(apply_ops):
+    on_cpu = device.type == "cpu"
+    if (decode == "gpu" or is_cached(decode_region)) and (not on_cpu or is_cached(apply_ops)):
         return
-    if has_cache(apply_ops):
-        print("compiling the loader's kernels, once (about 15 s); later runs take them from the cache", flush=True)
+    what = f"compiling the loader's kernels (about {25 if on_cpu else 10} s)"
+    if has_cache(decode_region):
+        print(f"{what}, once; later runs take them from the cache", flush=True)
     else:
-        print(
-            "compiling the loader's kernels (about 15 s), at every start: no cache folder is writable; set "
-            "NUMBA_CACHE_DIR to one that is",
-            flush=True,
-        )
+        print(f"{what}, at every start: no cache folder is writable; set NUMBA_CACHE_DIR to one that is", flush=True)
 
 
 def shapes(

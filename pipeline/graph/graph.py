@@ -26,6 +26,7 @@ from resolute.pipeline.plan.augment_params import AugmentOps, erase_noise
 from resolute.pipeline.plan.plan import BatchSpec
 
 from . import cpu_nodes as cpu
+from .kernels.jpeg.memory import Decoders
 from .kernels.pread import EncodedImages
 
 __all__ = ["Graph", "Transform"]
@@ -85,8 +86,12 @@ class Graph:
         self._pipe: Any = None
         noise = erase_noise(mean, std)
         self._finish: Any = None  # on a GPU, a `GpuFinish`
+        # why one thread more on a CPU: between two operators threads wait for the slowest, which leaves a core idle
+        threads = num_threads + self._on_cpu
+        self._decoders = Decoders(threads) if decode == "cpu" else None
         if device_id is None:
-            self._rows = cpu.ImageRows(ops, mean=mean, std=std, noise=noise)
+            assert self._decoders is not None
+            self._rows = cpu.ImageRows(ops, mean=mean, std=std, noise=noise, decoders=self._decoders)
             # why 2 more than in flight: the consumer's batch and the one before it
             self._out_dtype: Any = np.uint8 if as_bytes else np.float32
             self._buffers = BufferPool(nbytes=(3 if as_bytes else 12) * largest_pixels, count=prefetch_batches + 2)
@@ -109,12 +114,11 @@ class Graph:
                 as_bytes=as_bytes,
             )
             self._finish.warm_up()
-        # why one thread more on a CPU: between two operators threads wait for the slowest, which leaves a core idle
         # why exec_dynamic: outputs own their memory, so one stays valid while a reference to it lives
         self._define = partial(
             _graph,
             batch_size=batch_size,
-            num_threads=num_threads + self._on_cpu,
+            num_threads=threads,
             device_id=device_id,
             prefetch_queue_depth=prefetch_batches,
             exec_dynamic=True,
@@ -221,9 +225,9 @@ class Graph:
             shape = len(spec), spec.res, spec.res, 3
             out = self._buffers.take(shape, self._out_dtype)
             raw = self._raw.take(shape, np.uint8) if self._raw else None
-            values["rows"] = self._rows.pack(spec, out, raw)
+            values["rows"] = self._rows.pack(spec, nbytes, out, raw)
         else:
-            values["rows"] = cpu.gpu_rows(spec, nbytes)
+            values["rows"] = cpu.gpu_rows(spec, nbytes, self._decoders)
         kernel_params = None if self._finish is None else self._finish.pack(spec)
         # why before feeding: DALI does not copy the images, and an interrupt in between must not free them
         self._in_flight.append(((jpegs, raw), out, kernel_params))
@@ -267,39 +271,57 @@ def _graph(*, decode_device: str, on_cpu: bool, mixing: bool, hw_decoder_load: f
     """
     pipe = Pipeline(**settings)
     with pipe:
-        pipe.set_outputs(*_nodes(decode_device, on_cpu, mixing, hw_decoder_load))
+        # why so few inputs: each costs the consumer's thread about 0.17 ms per batch of 1 024
+        jpegs = fn.external_source(name="jpeg", dtype=types.UINT8, ndim=1, no_copy=True)
+        rows = fn.external_source(name="rows", dtype=types.INT32, ndim=1)
+        if on_cpu:
+            pipe.set_outputs(_on_cpu(jpegs, rows, mixing))
+        else:
+            pipe.set_outputs(*_for_gpu(jpegs, rows, decode_device, hw_decoder_load))
     return pipe
 
 
-def _nodes(decode_device: str, on_cpu: bool, mixing: bool, hw_decoder_load: float) -> tuple[Any, ...]:
-    """Define the nodes of the graph; returns its outputs."""
-    # why so few inputs: each costs the consumer's thread about 0.17 ms per batch of 1 024
-    jpegs = fn.external_source(name="jpeg", dtype=types.UINT8, ndim=1, no_copy=True)
-    rows = fn.external_source(name="rows", dtype=types.INT32, ndim=1)
-    if on_cpu:
+_conditional: Any = vars(fn)["_conditional"]  # why like this: DALI's type hints lack it
+_OPTIONS: dict[str, Any] = {
+    "output_type": types.RGB,
+    # why: nvJPEG by default repeats chroma samples while libjpeg-turbo (CPU) interpolates; the decoder must not change
+    # what the model is trained on
+    "jpeg_fancy_upsampling": True,
+}
+
+
+def _on_cpu(jpegs: Any, rows: Any, mixing: bool) -> Any:
+    """Define the nodes of the graph on a CPU; returns its output."""
+
+    def slowly(jpegs: Any, rows: Any) -> Any:
         start, shape = cpu.crop(rows)
-    else:
-        start, shape, tags, roi_start, roi_end, size = cpu.gpu_arguments(rows, jpegs)
-    if decode_device == "mixed":
+        images = fn.decoders.image_slice(jpegs, device="cpu", start=start, shape=shape, axes=[0, 1], **_OPTIONS)
+        return cpu.augment_decoded(images, rows, jpegs)
+
+    tags, declined = cpu.augment(rows, jpegs)
+    tags = _replaced(tags, declined, slowly, jpegs, rows)
+    return cpu.mix(tags, rows) if mixing else tags
+
+
+def _for_gpu(jpegs: Any, rows: Any, decode_device: str, hw_decoder_load: float) -> tuple[Any, Any]:
+    """Define the nodes of the graph for a GPU; returns its outputs."""
+    on_gpu = decode_device == "mixed"
+    start, shape, tags, roi_start, roi_end, size = cpu.gpu_arguments(rows, jpegs, for_decode=not on_gpu)
+    if on_gpu:
         # why: libjpeg-turbo ignores what follows an image; that GPU decoders do is documented nowhere. This copy, made
         # by DALI's threads, also ends the use of the fed memory, which a GPU may read after the batch was returned
-        jpegs = fn.slice(jpegs, start=0, shape=rows[cpu.GPU_NBYTES :], axes=[0])
-    options = {
-        "output_type": types.RGB,
-        # why: nvJPEG by default repeats chroma samples while libjpeg-turbo (CPU) interpolates; the decoder must not
-        # change what the model is trained on
-        "jpeg_fancy_upsampling": True,
-    }
-    region = {"start": start, "shape": shape, "axes": [0, 1]}
-    if decode_device == "mixed":
+        jpegs = fn.slice(jpegs, start=0, shape=rows[cpu.GPU_NBYTES : cpu.GPU_NBYTES + 1], axes=[0])
         # why not image_slice: in nvImageCodec 0.9, decoding a region on a GPU fails or crashes (its issue 55)
-        images = fn.decoders.image(jpegs, device="mixed", hw_decoder_load=hw_decoder_load, **options)
-        images = fn.slice(images, **region)
+        images = fn.decoders.image(jpegs, device="mixed", hw_decoder_load=hw_decoder_load, **_OPTIONS)
+        images = fn.slice(images, start=start, shape=shape, axes=[0, 1])
     else:
-        images = fn.decoders.image_slice(jpegs, device="cpu", **region, **options)
-    if on_cpu:
-        tags = cpu.augment(images, rows, jpegs)
-        return (cpu.mix(tags, rows) if mixing else tags,)
+
+        def slowly(jpegs: Any, start: Any, shape: Any) -> Any:
+            region = {"start": start, "shape": shape[0:2], "axes": [0, 1]}
+            return fn.decoders.image_slice(jpegs, device="cpu", **region, **_OPTIONS)
+
+        images, declined = cpu.decode(fn.zeros(shape=shape, dtype=types.UINT8), rows, jpegs)
+        images = _replaced(images, declined, slowly, jpegs, start, shape)
     images = fn.resize(
         images.gpu(),
         size=size,
@@ -310,3 +332,13 @@ def _nodes(decode_device: str, on_cpu: bool, mixing: bool, hw_decoder_load: floa
         antialias=True,
     )
     return images, tags
+
+
+def _replaced(node: Any, declined: Any, slowly: Callable[..., Any], *inputs: Any) -> Any:
+    """`node`, in which the samples that are `declined` come from `slowly(*inputs)`, which gets no others.
+
+    why not `if declined:` in the graph: for that DALI rewrites the source of all functions, 0.25 s at each start.
+    """
+    rest = _conditional.split(node, predicate=declined)[1]
+    chosen = slowly(*(_conditional.split(each, predicate=declined)[0] for each in inputs))
+    return _conditional.merge(chosen, rest, predicate=declined)

@@ -24,13 +24,19 @@ _COMMON = ("device", "preserve_name")  # arguments of all operators, in no schem
 
 def without_compiled_nodes() -> Any:
     """Context manager in which the GPU's graph can be serialised: DALI's own nodes compute the same arguments."""
-    return mock.patch.object(cpu_nodes, "gpu_arguments", _sliced_arguments)
+    return mock.patch.multiple(cpu_nodes, gpu_arguments=_sliced_arguments, decode=_declined)
 
 
-def _sliced_arguments(rows: Any, jpegs: Any) -> tuple[Any, ...]:
+def _sliced_arguments(rows: Any, jpegs: Any, *, for_decode: bool) -> tuple[Any, ...]:
     tags = fn.cat(rows[4:5], fn.reinterpret(jpegs[-4:], dtype=types.INT32))
     view = fn.cast(rows[5:11], dtype=types.FLOAT)
-    return rows[0:2], rows[2:4], tags, view[0:2], view[2:4], view[4:6]
+    shape = fn.cat(rows[2:4], rows[0:1] * 0) if for_decode else rows[2:4]
+    return rows[0:2], shape, tags, view[0:2], view[2:4], view[4:6]
+
+
+def _declined(shaped: Any, rows: Any, jpegs: Any) -> tuple[Any, Any]:
+    """In place of the node that decodes: it declines all images that hold a byte that is not 0."""
+    return shaped, fn.reductions.max(jpegs) > 0
 
 
 def graph_faults(define: Callable[[], Any]) -> list[str]:

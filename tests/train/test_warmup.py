@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -161,14 +161,15 @@ def test_a_limited_warm_up_leaves_out_shapes_that_would_take_too_long(
 def test_compilation_is_announced_only_if_it_will_happen(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def said(*, device: str = "cpu", cached: bool, keeps: bool = True) -> str:
+    def said(*, device: str = "cpu", decode: Literal["auto", "gpu"] = "auto", cached: bool, keeps: bool = True) -> str:
         monkeypatch.setattr("resolute.train.warmup.is_cached", lambda function: cached)
         monkeypatch.setattr("resolute.train.warmup.has_cache", lambda function: keeps)
-        announce_compilation(torch.device(device))
+        announce_compilation(torch.device(device), decode=decode)
         return capsys.readouterr().out
 
     assert said(cached=False) == (
-        "compiling the loader's kernels, once (about 15 s); later runs take them from the cache\n"
+        "compiling the loader's kernels (about 25 s), once; later runs take them from the cache\n"
     )
+    assert "(about 10 s), once" in said(device="cuda", cached=False)  # those that decode
     assert "at every start: no cache folder is writable; set NUMBA_CACHE_DIR" in said(cached=False, keeps=False)
-    assert said(cached=True) == said(device="cuda", cached=False) == ""
+    assert said(cached=True) == said(device="cuda", decode="gpu", cached=False) == ""

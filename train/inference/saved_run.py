@@ -236,7 +236,7 @@ def validation_loader(
     plan = Plan.evaluation(
         shards, resolutions, split=split, batch_size=recipe.eval.batch_size, crop_frac=recipe.eval.crop_pct
     )
-    announce_compilation(device)
+    announce_compilation(device, decode=saved.decode if on_gpu else None)
     return Loader(
         plan,
         device=device,

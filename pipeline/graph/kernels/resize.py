@@ -275,12 +275,14 @@ def normalise_rows(image: Any, out: Any, scale: Any, shift: Any) -> None:
 
 
 @compiled
-def resize(image: Any, hflip: bool, vflip: bool, out: Any, scale: Any, shift: Any) -> None:
-    """Resize `image` (H, W, 3) uint8 into `out` (h, w, 3); `hflip` flips horizontally, `vflip` vertically.
+def resize(
+    source: Any, pitch: int, height: int, width: int, hflip: bool, vflip: bool, out: Any, scale: Any, shift: Any
+) -> None:
+    """Resize an image into `out` (h, w, 3); `hflip` flips horizontally, `vflip` vertically.
 
-    A uint8 `out` receives the rounded values; a float32 one these times `scale` plus `shift`, (3,) float32 each.
+    Row k of the image, (width, 3) uint8, begins at `source[pitch * k]`. A uint8 `out` receives the rounded values; a
+    float32 one these times `scale` plus `shift`, (3,) float32 each.
     """
-    height, width = image.shape[0], image.shape[1]
     high, wide = out.shape[0], out.shape[1]
     tops, row_weights = resample_weights(height, high)
     lefts, pixel_weights = resample_weights(width, wide)
@@ -289,10 +291,10 @@ def resize(image: Any, hflip: bool, vflip: bool, out: Any, scale: Any, shift: An
     for x in range(len(starts)):
         column = min(x, wide - 1)
         starts[x] = 3 * lefts[wide - 1 - column if hflip else column]
-    line, pitch = 3 * wide, 3 * wide + _SLACK
-    ring = np.zeros(down_taps * pitch, np.float32)
+    line, ring_pitch = 3 * wide, 3 * wide + _SLACK
+    ring = np.zeros(down_taps * ring_pitch, np.float32)
     rows = np.empty(down_taps, np.int64)
-    source, to = image.reshape(-1), out.reshape(-1)
+    to = out.reshape(-1)
     guarded = np.zeros(3 * (width + taps) + 16, np.uint8)
     across = _paired(starts, pixel_weights, hflip).reshape(-1)
     down = row_weights.reshape(-1) / np.float32(_ONE)
@@ -300,7 +302,7 @@ def resize(image: Any, hflip: bool, vflip: bool, out: Any, scale: Any, shift: An
     ready = 0
     for y in range(high):
         while ready < min(tops[y] + down_taps, height):
-            at, slot = 3 * width * ready, ready % down_taps * pitch
+            at, slot = pitch * ready, ready % down_taps * ring_pitch
             if at + len(guarded) > len(source):  # why: loads of the last pixels would read beyond the image
                 for i in range(3 * width):
                     guarded[i] = source[at + i]
@@ -309,7 +311,7 @@ def resize(image: Any, hflip: bool, vflip: bool, out: Any, scale: Any, shift: An
                 _row(ring, slot, source, at, starts, across, taps)
             ready += 1
         for k in range(down_taps):
-            rows[k] = (tops[y] + k) % down_taps * pitch
+            rows[k] = (tops[y] + k) % down_taps * ring_pitch
         d, w = (high - 1 - y if vflip else y) * line, y * down_taps
         for i in range(0, line - line % _LANES, _LANES):
             if down_taps == 2:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from resolute.pipeline.graph import cpu_nodes as cpu
 from resolute.pipeline.graph.kernels import augment as pixels
+from resolute.pipeline.graph.kernels.jpeg.memory import Decoders
 from resolute.pipeline.plan import autoaugment as p
 from resolute.pipeline.plan.augment_params import (
     AugmentOps,
@@ -54,14 +55,15 @@ def run(images: NDArray[np.uint8], spec_: BatchSpec, wanted: AugmentOps) -> Any:
     def graph() -> Any:
         rows = fn.external_source(name="rows", dtype=types.INT32, ndim=1)
         jpegs = fn.external_source(name="jpegs", dtype=types.UINT8, ndim=1)
-        tags = cpu.augment(fn.external_source(name="images", layout="HWC", dtype=types.UINT8), rows, jpegs)
+        tags = cpu.augment_decoded(fn.external_source(name="images", layout="HWC", dtype=types.UINT8), rows, jpegs)
         return cpu.mix(tags, rows) if wanted.mixing else tags
 
     out, raw = np.empty(images.shape, np.float32), np.empty(images.shape, np.uint8)
     built = graph()
     built.build()
-    packer = cpu.ImageRows(wanted, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD))  # why kept: it owns the noise
-    rows = packer.pack(spec_, out, raw)
+    # why kept: it owns the noise
+    packer = cpu.ImageRows(wanted, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), decoders=Decoders(1))
+    rows = packer.pack(spec_, np.zeros(len(images), np.int64), out, raw)
     built.feed_input("images", images)
     built.feed_input("rows", rows)
     built.feed_input("jpegs", np.full((len(images), 1), spec_.index, np.int32).view(np.uint8))

@@ -87,7 +87,7 @@ def test_a_gpu_decoder_gets_exactly_the_bytes_of_each_image(monkeypatch: pytest.
     pipe = _graph(decode_device="mixed", **PLAIN)
     pipe.build()
     pipe.feed_input("jpeg", rows)
-    pipe.feed_input("rows", gpu_rows(batch_spec(4, res=32), nbytes))
+    pipe.feed_input("rows", gpu_rows(batch_spec(4, res=32), nbytes, None))
     out, _ = pipe.run()
     assert [np.array(out.at(i)).tobytes() for i in range(4)] == [
         row[:n].tobytes() for row, n in zip(rows, nbytes, strict=True)

@@ -42,7 +42,8 @@ def run(
     image: np.ndarray, res: int, *, mirrored: bool = False, upturned: bool = False, dtype: type = np.uint8
 ) -> np.ndarray:
     out: np.ndarray = np.full((res, res, 3), 77, dtype)
-    resize(image, mirrored, upturned, out, np.tile(SCALE, res), np.tile(SHIFT, res))
+    height, width = image.shape[:2]
+    resize(image.reshape(-1), 3 * width, height, width, mirrored, upturned, out, SCALE, SHIFT)
     return out
 
 
