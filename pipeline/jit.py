@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from numba import njit
+from numba import extending, njit
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 
@@ -16,10 +16,13 @@ __all__ = [
     "compiled",
     "compiled_at_import",
     "has_cache",
+    "intrinsic",
     "is_cached",
     "name_in_stamp",
     "numba_interrupts",
 ]
+
+intrinsic: Any = extending.intrinsic  # why Any: in its type hints, callers pass the typing context too
 
 
 def _stamp() -> tuple[tuple[str, int, int], ...]:

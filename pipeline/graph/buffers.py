@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 __all__ = ["BufferPool"]
 
 _PAGE_BYTES = 4096
+_ALIGNED = 64  # arrays begin at a multiple of so many bytes, a line of the CPU's caches
 
 
 class BufferPool:
@@ -55,7 +56,9 @@ class BufferPool:
             self._lent.discard(returned)
             if len(returned.memory) == self._nbytes:
                 return returned.memory
-        return np.empty(self._nbytes, np.uint8)
+        memory = np.empty(self._nbytes + _ALIGNED, np.uint8)
+        first = -memory.ctypes.data % _ALIGNED
+        return memory[first : first + self._nbytes]
 
 
 class _Loan:

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
-from resolute.pipeline.jit import compiled
+from resolute.pipeline.jit import compiled, intrinsic
 
 __all__ = ["normalise_rows", "resample_weights", "resize"]
 
@@ -135,10 +134,11 @@ def _across(fixed: int | None) -> Any:
 
 
 def _down(fixed: int | None) -> Any:
-    """down(dst, d, ring, starts, i, weights, w, taps, scale, shift): compute `dst[d + i:][:16]` from the ring's rows.
+    """down(dst, d, ring, starts, i, weights, w, taps, scale, shift, past): compute `dst[d + i:][:32]`.
 
-    The rounded sum over k < taps of `ring[starts[k] + i:]` times `weights[w + k]`; for a float32 `dst`, times
-    `scale[i:]` plus `shift[i:]`. `fixed`: number of taps to unroll. No bounds checks.
+    From the ring's rows: the rounded sum over k < taps of `ring[starts[k] + i:]` times `weights[w + k]`; for a float32
+    `dst`, times `scale[i:]` plus `shift[i:]`, which is written past the caches if `past`; then its address is a
+    multiple of 64. `fixed`: number of taps to unroll. No bounds checks.
     """
     wide = _vector(_LANES)
 
@@ -155,6 +155,7 @@ def _down(fixed: int | None) -> Any:
         taps: Any,
         scale: Any,
         shift: Any,
+        past: Any,
     ) -> Any:
         def code(context: Any, b: ir.IRBuilder, sig: Any, args: Any) -> Any:
             arrays = {n: context.make_array(sig.args[n])(context, b, args[n]).data for n in (0, 2, 3, 5, 8, 9)}
@@ -174,11 +175,17 @@ def _down(fixed: int | None) -> Any:
                 b.store(out, b.bitcast(place, out.type.as_pointer()), align=1)
             else:
                 out = b.fadd(b.fmul(total, load(8, args[4])), load(9, args[4]))
-                b.store(out, b.bitcast(place, wide.as_pointer()), align=4)
+                place = b.bitcast(place, wide.as_pointer())
+                with b.if_else(args[10]) as (beyond, usual):
+                    with beyond:
+                        stored = b.store(out, place, align=64)
+                        stored.set_metadata("nontemporal", b.module.add_metadata([ir.Constant(_I32, 1)]))
+                    with usual:
+                        b.store(out, place, align=4)
             return context.get_dummy_value()
 
         size = types.intp
-        return types.void(dst, size, ring, starts, size, weights, size, size, scale, shift), code
+        return types.void(dst, size, ring, starts, size, weights, size, size, scale, shift, types.boolean), code
 
     return down
 
@@ -186,6 +193,17 @@ def _down(fixed: int | None) -> Any:
 # 2 taps: enlarging; 3 and 4: shrinking by up to 1.5, as for crops of prep's shards
 _across_2, _across_4, _across_n = _across(2), _across(4), _across(None)
 _down_2, _down_3, _down_4, _down_n = _down(2), _down(3), _down(4), _down(None)
+
+
+@intrinsic
+def _wait_for_stores(_: Any) -> Any:
+    """Until other threads see what was written past the caches."""
+
+    def code(context: Any, b: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        b.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), code
 
 
 @compiled
@@ -299,6 +317,8 @@ def resize(
     across = _paired(starts, pixel_weights, hflip).reshape(-1)
     down = row_weights.reshape(-1) / np.float32(_ONE)
     scale, shift = _repeated(scale, wide), _repeated(shift, wide)
+    # why: an image of the batch is read again much later, from memory, so it need not displace others in the caches
+    past = to.itemsize == 4 and to.ctypes.data % 64 == 0 and line % _LANES == 0
     ready = 0
     for y in range(high):
         while ready < min(tops[y] + down_taps, height):
@@ -315,16 +335,18 @@ def resize(
         d, w = (high - 1 - y if vflip else y) * line, y * down_taps
         for i in range(0, line - line % _LANES, _LANES):
             if down_taps == 2:
-                _down_2(to, d, ring, rows, i, down, w, down_taps, scale, shift)
+                _down_2(to, d, ring, rows, i, down, w, down_taps, scale, shift, past)
             elif down_taps == 3:
-                _down_3(to, d, ring, rows, i, down, w, down_taps, scale, shift)
+                _down_3(to, d, ring, rows, i, down, w, down_taps, scale, shift, past)
             elif down_taps == 4:
-                _down_4(to, d, ring, rows, i, down, w, down_taps, scale, shift)
+                _down_4(to, d, ring, rows, i, down, w, down_taps, scale, shift, past)
             else:
-                _down_n(to, d, ring, rows, i, down, w, down_taps, scale, shift)
+                _down_n(to, d, ring, rows, i, down, w, down_taps, scale, shift, past)
         for i in range(line - line % _LANES, line):
             total = np.float32(0)
             for k in range(down_taps):
                 total += ring[rows[k] + i] * down[w + k]
             total = np.rint(total)
             to[d + i] = total if to.itemsize == 1 else total * scale[i] + shift[i]
+    if past:
+        _wait_for_stores()

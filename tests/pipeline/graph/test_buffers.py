@@ -20,3 +20,9 @@ def test_a_buffer_is_reused_only_after_its_last_view_is_deleted() -> None:
     assert (row == 7).all()
     del other, row  # in this order: of two released buffers only the later is kept
     assert buffers.take((6,)).ctypes.data == address
+
+
+def test_memory_begins_at_a_line_of_the_caches() -> None:
+    """`resize` writes past the caches only to such addresses."""
+    buffers = BufferPool(nbytes=100, count=3)
+    assert [buffers.take((25,)).ctypes.data % 64 for _ in range(5)] == [0] * 5

@@ -79,3 +79,17 @@ def test_bytes_beyond_the_image_do_not_affect_the_result() -> None:
         image = block[: 20 * width * 3].reshape(20, width, 3)
         image[:] = 10
         assert (run(image, 24) == 10).all()
+
+
+def test_what_is_written_past_the_caches_is_the_same() -> None:
+    """That needs an aligned address and rows of 32 values; shifted by one value, the same image is written as usual."""
+    image, values = photo(150, 170), 128 * 128 * 3
+    memory = np.zeros(values + 32, np.float32)
+    first = -memory.ctypes.data % 64 // 4
+    outs = [memory[first + shift :][:values].reshape(128, 128, 3) for shift in (0, 1)]
+    results = []
+    for out in outs:
+        resize(image.reshape(-1), 3 * 170, 150, 170, True, False, out, SCALE, SHIFT)
+        results.append(out.copy())
+    assert [out.ctypes.data % 64 for out in outs] == [0, 4]
+    np.testing.assert_array_equal(*results)

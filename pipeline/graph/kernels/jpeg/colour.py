@@ -10,7 +10,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from .memory import intrinsic
+from resolute.pipeline.jit import intrinsic
+
 from .vectors import BYTES32, I8, I16, WORDS16, WORDS32, Vectors, chosen, filled, pointer
 
 __all__ = ["column_sums", "rgb_of_420", "rgb_of_444", "rgb_of_grey"]

@@ -14,7 +14,7 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 
-from resolute.pipeline.jit import compiled
+from resolute.pipeline.jit import compiled, intrinsic
 
 from .memory import (
     DELTA,
@@ -27,7 +27,6 @@ from .memory import (
     be64_at,
     i32_at,
     i64_at,
-    intrinsic,
     put8,
     put16,
     u8_at,

@@ -11,7 +11,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from .memory import intrinsic
+from resolute.pipeline.jit import intrinsic
+
 from .vectors import I16, I64, WORDS16, WORDS32, Vectors, chosen, filled, pointer
 
 __all__ = ["LARGEST", "few_side_by_side", "few_split", "side_by_side", "split"]

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import extending, types
+from numba import types
 from numpy.typing import NDArray
 
-from resolute.pipeline.jit import compiled
+from resolute.pipeline.jit import compiled, intrinsic
 
 __all__ = [
     "BITS_SLACK",
@@ -28,7 +28,6 @@ __all__ = [
     "i16_at",
     "i32_at",
     "i64_at",
-    "intrinsic",
     "put8",
     "put16",
     "put32",
@@ -40,7 +39,6 @@ __all__ = [
     "u64_at",
 ]
 
-intrinsic: Any = extending.intrinsic  # why Any: in its type hints calls take the typing context too
 _I64 = ir.IntType(64)
 MAX_BYTES = 1 << 20  # of an encoded image
 MAX_PIXELS = 1 << 20  # of a region, with what its first and last blocks hold beyond it
