@@ -92,4 +92,4 @@ def test_what_is_written_past_the_caches_is_the_same() -> None:
         resize(image.reshape(-1), 3 * 170, 150, 170, True, False, out, SCALE, SHIFT)
         results.append(out.copy())
     assert [out.ctypes.data % 64 for out in outs] == [0, 4]
-    np.testing.assert_array_equal(*results)
+    np.testing.assert_array_equal(results[0], results[1])
