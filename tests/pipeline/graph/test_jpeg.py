@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from resolute.pipeline.graph.graph import Graph
+from resolute.pipeline.graph.kernels.jpeg.memory import MAX_PIXELS
 from resolute.pipeline.graph.kernels.pread import TAG_BYTES
 from resolute.pipeline.plan.augment_params import AugmentOps
 from tests import ROOT
@@ -81,6 +82,17 @@ def test_tables_of_the_image_before_are_not_used() -> None:
     for _ in range(4):
         for k in rng.permutation(len(jpegs)):
             assert faults(jpegs[k], [random_region(90, 70, rng)]) == []
+
+
+@pytest.mark.parametrize("options", [{"subsampling": 2}, {"subsampling": 0}], ids=str)
+def test_a_region_larger_than_the_decoders_memory_is_declined(options: dict[str, Any]) -> None:
+    """A flat image takes few bytes, whatever its size; from it, smaller regions are decoded."""
+    jpeg = encode(np.full((1500, 1400, 3), (9, 200, 77), np.uint8), **options)
+    assert len(jpeg) < MAX_PIXELS < 1400 * 1500
+    assert our_region(jpeg, (0, 0, 1400, 1500)) is None
+    assert our_region(jpeg, (0, 0, 1400, 800)) is None
+    assert our_region(jpeg, (1, 0, 700, 1500)) is None
+    assert faults(jpeg, [(400, 500, 800, 900), (0, 0, 1400, 500), (3, 0, 400, 1500)]) == []
 
 
 # ---- images that it declines -----------------------------------------------------------------------------------------
