@@ -84,6 +84,15 @@ def test_tables_of_the_image_before_are_not_used() -> None:
             assert faults(jpegs[k], [random_region(90, 70, rng)]) == []
 
 
+def test_tables_that_differ_in_their_symbols_only_are_not_confused() -> None:
+    """Of the second file, two symbols have each other's code: runs of three and of four zeros before a 1 or -1."""
+    jpeg = encode(photo(90, 70), quality=90)
+    other = jpeg.replace(b"\x21\x31\x41\x06", b"\x21\x41\x31\x06")
+    assert not np.array_equal(whole(jpeg), whole(other))
+    for each in (jpeg, other, jpeg, other):
+        assert faults(each, [(0, 0, 90, 70), (20, 9, 44, 50)]) == []
+
+
 @pytest.mark.parametrize("options", [{"subsampling": 2}, {"subsampling": 0}], ids=str)
 def test_a_region_larger_than_the_decoders_memory_is_declined(options: dict[str, Any]) -> None:
     """A flat image takes few bytes, whatever its size; from it, smaller regions are decoded."""
