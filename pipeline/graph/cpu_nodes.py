@@ -27,7 +27,17 @@ from resolute.pipeline.plan import autoaugment as p
 from resolute.pipeline.plan.augment_params import MIXUP, NOISE_PX, UNMIXED, AugmentOps, pack_ops
 from resolute.pipeline.plan.plan import BatchSpec
 
-__all__ = ["GPU_NBYTES", "ImageRows", "augment", "crop", "gpu_arguments", "gpu_rows", "mix"]
+__all__ = [
+    "GPU_NBYTES",
+    "ImageRows",
+    "augment",
+    "augment_decoded",
+    "crop",
+    "decode",
+    "gpu_arguments",
+    "gpu_rows",
+    "mix",
+]
 
 # A row of 32-bit words per image holds everything that varies, because each input of a graph costs the consumer's
 # thread about 0.17 ms per batch of 1 024. First int64, by index of an int64: addresses of the output (float32 or
@@ -367,7 +377,10 @@ def _run_augment(outs: Any, _to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id
 
 @compiled
 def _augment(pixels: Any, pitch: int, height: int, width: int, longs: Any, row: Any, floats: Any) -> None:
-    """What `augment` does with a decoded crop, see `resize`; `longs`, `row` and `floats` are its row of words."""
+    """What `augment` does with a decoded crop, `pixels` and `pitch` as in `resize`.
+
+    `longs`, `row` and `floats` are the image's row of `ImageRows.pack` as int64, int32 and float32.
+    """
     words = len(row)
     res, flip, vflip = row[_RES], row[_FLIP] > 0, row[_VFLIP] > 0
     scale, shift = floats[_SCALE:_SHIFT], floats[_SHIFT:_LAM]

@@ -293,13 +293,13 @@ _OPTIONS: dict[str, Any] = {
 def _on_cpu(jpegs: Any, rows: Any, mixing: bool) -> Any:
     """Define the nodes of the graph on a CPU; returns its output."""
 
-    def slowly(jpegs: Any, rows: Any) -> Any:
+    def decode_rest(jpegs: Any, rows: Any) -> Any:
         start, shape = cpu.crop(rows)
         images = fn.decoders.image_slice(jpegs, device="cpu", start=start, shape=shape, axes=[0, 1], **_OPTIONS)
         return cpu.augment_decoded(images, rows, jpegs)
 
     tags, declined = cpu.augment(rows, jpegs)
-    tags = _replaced(tags, declined, slowly, jpegs, rows)
+    tags = _with_declined(tags, declined, decode_rest, jpegs, rows)
     return cpu.mix(tags, rows) if mixing else tags
 
 
@@ -316,12 +316,12 @@ def _for_gpu(jpegs: Any, rows: Any, decode_device: str, hw_decoder_load: float) 
         images = fn.slice(images, start=start, shape=shape, axes=[0, 1])
     else:
 
-        def slowly(jpegs: Any, start: Any, shape: Any) -> Any:
+        def decode_rest(jpegs: Any, start: Any, shape: Any) -> Any:
             region = {"start": start, "shape": shape[0:2], "axes": [0, 1]}
             return fn.decoders.image_slice(jpegs, device="cpu", **region, **_OPTIONS)
 
         images, declined = cpu.decode(fn.zeros(shape=shape, dtype=types.UINT8), rows, jpegs)
-        images = _replaced(images, declined, slowly, jpegs, start, shape)
+        images = _with_declined(images, declined, decode_rest, jpegs, start, shape)
     images = fn.resize(
         images.gpu(),
         size=size,
@@ -334,11 +334,11 @@ def _for_gpu(jpegs: Any, rows: Any, decode_device: str, hw_decoder_load: float) 
     return images, tags
 
 
-def _replaced(node: Any, declined: Any, slowly: Callable[..., Any], *inputs: Any) -> Any:
-    """`node`, in which the samples that are `declined` come from `slowly(*inputs)`, which gets no others.
+def _with_declined(node: Any, declined: Any, decode_rest: Callable[..., Any], *inputs: Any) -> Any:
+    """`node`, with the samples of `decode_rest(*inputs)` where they are `declined`; it gets these samples only.
 
     why not `if declined:` in the graph: for that DALI rewrites the source of all functions, 0.25 s at each start.
     """
     rest = _conditional.split(node, predicate=declined)[1]
-    chosen = slowly(*(_conditional.split(each, predicate=declined)[0] for each in inputs))
+    chosen = decode_rest(*(_conditional.split(each, predicate=declined)[0] for each in inputs))
     return _conditional.merge(chosen, rest, predicate=declined)
