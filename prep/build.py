@@ -28,7 +28,7 @@ from resolute.prep.listing.database import Database
 from resolute.prep.listing.inputs import Inputs, check_no_overlap, list_sources, split_inputs
 from resolute.prep.run.planned import delete_plan_files
 from resolute.prep.run.stats import RunStats
-from resolute.prep.shard_set.cards import CARD, CROISSANT, write_card
+from resolute.prep.shard_set.cards import CARD, write_card
 from resolute.prep.shard_set.cleanup import delete_orphans, delete_partial, start_over
 from resolute.prep.shard_set.existing_set import (
     MANIFEST,
@@ -329,7 +329,7 @@ def _repair(sources: _Sources, existing: ExistingSet) -> _Plan | _Nothing:
         delete_partial(store)  # such as that of a report whose writer was killed
         delete_run_files(store)
         write_record(store, variables_of(sources.settings), sources.signature())
-        if CROISSANT in manifest["files"] and store.size(CARD) is None:  # why: older sets have neither
+        if store.size(CARD) is None:
             write_card(store, manifest)
         return _Nothing(manifest=manifest)
     return _Plan(plans=existing.plans, damaged=existing.damaged, resolutions=tuple(existing.resolutions))

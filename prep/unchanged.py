@@ -19,7 +19,7 @@ from resolute.pipeline.dataset.source_record import SOURCE_RECORD
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.listing.checks import describe_target
 from resolute.prep.listing.open_sources import open_sources
-from resolute.prep.shard_set.cards import CARD, CROISSANT
+from resolute.prep.shard_set.cards import CARD
 from resolute.prep.shard_set.existing_set import DAMAGED, MANIFEST
 from resolute.prep.shard_set.record import lost_files
 from resolute.prep.shard_set.source_record import record_of, with_remembered
@@ -76,8 +76,7 @@ def _is_whole(store: Store, manifest: Mapping[str, Any], settings: Settings) -> 
     if not {f"{res}" for res in settings.resolutions} <= set(manifest["resolutions"]) or store.names(RUN_FOLDER):
         return False
     names = set(store.names())
-    has_card = CARD in names or CROISSANT not in manifest["files"]
-    if DAMAGED in names or not has_card or any(map(PARTIAL.fullmatch, names)):
+    if DAMAGED in names or CARD not in names or any(map(PARTIAL.fullmatch, names)):
         return False
     return not lost_files(store, {name: info["bytes"] for name, info in manifest["files"].items()})
 

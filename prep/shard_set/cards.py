@@ -1,30 +1,23 @@
-"""Descriptions of a set for others: a dataset card (`README.md`) and Croissant metadata (`croissant.json`).
+"""The dataset card of a set (`README.md`), with which `datasets.load_dataset(folder or "USER/NAME", "224px")` reads it.
 
-With the card, `datasets.load_dataset(folder or "USER/NAME", "224px")` reads the tars; `croissant.json` lists them with
-their hashes. Both are functions of the manifest, so the same set has the same bytes.
-
-The manifest lists `croissant.json`, which is derived again with it. It does not list the card, which is made to be
-edited: once its last line no longer fits, it is the user's and stays.
+It is a function of the manifest, which does not list it, since the card is made to be edited: once its last line no
+longer fits, it is the user's and stays.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
 from resolute.console import say
-from resolute.pipeline.dataset.format import FORMAT, tar_name
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.storage.output import Store
 
-from .existing_set import MANIFEST
+__all__ = ["CARD", "card", "is_unedited", "write_card"]
 
-__all__ = ["CARD", "CROISSANT", "card", "croissant", "is_own_croissant", "is_unedited", "write_card"]
-
-CARD, CROISSANT = "README.md", "croissant.json"
+CARD = "README.md"
 _SPLITS = {"train": "train", "val": "validation"}  # names in the Hub's convention
 _MAX_NAMED = 1000  # of more classes the card gives no names, for each config repeats them
 _SIZES = (
@@ -39,45 +32,6 @@ _SIZES = (
 )
 _TASKS = {"class": "image-classification", "labels": "image-classification", "values": "other"}
 _SEAL = "<!-- as prep wrote it, {}: once it is edited, it stays as it is -->\n"
-_CROISSANT_HEAD = f'{{\n "@type": "sc:Dataset",\n "name": "{FORMAT}",\n'.encode()
-_CONTEXT = {
-    "@language": "en",
-    "@vocab": "https://schema.org/",
-    "citeAs": "cr:citeAs",
-    "column": "cr:column",
-    "conformsTo": "dct:conformsTo",
-    "cr": "http://mlcommons.org/croissant/",
-    "rai": "http://mlcommons.org/croissant/RAI/",
-    "data": {"@id": "cr:data", "@type": "@json"},
-    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
-    "dct": "http://purl.org/dc/terms/",
-    "equivalentProperty": "cr:equivalentProperty",
-    "examples": {"@id": "cr:examples", "@type": "@json"},
-    "extract": "cr:extract",
-    "field": "cr:field",
-    "fileProperty": "cr:fileProperty",
-    "fileObject": "cr:fileObject",
-    "fileSet": "cr:fileSet",
-    "format": "cr:format",
-    "includes": "cr:includes",
-    "isLiveDataset": "cr:isLiveDataset",
-    "jsonPath": "cr:jsonPath",
-    "key": "cr:key",
-    "md5": "cr:md5",
-    "parentField": "cr:parentField",
-    "path": "cr:path",
-    "recordSet": "cr:recordSet",
-    "references": "cr:references",
-    "regex": "cr:regex",
-    "repeated": "cr:repeated",
-    "replace": "cr:replace",
-    "samplingRate": "cr:samplingRate",
-    "sc": "https://schema.org/",
-    "separator": "cr:separator",
-    "source": "cr:source",
-    "subField": "cr:subField",
-    "transform": "cr:transform",
-}  # Source: the context that the Croissant 1.0 specification recommends
 
 
 def card(manifest: Mapping[str, Any]) -> bytes:
@@ -163,116 +117,6 @@ def _features(target: Target) -> list[dict[str, Any]]:
         described = {"name": "json", "struct": [{"name": "target", "list": "float32"}]}
     texts = [{"name": name, "dtype": "string"} for name in ("__key__", "__url__")]
     return [{"name": "jpg", "dtype": "image"}, described, *texts]
-
-
-def croissant(manifest: Mapping[str, Any]) -> bytes:
-    """Croissant 1.0 metadata: every tar with its hash, and a record set for each resolution and split."""
-    distribution: list[dict[str, Any]] = []
-    records: list[dict[str, Any]] = []
-    target = Target.from_manifest(manifest)
-    for res in sorted(map(int, manifest["resolutions"])):
-        for split, info in manifest["splits"].items():
-            tars = [tar_name(res, shard) for shard in info["shards"]]
-            if tars:
-                distribution += _files(manifest, tars, f"{res}px/{_SPLITS[split]}", target)
-                records += _record_sets(f"{res}px/{_SPLITS[split]}", target)
-    if target.classes:
-        records.append(
-            {
-                "@type": "cr:RecordSet",
-                "@id": "classes",
-                "name": "classes",
-                "field": [_field("classes", "number", "sc:Integer"), _field("classes", "name", "sc:Text")],
-                "data": [{"classes/number": i, "classes/name": name} for i, name in enumerate(target.classes)],
-            }
-        )
-    described = "Photos as JPEGs in WebDataset tars, at several resolutions in the same order, written by Resolute"
-    table = {
-        "@type": "sc:Dataset",
-        "name": FORMAT,
-        "@context": _CONTEXT,
-        "description": described,
-        "conformsTo": "http://mlcommons.org/croissant/1.0",
-        "distribution": distribution,
-        "recordSet": records,
-    }
-    return (json.dumps(table, indent=1) + "\n").encode()
-
-
-def is_own_croissant(store: Store) -> bool:
-    """Whether prep may write `croissant.json`: there is none, prep wrote it, or the set's manifest lists it."""
-    old, listed = _read(store, CROISSANT), f'"{CROISSANT}": {{'.encode()
-    if old is None or old.startswith(_CROISSANT_HEAD) or listed in (_read(store, MANIFEST) or b""):
-        return True
-    say(f"{store.where}/{CROISSANT}: kept, got a file that prep has not written, expected none")
-    return False
-
-
-def _files(manifest: Mapping[str, Any], tars: list[str], name: str, target: Target) -> Iterator[dict[str, Any]]:
-    for tar in tars:
-        info = manifest["files"][tar]
-        yield {
-            "@type": "cr:FileObject",
-            "@id": tar,
-            "name": tar,
-            "contentUrl": tar,
-            "contentSize": f"{info['bytes']} B",
-            "encodingFormat": "application/x-tar",
-            "sha256": info["sha256"],
-        }
-    suffix = "cls" if target.kind == "class" else "json"
-    for part, encoding, pattern in (("photos", "image/jpeg", "*.jpg"), ("targets", "text/plain", f"*.{suffix}")):
-        yield {
-            "@type": "cr:FileSet",
-            "@id": f"{name}/{part}",
-            "name": f"{name}/{part}",
-            "containedIn": [{"@id": tar} for tar in tars],
-            "encodingFormat": encoding,
-            "includes": pattern,
-        }
-
-
-def _record_sets(name: str, target: Target) -> list[dict[str, Any]]:
-    """The record set `name` of photos and targets, and that of the targets alone, with which it is joined by key.
-
-    A list of labels or values is the text of its JSON: mlcroissant 1.1 parses no JSON that is inside a tar.
-    """
-    targets, photos = f"{name}/targets", f"{name}/photos"
-    key = {"extract": {"fileProperty": "filename"}, "transform": {"regex": r"(\d+)"}}
-    column, dtype = ("class", "sc:Integer") if target.kind == "class" else ("json", "sc:Text")
-    content = {"extract": {"fileProperty": "content"}}
-    return [
-        {
-            "@type": "cr:RecordSet",
-            "@id": f"{name}-targets",
-            "name": f"{name}-targets",
-            "field": [
-                _field(f"{name}-targets", "key", "sc:Text", source={"fileSet": {"@id": targets}, **key}),
-                _field(f"{name}-targets", column, dtype, source={"fileSet": {"@id": targets}, **content}),
-            ],
-        },
-        {
-            "@type": "cr:RecordSet",
-            "@id": name,
-            "name": name,
-            "field": [
-                _field(
-                    name,
-                    "key",
-                    "sc:Text",
-                    source={"fileSet": {"@id": photos}, **key},
-                    references={"field": {"@id": f"{name}-targets/key"}},
-                ),
-                _field(name, "image", "sc:ImageObject", source={"fileSet": {"@id": photos}, **content}),
-                _field(name, column, dtype, source={"field": {"@id": f"{name}-targets/{column}"}}),
-            ],
-        },
-    ]
-
-
-def _field(record_set: str, name: str, dtype: str, **rest: Any) -> dict[str, Any]:
-    own = f"{record_set}/{name}"
-    return {"@type": "cr:Field", "@id": own, "name": own, "dataType": dtype, **rest}
 
 
 def _read(store: Store, name: str) -> bytes | None:

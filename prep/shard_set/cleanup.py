@@ -26,7 +26,7 @@ _OF_A_SHARD = re.compile(rf"(?:\d+|{RECORDS})/((?:train|val)-\d{{6}})(?:\.tar|\.
 _OF_A_GENERATION = re.compile(r"plan-\d{3,}\.json|photos.*\.parquet")
 _PARTIAL_NAMES = re.compile(
     rf"{_OF_A_SET}|records/plan\.json|manifest\.json|damaged\.json|report\.html|changes\.jsonl"
-    r"|source\.json|README\.md|croissant\.json|\.prep/.+"
+    r"|source\.json|README\.md|\.prep/.+"
 )
 
 
@@ -64,6 +64,8 @@ def delete_orphans(store: Store, keep: Collection[str]) -> None:
 def start_over(store: Store) -> None:
     """Forget the set at OUT; its shards stay until they are replaced. A run killed here has to start over again."""
     store.write(PLAN, b"{}\n")
+    if store.size(MANIFEST) is not None and b'"croissant.json": {' in store.read(MANIFEST):
+        store.remove("croissant.json")  # of an earlier version: it describes the tars that were there
     store.remove(MANIFEST)  # why: it lists files that are about to be replaced
     remove_many(store, [f"{RECORDS}/{name}" for name in store.names(RECORDS) if _OF_A_GENERATION.fullmatch(name)])
     remove_many(store, record_names(store))

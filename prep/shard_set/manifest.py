@@ -35,7 +35,7 @@ from resolute.prep.shard_set.set_plan import SetPlan, ShardLayout, near_copies_o
 from resolute.prep.storage.hashed_file import FileInfo
 from resolute.prep.storage.output import Store
 
-from .cards import CROISSANT, croissant, is_own_croissant, write_card
+from .cards import write_card
 from .duplicates import Duplicates
 from .existing_set import DAMAGED, MANIFEST, plan_name, read_sealed
 from .groups import Numbers, write_groups
@@ -148,8 +148,6 @@ def finalize_set(
         },
     }
     info_files = _info_files(lengths_of, plan.short_sides)
-    if is_own_croissant(store):
-        info_files[CROISSANT] = croissant(manifest)
     files |= {
         name: FileInfo(nbytes=len(data), sha256=hashlib.sha256(data).hexdigest()) for name, data in info_files.items()
     }
@@ -212,7 +210,7 @@ def _of_stored(
 
 def is_info_file(name: str) -> bool:
     """Whether a file describes the set for other readers; an extension replaces it."""
-    return name.rpartition("/")[2] == _INFO or name == CROISSANT
+    return name.rpartition("/")[2] == _INFO
 
 
 def restore_info_files(store: Store, manifest: Mapping[str, Any], layout: ShardLayout, scratch: Path) -> None:
@@ -223,8 +221,6 @@ def restore_info_files(store: Store, manifest: Mapping[str, Any], layout: ShardL
         for split in manifest["splits"]
     }
     files = _info_files(lengths, [int(res) for res in manifest["resolutions"]])
-    if CROISSANT in manifest["files"]:
-        files[CROISSANT] = croissant(manifest)
     _write_all(store, files, b"")
 
 

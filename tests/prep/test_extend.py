@@ -29,7 +29,7 @@ from tests.support.trees import tree
 Prep = Callable[..., Any]
 Scene = Callable[..., NDArray[np.uint8]]
 SLOW = pytest.mark.slow
-DESCRIPTIONS = ("manifest.json", "_info.json", "README.md", "croissant.json")
+DESCRIPTIONS = ("manifest.json", "_info.json", "README.md")
 MORE = ("--res", "32,48", "--shard-samples", 20)
 
 

@@ -206,7 +206,7 @@ def test_an_extension_finds_copies_of_older_photos(drawings: Path, tmp_path: Pat
     assert "1 of 2 validation photos shows the same picture or the same moment as a training photo" in ran.out
     assert groups(out, ".g001") == [{"ant/000.jpg", copy}]
     assert (counts(out, 0)["photos"], counts(out, 1)["photos"]) == (0, 2)
-    described = ("manifest.json", "_info.json", "README.md", "croissant.json")
+    described = ("manifest.json", "_info.json", "README.md")
     assert {name: own for name, own in before.items() if Path(name).name not in described}.items() <= tree(out).items()
     assert ShardSet.open(out).splits["val"].near is not None
     assert verify([out, "--workers", "1"]) == 0

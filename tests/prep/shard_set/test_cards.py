@@ -1,15 +1,13 @@
-"""The dataset card and `croissant.json` of a set: never replaced if they are the user's, and read by others."""
+"""The dataset card of a set: never replaced if it is the user's, and read by others."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from resolute.pipeline.dataset.format import manifest_bytes
 from tests.support.cli import verify
 from tests.support.source_formats import pack_table
 
@@ -18,19 +16,12 @@ Argv = tuple[object, ...]
 
 
 @pytest.mark.slow
-def test_descriptions_of_the_user_are_never_replaced(argv: Argv, copied: Path, prep: Prep) -> None:
-    manifest = json.loads((copied / "manifest.json").read_bytes())
-    del manifest["files"]["croissant.json"]  # as in a set of a prep that wrote none
-    (copied / "manifest.json").write_bytes(manifest_bytes(manifest))
-    own = {"croissant.json": "{}", "README.md": "mine: 32px, 48px"}
-    for name, text in own.items():
-        (copied / name).write_text(text)
+def test_the_card_of_the_user_is_never_replaced(argv: Argv, copied: Path, prep: Prep) -> None:
+    (copied / "README.md").write_text("mine: 32px, 48px")
     for words in (("--res", "32,48,64"), ("--quality", "80", "--rebuild")):
         ran = prep(*argv, *words)
         assert ran.status == 0, ran.err
-        assert "croissant.json: kept, got a file that prep has not written" in ran.err
-        assert {name: (copied / name).read_text() for name in own} == own
-        assert "croissant.json" not in json.loads((copied / "manifest.json").read_bytes())["files"]
+        assert (copied / "README.md").read_text() == "mine: 32px, 48px"
         assert verify([str(copied), "--workers", "1"]) == 0
 
 

@@ -209,7 +209,6 @@ DAMAGE: dict[str, dict[str, Damage]] = {
         "index/val.npy": flip(140),
         "index/val.sources.jsonl": flip(4),
         "_info.json": flip(60),
-        "croissant.json": flip(3),
     },
     "manifest": {"manifest.json": flip(60)},
     "plan": {"records/plan.json": flip(60)},

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import gc
-import hashlib
-import importlib.util
 import io
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,40 +121,3 @@ def test_hugging_face_datasets_reads_every_sample_of_a_resolution_by_the_dataset
     got = [(row["__key__"], row["cls"], row["jpg"]) for row in loaded]
     assert loaded.features["cls"].names == list(shard_set.target.classes)
     assert_same(got, expected(shard_set, split, 48))
-
-
-_CROISSANT = """
-import hashlib, json, sys, mlcroissant
-described = mlcroissant.Dataset(sys.argv[1])
-for split in sys.argv[2:]:
-    for row in described.records(split):
-        pixels = hashlib.sha256(row[f"{split}/image"].tobytes()).hexdigest()
-        print(json.dumps([split, row[f"{split}/key"].decode(), row[f"{split}/class"], pixels]))
-for row in described.records("classes"):
-    print(json.dumps([row["classes/number"], row["classes/name"]]))
-"""
-
-
-@pytest.mark.slow
-def test_mlcroissant_reads_every_sample(shard_set: ShardSet, tmp_path: Path) -> None:
-    if importlib.util.find_spec("mlcroissant") is None:
-        pytest.skip("mlcroissant is not installed; `make test` adds it")
-    names = {"train": "48px/train", "val": "48px/validation"}
-    # why a process: it keeps what it unpacks in a folder for all sets, which is fixed when it is imported
-    done = subprocess.run(
-        [sys.executable, "-c", _CROISSANT, f"{shard_set.root}/croissant.json", *names.values()],
-        cwd=tmp_path,
-        env={**os.environ, "CROISSANT_CACHE": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    rows = [
-        [name, key, label, hashlib.sha256(pixels(jpeg).tobytes()).hexdigest()]
-        for split, name in names.items()
-        for key, label, jpeg in expected(shard_set, split, 48)
-    ]
-    assert sorted(map(json.loads, done.stdout.splitlines()), key=str) == sorted(
-        [*rows, *([i, name] for i, name in enumerate(shard_set.target.classes))], key=str
-    )
