@@ -21,7 +21,7 @@ from .settings import JobsFinishOptions, JobsPlanOptions, JobsRangeOptions, Sett
 if TYPE_CHECKING:
     from resolute.prep.run.stats import RunStats
 
-    from .build import BuildResult
+    from .finish import BuildResult
 
 __all__ = ["jobs_finish", "jobs_plan", "jobs_range", "shards", "verify"]
 

@@ -19,15 +19,16 @@ from resolute.prep.listing.inputs import Inputs, check_no_overlap, list_sources,
 from resolute.prep.run.pool import open_pool
 from resolute.prep.run.stats import RunStats
 from resolute.prep.shard_set.existing_set import open_existing
-from resolute.prep.shard_set.set_plan import SetPlan, layout_of
 from resolute.prep.shard_set.shard_plan import ShardPlan, plan_photos
-from resolute.prep.shard_set.source_record import with_remembered
+from resolute.prep.shard_set.source_record import variables_of, with_remembered
+from resolute.prep.shard_set.work_list import WorkList
 from resolute.prep.shard_set.writer import ShardSpec
 from resolute.prep.storage.output import open_store
 from resolute.scratch import ScratchFolder
 
-from .extend import check_extendable, compare_with_set, describe_changes, extension_inputs, extension_plan
+from .extend import check_extendable, compare_with_set, describe_changes, extension_inputs, extension_spec
 from .grey_range import check_sample
+from .plan import first_spec
 from .settings import Settings
 
 __all__ = ["dry_run"]
@@ -101,11 +102,11 @@ def _inputs(settings: Settings, database: Database, folder: Path) -> tuple[Input
         ]
     store = open_store(settings.out)
     existing = check_extendable(store, settings, open_existing(store, rebuild=False))
-    sources, ignored = list_sources(settings, database, folder / "spool", known_classes=existing.plan["classes"])
+    sources, ignored = list_sources(settings, database, folder / "spool", known_classes=existing.newest.classes)
     comparison = compare_with_set(store, existing, sources, folder)
     inputs = extension_inputs(settings, existing, sources, ignored, comparison)
-    plan = extension_plan(settings, store, existing, inputs, comparison)
-    new_classes = plan["classes"][len(existing.plan["classes"]) :]
+    spec = extension_spec(settings, store, existing, inputs, comparison)
+    new_classes = spec.classes[len(existing.newest.classes) :]
     named = f" ({', '.join(new_classes[:_NAMED])}{', …' if len(new_classes) > _NAMED else ''})" if new_classes else ""
     return inputs, [
         *inputs.about,
@@ -133,26 +134,17 @@ def _sample(
     settings: Settings, inputs: Inputs, split: str, sides: Mapping[int, int]
 ) -> tuple[ShardSpec, EncodeOptions]:
     """Random images of a split, as one shard, and how it is converted."""
-    plan = {
-        "settings": settings.plan_settings(),
-        "target": inputs.target.to_json(),
-        "classes": list(inputs.classes),
-        "codecs": codec_versions(),
-        "images": {name: len(own) for name, own in inputs.splits.items()},
-    }
-    set_plan = SetPlan(
-        plans=(plan,),
+    generation = first_spec(settings, inputs, codec_versions())
+    todo = WorkList(
+        generations=(generation,),
         src=settings.src,
-        layout=layout_of([plan]),
         short_sides=sides,
         max_bad=settings.max_bad_frac,
         ignored=inputs.ignored,
-        listed=inputs.listed,
-        warnings=(),
-        damaged=frozenset(),
+        variables=variables_of(settings),
     )
     database = inputs.sources["train"].database
-    plan_photos(database, inputs.splits, set_plan.layout, generation=0, seed=settings.seed)
-    shard_plan = ShardPlan(database=database, plan=set_plan, where=settings.out, stamps=inputs.stamps)
-    spec = shard_plan.spec(split, 0, tuple(sides), contents=None, limit=_SAMPLE_IMAGES)
-    return spec, shard_plan.options(0)
+    plan_photos(database, inputs.splits, generation, seed=settings.seed)
+    photos = ShardPlan(database=database, work=todo, where=settings.out, stamps=inputs.stamps)
+    spec = photos.spec(generation, split, 0, tuple(sides), contents=None, limit=_SAMPLE_IMAGES)
+    return spec, photos.options(generation)

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from resolute.errors import ResoluteError
-from resolute.pipeline.dataset.format import FORMAT, VERSION, rejects_name
+from resolute.pipeline.dataset.format import rejects_name
+from resolute.pipeline.dataset.manifest import info_files
 from resolute.prep.convert.codecs import codec_versions
 from resolute.prep.listing.compare import Comparison, compare
 from resolute.prep.listing.groups import group_numbers
@@ -24,9 +24,9 @@ from resolute.prep.listing.inputs import COPIES, Inputs, copies_of
 from resolute.prep.listing.photos import Photos
 from resolute.prep.listing.splits import extend_splits
 from resolute.prep.shard_set.existing_set import CHANGES, ExistingSet, describe_differences
-from resolute.prep.shard_set.manifest import is_info_file, read_rejects
-from resolute.prep.shard_set.record import plan_hash
-from resolute.prep.shard_set.set_photos import SetPhotos, local_photos, lost_photos
+from resolute.prep.shard_set.generation import GenerationSpec
+from resolute.prep.shard_set.manifest import read_rejects
+from resolute.prep.shard_set.set_photos import SetPhotos, photo_files
 from resolute.prep.shard_set.source_record import is_other_source, read_record
 from resolute.prep.storage.output import Store
 
@@ -37,7 +37,7 @@ __all__ = [
     "compare_with_set",
     "describe_changes",
     "extension_inputs",
-    "extension_plan",
+    "extension_spec",
     "write_changes",
 ]
 
@@ -56,18 +56,18 @@ def check_extendable(store: Store, settings: Settings, existing: ExistingSet | N
             f"{store.where}: not finished, got a set without a valid manifest.json, expected a finished set to extend; "
             f"finish or repair it first: {_AGAIN}, with the photos that it was begun with"
         )
-    lost = {name for name in existing.lost(store) if not is_info_file(name)}  # why: these are written again
+    lost = existing.lost(store) - info_files(existing.manifest).keys()  # why: these are written again
     if existing.damaged or lost:
         what = f"{len(existing.damaged)} damaged files" if existing.damaged else f"{len(lost)} missing or cut files"
         raise ResoluteError(
             f"{store.where}: damaged, got {what}, expected a sound set to extend; repair it first: {_AGAIN}, with the "
             "photos that it was made from"
         )
-    wanted = {"settings": settings.plan_settings()}
-    if existing.plan["settings"] != wanted["settings"]:
+    old, wanted = existing.newest.settings, settings.plan_settings()
+    if old != wanted:
+        differences = describe_differences({"settings": old}, {"settings": wanted})
         raise ResoluteError(
-            f"{store.where}: EXTEND=1 cannot change settings, {describe_differences(existing.plan, wanted)}; "
-            "undo the change, or choose another OUT"
+            f"{store.where}: EXTEND=1 cannot change settings, {differences}; undo the change, or choose another OUT"
         )
     return existing
 
@@ -75,19 +75,13 @@ def check_extendable(store: Store, settings: Settings, existing: ExistingSet | N
 def compare_with_set(store: Store, existing: ExistingSet, sources: Mapping[str, Photos], scratch: Path) -> Comparison:
     """Compare the photos of the set with the sources. Raises `ResoluteError` if the lists of its photos are lost."""
     _check_target(store, existing, sources["train"])
-    files = []
-    for generation, plan in enumerate(existing.plans):
-        path = local_photos(store, generation, plan, scratch)
-        if path is None:
-            raise lost_photos(store, generation)
-        files.append(path)
     database = sources["train"].database
-    SetPhotos.open(database, files)
-    newest, rejected = len(files) - 1, dict[tuple[str, int], str]()
+    SetPhotos.open(database, photo_files(store, existing.generations, scratch))
+    newest, rejected = existing.newest.number, dict[tuple[str, int], str]()
     if existing.manifest is not None and rejects_name(newest) not in existing.damaged:
         with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             rejected = read_rejects(store, newest)
-    return compare(database, sources, tuple(existing.plan["images"]), rejected)
+    return compare(database, sources, existing.newest.splits, rejected)
 
 
 def extension_inputs(
@@ -102,7 +96,7 @@ def extension_inputs(
     splits = extend_splits(
         sources["train"],
         comparison,
-        generation=len(existing.plans),
+        generation=len(existing.generations),
         val=sources.get("val"),
         val_list=None if settings.val_list is None else Path(settings.val_list),
         val_frac=settings.held_out_frac,
@@ -122,7 +116,7 @@ def extension_inputs(
 
 def _check_target(store: Store, existing: ExistingSet, train: Photos) -> None:
     """Raise `ResoluteError` unless the targets of the source are what those of the set are."""
-    got, expected = train.target.to_json(), existing.plan["target"]
+    got, expected = train.target.to_json(), existing.newest.target
     if got != expected:
         raise ResoluteError(
             f"{store.where}: a set of other targets, {describe_differences({'target': expected}, {'target': got})}; "
@@ -130,11 +124,11 @@ def _check_target(store: Store, existing: ExistingSet, train: Photos) -> None:
         )
 
 
-def extension_plan(
+def extension_spec(
     settings: Settings, store: Store, existing: ExistingSet, inputs: Inputs, comparison: Comparison
-) -> dict[str, Any]:
-    """The plan of the generation to add. Raises `ResoluteError` if the source is not that of the set."""
-    previous, record = existing.plan, read_record(store)
+) -> GenerationSpec:
+    """The specification of the generation to add. Raises `ResoluteError` if the source is not that of the set."""
+    previous, record = existing.newest, read_record(store)
     if is_other_source(record, settings) and comparison.removed:
         assert record is not None
         raise ResoluteError(
@@ -142,7 +136,7 @@ def extension_plan(
             f"{comparison.removed} of its photos, expected a source with the old photos and the new ones; correct "
             "SRC"
         )
-    classes, known = list(inputs.classes), previous["classes"]
+    classes, known = list(inputs.classes), list(previous.classes)
     if classes[: len(known)] != known:
         at = next(i for i, name in enumerate(known) if classes[i : i + 1] != [name])
         got = repr(classes[at]) if at < len(classes) else "none"
@@ -150,20 +144,20 @@ def extension_plan(
             f"{settings.classes or settings.src}: class {at} is another, got {got}, expected {known[at]!r} as in "
             f"{store.where}, since classes keep their numbers; add new classes at the end"
         )
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "generation": len(existing.plans),
-        "previous": plan_hash(previous),
-        "settings": settings.plan_settings(),
-        "classes": classes,
-        "target": previous["target"],
-        "codecs": codec_versions(),
-        "source": inputs.summary(),
-        "images": {split: len(photos) for split, photos in inputs.splits.items()},
-        "removed": comparison.removed,
-        "changed": comparison.changed,
-    }
+    return GenerationSpec(
+        number=previous.number + 1,
+        previous=previous.hash,
+        settings=settings.plan_settings(),
+        classes=classes,
+        target=previous.target,
+        codecs=codec_versions(),
+        source=inputs.summary(),
+        images={split: len(inputs.splits[split]) for split in previous.splits},
+        first_key={split: previous.split_keys(split).stop for split in previous.splits},
+        first_shard={split: previous.shards(split).stop for split in previous.splits},
+        removed=comparison.removed,
+        changed=comparison.changed,
+    )
 
 
 def write_changes(store: Store, comparison: Comparison) -> None:

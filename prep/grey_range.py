@@ -12,7 +12,7 @@ from resolute.errors import ResoluteError
 from resolute.prep.listing.inputs import Inputs
 from resolute.prep.listing.photos import Photos
 from resolute.prep.shard_set.record import Records
-from resolute.prep.shard_set.set_plan import SetPlan
+from resolute.prep.shard_set.work_list import WorkList
 from resolute.prep.sources.fetch import fetch
 from resolute.prep.sources.image_ref import ByteRange
 from resolute.prep.sources.reject import Reject
@@ -62,11 +62,12 @@ def _brightest(place: ByteRange, max_megapixels: int | None) -> int | None:
         return None
 
 
-def check_all(plan: SetPlan, records: Records) -> None:
+def check_all(todo: WorkList, records: Records) -> None:
     """Raises `ResoluteError` if the photos with 16-bit samples in the finished shards of a new set are dark."""
-    if "grey_range" not in plan.plans[-1]["settings"] and len(plan.plans) == 1:
-        facts = records.facts(plan.layout)
-        _ask(plan.src, facts.deep, facts.largest, "", " with REBUILD=1")
+    spec = todo.generations[-1]
+    if "grey_range" not in spec.settings and not spec.number:
+        facts = records.facts(todo)
+        _ask(todo.src, facts.deep, facts.largest, "", " with REBUILD=1")
 
 
 def _ask(src: str, deep: int, largest: int, which: str, how: str) -> None:

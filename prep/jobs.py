@@ -1,7 +1,7 @@
 """A set made by separate commands: `jobs plan`, any number of `jobs range` on any machines, and `jobs finish`.
 
 The plan lists the sources once and writes what the others need to OUT/.prep/plan: the table of the photos of all
-shards, one Parquet file, and `SetPlan`, last. A job converts a range of the shards. Since the bytes of a shard follow
+shards, one Parquet file, and `WorkList`, last. A job converts a range of the shards. Since the bytes of a shard follow
 from its inputs alone, jobs may overlap, be killed and be repeated. The finish derives the rest of the set from the
 records of all shards, as `build.build` does. Plan and finish hold OUT's lock; jobs hold none.
 """
@@ -13,23 +13,23 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
 from resolute.prep.listing.database import Database
-from resolute.prep.run.planned import AGAIN, convert_range, names_of_records, read_set_plan, write_plan
 from resolute.prep.run.stats import RunStats
+from resolute.prep.run.work import AGAIN, convert_range, names_of_records, read_work_list, save
 from resolute.prep.shard_set.existing_set import open_existing, read_damaged, read_sealed
 from resolute.prep.shard_set.record import Records
-from resolute.prep.shard_set.set_photos import SetPhotos, local_photos, lost_photos
-from resolute.prep.shard_set.set_plan import PLAN_FOLDER, SET_PLAN, SetPlan
+from resolute.prep.shard_set.set_photos import SetPhotos, photo_files
 from resolute.prep.shard_set.shard_plan import missing_shards
+from resolute.prep.shard_set.work_list import PLAN_FOLDER, WORK_LIST
 from resolute.prep.storage.output import Store, open_store
 
-from .build import BuildResult, delete_run_files, finalize, plan_set, scratch_folder
+from .finish import BuildResult, delete_run_files, finish, scratch_folder
+from .plan import plan
 from .settings import Settings
 
 __all__ = ["convert_jobs", "finalize_jobs", "parse_range", "plan_jobs"]
@@ -59,15 +59,17 @@ def plan_jobs(settings: Settings, describe: Callable[[str], None] = lambda line:
     settings = settings.with_absolute_paths()
     store = open_store(settings.out)
     with ExitStack() as stack:
-        work = plan_set(stack, settings, store, describe)
-        if isinstance(work, BuildResult):
-            return work
-        write_plan(store, work.shard_plan, work.missing, work.scratch, work.check_lock)
-        plan, missing = work.plan, work.missing
+        planned = plan(stack, settings, store, describe)
+        if isinstance(planned, BuildResult):
+            return planned
+        save(planned.work, planned.missing, planned.scratch, planned.check_lock)
+        todo, missing = planned.work.todo, planned.missing
     first, parts = 0, []
-    for split, shards in plan.layout.shards.items():
-        parts.append(f"{split} {first}:{first + len(shards)}")
-        first += len(shards)
+    for spec in todo.generations:
+        for split in spec.splits:
+            end = first + len(spec.shards(split))
+            parts.append(f"{split} {first}:{end}")
+            first = end
     out = shlex.quote(settings.out)
     return (
         f"{store.where}: planned {_count(first, 'shard')}, numbered {', '.join(parts)}; {first - len(missing)} of them "
@@ -88,7 +90,7 @@ def convert_jobs(
 ) -> str:
     """Convert a range of the planned shards, as `convert_range`; returns the counts in one line."""
     store = open_store(out)
-    if not read_sealed(store, SET_PLAN) and _is_finished(store):
+    if not read_sealed(store, WORK_LIST) and _is_finished(store):
         return f"{store.where}: the set is finished, nothing to do"
     shards, kept, stats = convert_range(out, selected, workers=workers, on_start=on_start, progress=progress)
     return (
@@ -120,10 +122,10 @@ def finalize_jobs(out: str) -> BuildResult:
         check_lock = stack.enter_context(store.exclusive_lock())
         scratch = scratch_folder(stack, store)
         existing = open_existing(store, rebuild=False)
-        plan = None if existing is not None and not store.names(PLAN_FOLDER) else read_set_plan(store)
-        resolutions = plan.short_sides if plan is not None else existing.resolutions if existing is not None else ()
-        is_extension = existing is not None and plan is not None and len(plan.plans) > len(existing.plans)
-        if existing is not None and not is_extension and existing.is_complete(store, resolutions):
+        todo = None if existing is not None and not store.names(PLAN_FOLDER) else read_work_list(store)
+        resolutions = todo.short_sides if todo is not None else existing.resolutions if existing is not None else ()
+        extends = todo is not None and existing is not None and todo.generations[-1].number > existing.newest.number
+        if existing is not None and not extends and existing.is_complete(store, resolutions):
             delete_run_files(store)
             assert existing.manifest is not None
             return BuildResult(
@@ -133,36 +135,32 @@ def finalize_jobs(out: str) -> BuildResult:
                 kept_shards=0,
                 elapsed_s=time.perf_counter() - started_at,
             )
-        plan = plan or read_set_plan(store)
-        if plan.layout.first and (existing is None or existing.manifest is None or not is_extension):
-            raise ResoluteError(
-                f"{store.where}: not the set that the plan extends, got one without a valid manifest.json or with "
-                f"other generations, expected it as it was; {AGAIN}"
-            )
-        if found := sorted(read_damaged(store) - plan.damaged):
+        todo = todo or read_work_list(store)
+        if found := sorted(read_damaged(store) - todo.damaged):
             raise ResoluteError(
                 f"{store.where}: damaged since the plan was made, got {len(found)} files listed by `resolute "
                 f"verify`, such as {found[0]}, expected none; {AGAIN}, then convert the shards that are missing"
             )
-        records = Records(store, plan.hash_of, scratch / "records")
+        records = Records(store, todo.hash_of, scratch / "records")
         stack.callback(records.close)
-        records.load(names=names_of_records(plan, plan.layout) if plan.layout.first else None)
-        missing = missing_shards(plan.layout, plan.short_sides, records)
+        first = todo.generations[0].number
+        records.load(names=names_of_records(todo, todo) if first else None)
+        missing = missing_shards(todo, todo.short_sides, records)
         if missing:
-            raise _missing_error(store, out, np.flatnonzero([shard in missing for shard in plan.layout]))
+            raise _missing_error(store, out, np.flatnonzero([shard in missing for shard in todo]))
         database = Database(scratch)
         stack.callback(database.close)
-        photos = SetPhotos.open(database, _photo_files(store, plan, scratch))
-        kept = existing.manifest if existing is not None and plan.layout.first else None
-        manifest = finalize(store, plan, records, photos, check_lock, kept=kept, scratch=scratch)
+        older = () if existing is None else existing.generations[:first]
+        photos = SetPhotos.open(database, photo_files(store, (*older, *todo.generations), scratch))
+        manifest = finish(store, todo, records, photos, check_lock, scratch)
         return BuildResult(
             manifest=manifest,
-            ignored=plan.ignored,
-            listed=plan.listed,
+            ignored=todo.ignored,
+            listed=todo.listed,
             stats=RunStats(),
-            kept_shards=len(plan.layout),
+            kept_shards=len(todo),
             elapsed_s=time.perf_counter() - started_at,
-            warnings=plan.warnings,
+            warnings=todo.warnings,
         )
 
 
@@ -175,14 +173,3 @@ def _missing_error(store: Store, out: str, missing: NDArray[np.int64]) -> Resolu
         f"`resolute jobs range --out {shlex.quote(out)} --range {missing[0]}:{missing[-1] + 1}`, which leaves "
         "finished shards as they are"
     )
-
-
-def _photo_files(store: Store, plan: SetPlan, scratch: Path) -> list[Path]:
-    """The lists of the photos of all generations, local files."""
-    files = []
-    for generation, own in enumerate(plan.plans):
-        path = local_photos(store, generation, own, scratch)
-        if path is None:
-            raise lost_photos(store, generation)
-        files.append(path)
-    return files

@@ -14,13 +14,13 @@ from typing import Any
 
 from resolute.errors import ResoluteError
 from resolute.files import PARTIAL
-from resolute.pipeline.dataset.format import WRITE_VERSIONS, is_sealed
+from resolute.pipeline.dataset.manifest import VERSION
 from resolute.pipeline.dataset.source_record import SOURCE_RECORD
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.listing.checks import describe_target
 from resolute.prep.listing.open_sources import open_sources
 from resolute.prep.shard_set.cards import CARD
-from resolute.prep.shard_set.existing_set import DAMAGED, MANIFEST
+from resolute.prep.shard_set.existing_set import DAMAGED, stored_manifest
 from resolute.prep.shard_set.record import lost_files
 from resolute.prep.shard_set.source_record import record_of, with_remembered
 from resolute.prep.sources.signature import has_signature
@@ -41,11 +41,9 @@ def unchanged_set(settings: Settings) -> dict[str, Any] | None:
         return None
     store = open_store(settings.out)
     try:
-        manifest_data, record = store.read(MANIFEST), json.loads(store.read(SOURCE_RECORD))
-        manifest: dict[str, Any] = json.loads(manifest_data)
+        record, manifest = json.loads(store.read(SOURCE_RECORD)), stored_manifest(store)
         signature: dict[str, str] = record["signature"]
-        is_current = is_sealed(manifest_data) and manifest["version"] in WRITE_VERSIONS
-        if not is_current or not _is_whole(store, manifest, settings):
+        if manifest is None or manifest["version"] != VERSION or not _is_whole(store, manifest, settings):
             return None
         settings = with_remembered(settings, store)
         is_same = json.loads(record_of(settings, signature)) == record and _is_current(settings, signature)

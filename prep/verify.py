@@ -18,10 +18,10 @@ from resolute.console import counted, say
 from resolute.errors import ResoluteError, StorageError
 from resolute.files import PARTIAL
 from resolute.fork_server import fork_server
-from resolute.pipeline.dataset.format import FORMAT, READ_VERSIONS, VERSION, is_sealed
+from resolute.pipeline.dataset.manifest import FORMAT, MANIFEST, READ_VERSIONS, VERSION, is_sealed, join_manifest
 from resolute.pipeline.dataset.source_record import SOURCE_RECORD, missing_set_hint
 from resolute.prep.shard_set.cards import CARD
-from resolute.prep.shard_set.existing_set import CHANGES, DAMAGED, MANIFEST
+from resolute.prep.shard_set.existing_set import CHANGES, DAMAGED
 from resolute.prep.shard_set.file_check import Damage, check_file, init_worker, read_with_retry
 from resolute.prep.shard_set.record import record_name
 from resolute.prep.shard_set.source_record import read_record, rerun_command
@@ -40,7 +40,7 @@ class VerifyResult:
     """Outcome of `verify`.
 
     `damaged` maps file names to what is wrong with them; `unexpected` are files that do not belong to the set;
-    `manifest` is None if it is damaged itself; nothing else is checked then.
+    `manifest` is the joined one, None if one is damaged; nothing else is checked then.
     """
 
     manifest: dict[str, Any] | None
@@ -58,10 +58,10 @@ def verify(
     finished set of this version, or if its files cannot be read.
     """
     started_at = time.perf_counter()
-    manifest = _read_manifest(store)
+    manifest, damaged = _read_manifest(store)
     result = VerifyResult(manifest=manifest)
     if manifest is None:
-        result.damaged[MANIFEST] = "changed since prep, got other bytes than its own hash says"
+        result.damaged[damaged] = "changed since prep, got other bytes than it should have"
     else:
         files = {name: FileInfo(nbytes=i["bytes"], sha256=i["sha256"]) for name, i in manifest["files"].items()}
         result.unexpected = _unexpected_files(store, files)
@@ -88,8 +88,11 @@ def _check_storage(store: Store, damaged: Mapping[str, str]) -> None:
         )
 
 
-def _read_manifest(store: Store) -> dict[str, Any] | None:
-    """The manifest; None if it is damaged. Raises `ResoluteError` if there is none, or one of another version."""
+def _read_manifest(store: Store) -> tuple[dict[str, Any] | None, str]:
+    """The joined manifest, or None and the name of the one that is damaged or missing.
+
+    Raises `ResoluteError` if there is none, or one of another version.
+    """
     try:
         data = read_with_retry(store, MANIFEST, lambda: store.read(MANIFEST))
     except Damage:
@@ -99,13 +102,25 @@ def _read_manifest(store: Store) -> dict[str, Any] | None:
         manifest: dict[str, Any] = json.loads(data)
         got = (manifest["format"], manifest["version"])
     except (ValueError, KeyError, TypeError):
-        return None
+        return None, MANIFEST
     if got not in [(FORMAT, version) for version in READ_VERSIONS] and (is_sealed(data) or "sha256" not in manifest):
         raise ResoluteError(
             f"{store.where}/{MANIFEST}: got format {got[0]} version {got[1]}, expected {FORMAT} "
             f"version {VERSION}; rebuild it: run {rerun_command(store, rebuild=True)}"
         )
-    return manifest if is_sealed(data) else None
+    if not is_sealed(data):
+        return None, MANIFEST
+    try:
+        return join_manifest(manifest, lambda name: _read_or_nothing(store, name)), ""
+    except ValueError as error:
+        return None, str(error)
+
+
+def _read_or_nothing(store: Store, name: str) -> bytes:
+    try:
+        return read_with_retry(store, name, lambda: store.read(name))
+    except Damage:
+        return b""
 
 
 def _unexpected_files(store: Store, files: Mapping[str, Any]) -> list[str]:

@@ -35,6 +35,8 @@ PREP = [
         "unchanged",
         "extend",
         "grey_range",
+        "finish",
+        "plan",
         "build",
         "jobs",
         "estimate",

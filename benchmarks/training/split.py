@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from resolute.benchmarks.cli import Parser, command, text_table
 from resolute.errors import ResoluteError
 from resolute.files import atomic_write, write_errors
-from resolute.pipeline.dataset.format import read_manifest
+from resolute.pipeline.dataset.manifest import read_manifest
 from resolute.pipeline.storage.base import open_files
 from resolute.prep.report.browse import ShardSetReader
 from resolute.prep.sources.folders.image_folder import ImageFolderSource

@@ -23,8 +23,9 @@ from resolute.errors import ResoluteError, StorageError, differences
 from resolute.pipeline.storage.base import Files, open_files
 from resolute.pipeline.storage.local import retry_local
 
-from .format import GROUP, STORED, groups_name, index_name, key_name, names_name, read_manifest, tar_name
+from .format import GROUP, STORED, groups_name, index_name, key_name, names_name, tar_name
 from .groups import components, deal, together
+from .manifest import read_manifest
 from .source_record import read_record, repair_hint, shards_command
 from .target import Target
 

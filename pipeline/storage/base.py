@@ -8,9 +8,9 @@ Contents are checked by the reader, not here.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from resolute.errors import ResoluteError
 from resolute.urls import local_path
@@ -49,6 +49,10 @@ class Files(Protocol):
 
         A copy stays until `close`. Raises `FileNotFoundError` if the file does not exist, `StorageError` on failure.
         """
+
+    def expect(self, listed: Mapping[str, Any]) -> None:
+        """Take {name: {bytes, sha256}} of the set's manifests for what the store has to hold."""
+        return
 
     def read(self, name: str, offset: int, nbytes: int, *, fresh: bool = False) -> bytes:
         """Read `nbytes` bytes from `offset` on. `fresh`: bypass cached data and open handles.

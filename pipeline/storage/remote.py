@@ -17,7 +17,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -134,6 +134,9 @@ class Remote(Files):
             self._since_ns = since_ns
             self.release()
         return self._keep(self._known(name, len(text), sha256), lambda write: write(memoryview(text), 0))
+
+    def expect(self, listed: Mapping[str, Any]) -> None:
+        self._listed = dict(listed)
 
     def read(self, name: str, offset: int, nbytes: int, *, fresh: bool = False) -> bytes:
         file = self._file(name)

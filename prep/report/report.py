@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resolute.pipeline.dataset.format import duplicates_name, key_name, near_pairs_name, rejects_name
-from resolute.prep.build import BuildResult
+from resolute.prep.finish import BuildResult
 from resolute.prep.storage.output import Store
 from resolute.report.page import load, render
 

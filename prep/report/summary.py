@@ -8,9 +8,9 @@ from typing import Any
 from resolute.console import counted
 from resolute.pipeline.dataset.format import duplicates_name, rejects_name
 from resolute.pipeline.dataset.target import Target
-from resolute.prep.build import BuildResult, describe_reasons
 from resolute.prep.convert.batch import PixelFacts
 from resolute.prep.extend import describe_changes
+from resolute.prep.finish import BuildResult, describe_reasons
 from resolute.prep.listing.checks import describe_ignored, describe_target, size_warnings
 from resolute.prep.run.stats import RunStats
 from resolute.prep.storage.output import Store

@@ -10,8 +10,8 @@ from typing import Any
 
 from resolute.errors import ResoluteError, StorageError
 
-from .planned import Converted, convert_range
 from .stats import RunStats
+from .work import Converted, convert_range
 
 __all__ = ["TASK_BYTES", "convert_on_ray"]
 

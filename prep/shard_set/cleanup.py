@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 
+from resolute.pipeline.dataset.manifest import MANIFEST
 from resolute.prep.storage.bulk import remove_many
 from resolute.prep.storage.output import Store
 from resolute.prep.storage.thread_map import thread_map
 
-from .existing_set import CHANGES, MANIFEST, PLAN
+from .existing_set import CHANGES
+from .generation import spec_name
 from .record import RECORDS, record_names
 
 __all__ = ["delete_orphans", "delete_partial", "delete_partial_shards", "start_over"]
@@ -19,7 +21,7 @@ _OF_A_SET = (
     r"|index/(train|val)((-\d+)?(\.g\d{3,})?(\.crc)?\.npy|(\.g\d{3,})?\.(source\.npy|sources\.jsonl)"
     r"|groups(\.g\d{3,})?\.npy)"
     r"|records/(train|val)-\d{6}-\d+\.rec|records/(plan-\d{3,}\.json|photos(-\d{3,})?\.parquet)"
-    r"|(rejects|duplicates|near_copies)(\.g\d{3,})?\.jsonl|near_copies(\.g\d{3,})?\.csv|_info\.json"
+    r"|manifest\.g\d{3,}\.[\d-]+\.json|(rejects|duplicates|near_copies)(\.g\d{3,})?\.jsonl|near_copies(\.g\d{3,})?\.csv|_info\.json"
 )
 _SET_NAMES = re.compile(_OF_A_SET)
 _OF_A_SHARD = re.compile(rf"(?:\d+|{RECORDS})/((?:train|val)-\d{{6}})(?:\.tar|\.idx|-\d+\.rec)")
@@ -63,7 +65,7 @@ def delete_orphans(store: Store, keep: Collection[str]) -> None:
 
 def start_over(store: Store) -> None:
     """Forget the set at OUT; its shards stay until they are replaced. A run killed here has to start over again."""
-    store.write(PLAN, b"{}\n")
+    store.write(spec_name(0), b"{}\n")
     if store.size(MANIFEST) is not None and b'"croissant.json": {' in store.read(MANIFEST):
         store.remove("croissant.json")  # of an earlier version: it describes the tars that were there
     store.remove(MANIFEST)  # why: it lists files that are about to be replaced

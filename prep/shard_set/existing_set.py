@@ -1,46 +1,35 @@
-"""`ExistingSet`: the plans of the set in OUT, and its manifest if the set is finished."""
+"""`ExistingSet`: the generations of the set in OUT, and its manifest if the set is finished."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from resolute.errors import ResoluteError
 from resolute.files import PARTIAL
-from resolute.pipeline.dataset.format import FORMAT, VERSION, WRITE_VERSIONS, generation_mark, is_sealed
-from resolute.prep.shard_set.set_photos import photos_name, stored_plan
+from resolute.pipeline.dataset.manifest import FORMAT, MANIFEST, VERSION, is_sealed, join_manifest
 from resolute.prep.storage.output import RUN_FOLDER, Store
 from resolute.prep.storage.retry import retry
 
-from .record import RECORDS, lost_files, plan_hash, record_names
+from .generation import GenerationSpec, spec_name
+from .record import RECORDS, lost_files, record_names
 
 __all__ = [
     "CHANGES",
     "DAMAGED",
-    "MANIFEST",
-    "PLAN",
     "ExistingSet",
     "describe_differences",
     "open_existing",
-    "plan_name",
     "read_damaged",
     "read_sealed",
+    "read_spec",
+    "stored_manifest",
 ]
 
-MANIFEST = "manifest.json"
-
-
-def plan_name(generation: int) -> str:
-    """The file with the plan of a generation."""
-    return f"{RECORDS}/plan{generation_mark(generation, '-')}.json"
-
-
-PLAN = plan_name(0)  # everything that decides the bytes of the set, except its resolutions
 DAMAGED = "damaged.json"  # names of the files that `verify` found damaged
 CHANGES = "changes.jsonl"  # photos of the set that the source lacked, or had changed, at the last extension
 
@@ -49,18 +38,21 @@ CHANGES = "changes.jsonl"  # photos of the set that the source lacked, or had ch
 class ExistingSet:
     """The set at OUT, or the part of it that is finished.
 
-    `plans` are those of its generations, without that of an unfinished extension. `manifest` is None if the set is
-    unfinished or its manifest damaged; `damaged` are the files that `verify` listed.
+    `generations` are those of the manifest, and without one all that are there. `manifest` is the one that
+    `join_manifest` returns; None if the set is unfinished, or a manifest damaged. `damaged` are the files that `verify`
+    listed. A set that is to be rebuilt may have no generations that can be read; `source` and `classes` are what is
+    known of its photos.
     """
 
-    plans: tuple[dict[str, Any], ...]
+    generations: tuple[GenerationSpec, ...]
     manifest: dict[str, Any] | None
     damaged: frozenset[str]
+    source: Mapping[str, Any]
+    classes: Sequence[str]
 
     @property
-    def plan(self) -> dict[str, Any]:
-        """The plan of the newest generation."""
-        return self.plans[-1]
+    def newest(self) -> GenerationSpec:
+        return self.generations[-1]
 
     @property
     def resolutions(self) -> list[int]:
@@ -85,9 +77,9 @@ def open_existing(store: Store, *, rebuild: bool) -> ExistingSet | None:
     Raises `ResoluteError` if OUT holds foreign files or, unless it is to be rebuilt, a set of another version or
     damaged beyond use.
     """
-    manifest_data, plan_data = _read(store, MANIFEST), _read(store, PLAN)
-    manifest, plan = _parse(manifest_data), _parse(plan_data)
-    if manifest.get("format") != FORMAT and plan_data is None:
+    manifest_data, spec_data = _read(store, MANIFEST), _read(store, spec_name(0))
+    top, first = _parse(manifest_data), _parse(spec_data)
+    if top.get("format") != FORMAT and spec_data is None:
         if manifest_data is None:
             _refuse_foreign(store)
             return None
@@ -97,50 +89,57 @@ def open_existing(store: Store, *, rebuild: bool) -> ExistingSet | None:
         )
     if manifest_data is None and not record_names(store):
         return None  # why: an unfinished run that has finished nothing
-    is_current = manifest.get("version") in WRITE_VERSIONS and is_sealed(manifest_data or b"")
-    if not rebuild and manifest.get("version", VERSION) not in WRITE_VERSIONS:
+    version = top.get("version", first.get("version", VERSION))
+    if not rebuild and version != VERSION:
         raise ResoluteError(
-            f"{store.where}/{MANIFEST}: a set of another version, got version {manifest['version']}, expected "
+            f"{store.where}/{MANIFEST}: a set of another version, got version {version}, expected "
             f"{VERSION}; train on it as it is, extend it with the version of Resolute that made it, rebuild it with "
             "REBUILD=1 (--rebuild), or choose another OUT"
         )
-    if plan and is_sealed(plan_data or b""):
-        del plan["sha256"]
-    else:
-        plan = stored_plan(store, 0) if is_current else {}
-    if not plan and not rebuild:
+    manifest = stored_manifest(store) if version == VERSION else None
+    generations = _generations(store, manifest) if version == VERSION else ()
+    if not generations and not rebuild:
         raise ResoluteError(
-            f"{store.where}/{PLAN}: damaged, as is {MANIFEST}, expected at least one as prep wrote it; start over with "
-            "REBUILD=1 (--rebuild) or choose another OUT"
+            f"{store.where}/{spec_name(0)}: damaged, as is {MANIFEST}, expected at least one as prep wrote it; start "
+            "over with REBUILD=1 (--rebuild) or choose another OUT"
         )
-    plans: tuple[dict[str, Any], ...] = (plan,)
-    with suppress(*[ResoluteError] if rebuild else []):  # why: what is to be replaced may be damaged
-        plans = _plans(store, plan, manifest if is_current else None)
-    return ExistingSet(plans=plans, manifest=manifest if is_current else None, damaged=read_damaged(store))
+    photos = generations[-1].to_json() if generations else first
+    return ExistingSet(
+        generations=generations,
+        manifest=manifest,
+        damaged=read_damaged(store),
+        source=photos.get("source", {}),
+        classes=photos.get("classes", ()),
+    )
 
 
-def _plans(store: Store, first: dict[str, Any], manifest: Mapping[str, Any] | None) -> tuple[dict[str, Any], ...]:
-    """The plans of all generations, `first` that of generation 0; those of `manifest`, or without it all that follow.
+def stored_manifest(store: Store) -> dict[str, Any] | None:
+    """The manifest of the set at `store`, as `join_manifest` returns it; None if there is none or one is damaged."""
+    data = _read(store, MANIFEST) or b""
+    try:
+        return join_manifest(json.loads(data), lambda name: _read(store, name) or b"") if is_sealed(data) else None
+    except (ValueError, KeyError, TypeError):
+        return None
 
-    Raises `ResoluteError` if one is damaged.
-    """
-    plans, count = [first], None if manifest is None else len(manifest["generations"])
-    while count is None or len(plans) < count:
-        number, previous = len(plans), plan_hash(plans[-1])
-        expected = None if manifest is None else manifest["generations"][number]["plan"]
-        plan = read_sealed(store, plan_name(number))
-        if expected is not None and plan_hash(plan) != expected:
-            plan = stored_plan(store, number)
-        if plan.get("previous") == previous and expected in (None, plan_hash(plan)):
-            plans.append(plan)
-        elif count is None:
-            break
-        else:
-            raise ResoluteError(
-                f"{store.where}/{plan_name(number)}: got none or a damaged one, and in {photos_name(number)} too, "
-                "expected one as prep wrote it; restore one of them, or start over with REBUILD=1 (--rebuild)"
-            )
-    return tuple(plans)
+
+def _generations(store: Store, manifest: Mapping[str, Any] | None) -> tuple[GenerationSpec, ...]:
+    """Those of the manifest, or without one generation 0 and all that follow it; none if that is damaged."""
+    if manifest is not None:
+        return tuple(GenerationSpec.from_json(added["spec"]) for added in manifest["generations"])
+    found: list[GenerationSpec] = []
+    while (spec := read_spec(store, len(found))) is not None:
+        if spec.previous != (found[-1].hash if found else None):
+            break  # left by an extension of another set
+        found.append(spec)
+    return tuple(found)
+
+
+def read_spec(store: Store, generation: int) -> GenerationSpec | None:
+    """The specification of a generation, as its own file has it; None if the file is missing or damaged."""
+    try:
+        return GenerationSpec.from_json(read_sealed(store, spec_name(generation)))
+    except ValueError:
+        return None
 
 
 def read_damaged(store: Store) -> frozenset[str]:

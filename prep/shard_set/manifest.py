@@ -1,12 +1,11 @@
-"""Derives everything but the shards of a set from their records: index, lists, info files, manifest."""
+"""Derives everything but the shards of a set from their records: index, lists, manifests."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,304 +14,267 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resolute.pipeline.dataset.format import (
-    FORMAT,
     SOURCE,
     STORED,
-    VERSION,
-    WITH_GROUPS,
     duplicates_name,
-    groups_name,
     index_name,
-    manifest_bytes,
     names_name,
     rejects_name,
     shard_name,
     source_name,
 )
-from resolute.pipeline.dataset.target import Target
+from resolute.pipeline.dataset.manifest import (
+    FORMAT,
+    MANIFEST,
+    VERSION,
+    generation_manifest_name,
+    info_files,
+    join_manifest,
+    manifest_bytes,
+)
 from resolute.prep.shard_set.set_photos import SetPhotos, file_info, photos_name
-from resolute.prep.shard_set.set_plan import SetPlan, ShardLayout, near_copies_of
 from resolute.prep.storage.hashed_file import FileInfo
 from resolute.prep.storage.output import Store
 
 from .cards import write_card
 from .duplicates import Duplicates
-from .existing_set import DAMAGED, MANIFEST, plan_name, read_sealed
+from .existing_set import DAMAGED, stored_manifest
+from .generation import GenerationSpec, spec_name
 from .groups import Numbers, write_groups
 from .near_copies import NearCopies, NearPairs, kept_near_copies, read_records
 from .record import Records, ShardRecord
+from .work_list import WorkList
 
-__all__ = ["finalize_set", "is_info_file", "read_rejects", "restore_info_files", "write_rejects"]
-
-_INFO = "_info.json"  # timm's list of shards, in the folder of each resolution and in the set's
+__all__ = ["finalize_set", "read_rejects", "write_info_files", "write_rejects"]
 
 
 def finalize_set(
     store: Store,
-    plan: SetPlan,
+    work: WorkList,
     records: Records,
     photos: SetPhotos,
-    kept: Mapping[str, Any] | None,
+    older: Mapping[str, Any] | None,
     scratch: Path,
 ) -> dict[str, Any]:
-    """Write everything except the shards, with one record in memory at a time, and return the manifest.
+    """Write everything except the shards, with one record in memory at a time, and return the joined manifest.
 
-    All shards of `plan.layout` are in `records`. Files of the generations before its first one stay as the manifest
-    `kept` lists them. `scratch` takes copies of index files.
-    Until the manifest is written, an older one and all files that it lists stay as they are, but for the files that
-    `is_info_file`, which follow at once. Raises `ResoluteError` if the store refuses.
+    All shards of `work` are in `records`. `older` is the joined manifest of the generations before those, which stay as
+    they are; None if there are none. `scratch` takes copies of index files. Until `manifest.json` is written, an older
+    one and all files that it lists stay as they are. Raises `ResoluteError` if the store refuses.
     """
-    layout, first, splits = plan.layout, plan.layout.first, list(plan.layout.generations[0])
-    rows, duplicates = _Rows(store, layout, records, min(plan.short_sides), scratch), Duplicates(photos.database)
-    near = _NearCopies(store, plan, records, photos)
-    rejects = records.rejects()
-    files: dict[str, FileInfo] = {}
-    generations: list[dict[str, Any]] = []
-    if kept is not None:
-        files = {
-            name: FileInfo(nbytes=info["bytes"], sha256=info["sha256"])
-            for name, info in kept["files"].items()
-            if not is_info_file(name)
-        }
-        generations = list(kept["generations"])
-        rejects |= read_rejects(store, first - 1)
-    files |= records.files(plan.short_sides)
-    shard_counts = {split: sum(added["shards"][split] for added in generations) for split in splits}
-    for number in range(first, len(plan.plans)):
-        own = plan.plans[number]
-        files[plan_name(number)] = store.write(plan_name(number), manifest_bytes(own))
-        info = file_info(photos.files[number])
-        files[photos_name(number)] = FileInfo(nbytes=info["bytes"], sha256=info["sha256"])
-        added: dict[str, Any] = {
-            "plan": plan.hashes[number],
-            "images": own["images"],
-            "samples": {},
-            "shards": {},
-            "classes": len(own["classes"]),
-            "removed": own.get("removed", 0),
-            "changed": own.get("changed", 0),
-        }
-        for split in splits:
-            lengths = rows.lengths(split, number)
-            added["samples"][split], added["shards"][split] = sum(lengths.values()), len(lengths)
-            if lengths:
-                files |= _index_files(store, plan, rows, photos, split, number, shard_counts[split])
-            shard_counts[split] += len(lengths)
-        own_rejects = {
-            (split, key): reason for (split, key), reason in rejects.items() if key < layout.keys_of(split, number).stop
-        }
-        files[rejects_name(number)] = write_rejects(store, rejects_name(number), own_rejects, photos)
-        for split in splits:
-            for generation in [*range(number)] * (number == first) + [number]:
-                duplicates.add(split, rows.digests(split, generation))
-        counts = duplicates.find()
-        files[duplicates_name(number)] = _stream(
-            store, duplicates_name(number), duplicates.lines(Target.from_manifest(own))
-        )
-        groups = {
-            split: _of_stored(rows, split, number, keys, numbers)
-            for split, (keys, numbers) in photos.groups_until(number).items()
-            if len(keys)
-        }
-        found = near.of_generation(number, groups)
-        if found is not None:
-            files |= found.write(store, number)
-            added["near_copies"] = found.counts
-        files |= write_groups(store, number, {} if found is None else found.numbers, groups)
-        own_shards = [(split, shard) for split in splits for shard in layout.shards_of(split, number)]
-        if facts := records.facts(own_shards).to_json():
-            added["pixels"] = facts
-        generations.append({**added, "rejected": len(own_rejects), "duplicates": counts})
-    lengths_of = {
-        split: {name: n for k in range(len(plan.plans)) for name, n in rows.lengths(split, k).items()}
-        for split in splits
-    }
-    newest = plan.plans[-1]
+    older = older or {"generations": [], "files": {}}
+    entries = list(older["generations"])
+    older_specs = [GenerationSpec.from_json(own["spec"]) for own in entries]
+    names = [generation_manifest_name(number, work.short_sides) for number in range(len(entries))]
+    files = {name: FileInfo.from_json(older["files"][name]) for name in names}
+    finisher = _Finisher(store, work, records, photos, older_specs, scratch)
+    for spec in work.generations:
+        own = finisher.finish(spec, entries)
+        names.append(generation_manifest_name(spec.number, work.short_sides))
+        files[names[-1]] = store.write(names[-1], manifest_bytes(own))
+        entries.append(own)
+    newest = work.generations[-1]
     manifest = {
         "format": FORMAT,
-        "version": WITH_GROUPS if any(groups_name(k) in files for k in range(len(generations))) else VERSION,
-        "settings": {**newest["settings"], "resolutions": sorted(plan.short_sides)},
-        "classes": newest["classes"],
-        "target": newest["target"],
-        "codecs": newest["codecs"],
-        "resolutions": {str(res): {"short_side": side} for res, side in sorted(plan.short_sides.items())},
-        "splits": {
-            split: {"samples": sum(lengths.values()), "shards": list(lengths)} for split, lengths in lengths_of.items()
-        },
-        "generations": generations,
+        "version": VERSION,
+        "settings": {**newest.settings, "resolutions": sorted(work.short_sides)},
+        "classes": newest.classes,
+        "target": newest.target,
+        "codecs": newest.codecs,
+        "resolutions": {str(res): {"short_side": side} for res, side in sorted(work.short_sides.items())},
+        "splits": {split: {"samples": sum(own["samples"][split] for own in entries)} for split in newest.splits},
+        "generations": names,
         "files": _listed(files),
         "source": {
-            **newest["source"],
-            "rejected": generations[-1]["rejected"],
-            "duplicates": generations[-1]["duplicates"],
+            **newest.source,
+            "rejected": entries[-1]["rejected"],
+            "duplicates": entries[-1]["duplicates"],
         },
     }
-    info_files = _info_files(lengths_of, plan.short_sides)
-    files |= {
-        name: FileInfo(nbytes=len(data), sha256=hashlib.sha256(data).hexdigest()) for name, data in info_files.items()
-    }
-    manifest["files"] = _listed(files)
     data = manifest_bytes(manifest)
     write_card(store, manifest)
-    is_new = store.size(MANIFEST) is None
-    for step in (_write_all, _write_manifest) if is_new else (_write_manifest, _write_all):
-        step(store, info_files, data)
+    store.write(MANIFEST, data)
+    joined = join_manifest(json.loads(data), store.read)
+    write_info_files(store, joined)
     store.remove(DAMAGED)
-    loaded: dict[str, Any] = json.loads(data)
-    return loaded
+    return joined
+
+
+def write_info_files(store: Store, manifest: Mapping[str, Any]) -> None:
+    """Write timm's info files of a finished set, which follow from its joined manifest."""
+    for name, data in info_files(manifest).items():
+        store.write(name, data)
+
+
+class _Finisher:
+    """Writes what belongs to one generation after another, from its records, and for older ones from the index."""
+
+    def __init__(
+        self,
+        store: Store,
+        work: WorkList,
+        records: Records,
+        photos: SetPhotos,
+        older: Sequence[GenerationSpec],
+        scratch: Path,
+    ) -> None:
+        self._store, self._work, self._records, self._photos = store, work, records, photos
+        self._index = _Index(store, scratch)
+        self._duplicates = Duplicates(photos.database)
+        self._near = _NearCopies(store, work, records, photos, older)
+        first, splits = len(older), work.generations[0].splits
+        self._rejects = records.rejects() | (read_rejects(store, first - 1) if first else {})
+        for split in splits:
+            for generation in range(first):
+                self._duplicates.add(split, self._index.digests(split, generation))
+
+    def finish(self, spec: GenerationSpec, older: list[dict[str, Any]]) -> dict[str, Any]:
+        """Write the index and the lists of a generation, whose `older` ones have these manifests; returns its own."""
+        store, work, number, splits = self._store, self._work, spec.number, spec.splits
+        files = self._records.files(spec, work.short_sides)
+        files[spec_name(number)] = store.write(spec_name(number), manifest_bytes(spec.to_json()))
+        files[photos_name(number)] = FileInfo.from_json(file_info(self._photos.files[number]))
+        lengths = {split: self._lengths(spec, split) for split in splits}
+        for split in splits:
+            if lengths[split]:
+                files |= self._write_index(spec, split, sum(own["shards"][split] for own in older))
+            self._duplicates.add(split, self._own_digests(spec, split))
+        rejects = {
+            (split, key): why for (split, key), why in self._rejects.items() if key < spec.split_keys(split).stop
+        }
+        files[rejects_name(number)] = write_rejects(store, rejects_name(number), rejects, self._photos)
+        counts = self._duplicates.find()
+        lines = self._duplicates.lines(spec.sample_target)
+        files[duplicates_name(number)] = _stream(store, duplicates_name(number), lines)
+        own: dict[str, Any] = {
+            "plan": spec.hash,
+            "spec": spec.to_json(),
+            "images": spec.images,
+            "samples": {split: sum(own.values()) for split, own in lengths.items()},
+            "shards": {split: len(own) for split, own in lengths.items()},
+            "lengths": lengths,
+            "classes": len(spec.classes),
+            "removed": spec.removed,
+            "changed": spec.changed,
+            "rejected": len(rejects),
+            "duplicates": counts,
+        }
+        groups = {
+            split: self._stored(split, number, keys, numbers)
+            for split, (keys, numbers) in self._photos.groups_until(number).items()
+            if len(keys)
+        }
+        found = self._near.of_generation(spec, groups)
+        if found is not None:
+            files |= found.write(store, number)
+            own["near_copies"] = found.counts
+        files |= write_groups(store, number, {} if found is None else found.numbers, groups)
+        if facts := self._records.facts(spec).to_json():
+            own["pixels"] = facts
+        return {**own, "files": _listed(files)}
+
+    def _of(self, spec: GenerationSpec, split: str, res: int | None = None) -> Iterator[ShardRecord]:
+        """The records of a generation's shards at `res` (px), None: the smallest one."""
+        res = min(self._work.short_sides) if res is None else res
+        return (self._records.get(split, number, res) for number in spec.shards(split))
+
+    def _lengths(self, spec: GenerationSpec, split: str) -> dict[str, int]:
+        """{shard: number of its samples} of those with samples."""
+        counts = {shard_name(split, number): self._records.samples(split, number) for number in spec.shards(split)}
+        return {shard: n for shard, n in counts.items() if n}
+
+    def _own_digests(self, spec: GenerationSpec, split: str) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        return ((record.samples["key"], record.sources["digest"]) for record in self._of(spec, split))
+
+    def _stored(
+        self, split: str, generation: int, keys: NDArray[np.uint64], numbers: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+        """The keys and group numbers of the photos that are samples, and not rejects, of the generations so far."""
+        stored = np.concatenate([self._index.keys(split, each) for each in range(generation + 1)])
+        is_stored = np.isin(keys, stored)
+        return keys[is_stored], numbers[is_stored]
+
+    def _write_index(self, spec: GenerationSpec, split: str, first_shard: int) -> dict[str, FileInfo]:
+        """Write the index of a generation's samples, at least one; the shards before its own are `first_shard`."""
+        number, of, dtype = spec.number, partial(self._of, spec, split), spec.sample_target.sample_dtype
+        total = sum(self._lengths(spec, split).values())
+        contents = {
+            index_name(split, number): _npy(dtype, total, (record.samples for record in of())),
+            source_name(split, number): _npy(SOURCE, total, (record.sources for record in of())),
+        }
+        for res in sorted(self._work.short_sides):
+            contents[index_name(split, number, res=res)] = _npy(STORED, total, _numbered(of(res), first_shard))
+        contents[names_name(split, number)] = _names(
+            self._photos, split, number, (record.samples["key"] for record in of())
+        )
+        return {name: _stream(self._store, name, pieces) for name, pieces in contents.items()}
+
+
+@dataclass
+class _Index:
+    """The index files of finished generations."""
+
+    store: Store
+    scratch: Path
+
+    def keys(self, split: str, generation: int) -> NDArray[np.uint64]:
+        """(n,) the keys of a generation's samples."""
+        rows = self._array(index_name(split, generation))
+        return np.empty(0, np.uint64) if rows is None else rows["key"]
+
+    def digests(self, split: str, generation: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """The keys and digests of a generation's samples."""
+        rows, sources = self._array(index_name(split, generation)), self._array(source_name(split, generation))
+        if rows is not None and sources is not None:
+            yield rows["key"], sources["digest"]
+
+    def _array(self, name: str) -> NDArray[Any] | None:
+        """An index file; None if the generation has no samples in the split."""
+        if self.store.size(name) is None:
+            return None
+        array: NDArray[Any] = np.load(self.store.local(name, self.scratch), mmap_mode="r")
+        return array
 
 
 class _NearCopies:
     """The near copies of each generation: those that an older manifest of the same set lists, or else found now."""
 
-    def __init__(self, store: Store, plan: SetPlan, records: Records, photos: SetPhotos) -> None:
-        self._store, self._plan, self._records = store, plan, records
-        self._res = min(plan.short_sides)
+    def __init__(
+        self, store: Store, work: WorkList, records: Records, photos: SetPhotos, older: Sequence[GenerationSpec]
+    ) -> None:
+        self._store, self._records, self._res = store, records, min(work.short_sides)
+        self._specs, self._first = (*older, *work.generations), len(older)
         self._finder = NearCopies(store, photos, self._res)
         self._added = 0  # generations that the finder knows
-        older = read_sealed(store, MANIFEST)
-        hashes = [added["plan"] for added in older.get("generations", [])]
         # why: a set that gets another resolution, or is repaired, keeps its groups and so its folds
-        self._older = older if hashes and hashes == list(plan.hashes[: len(hashes)]) else None
-        self._covered = 0 if self._older is None else len(hashes)
+        self._before = stored_manifest(store) or {"generations": [], "files": {}}
 
-    def of_generation(self, number: int, groups: Numbers | None) -> NearPairs | None:
+    def of_generation(self, spec: GenerationSpec, groups: Numbers | None) -> NearPairs | None:
         """Those among the samples up to and including a generation; None if they are not looked for."""
-        plan, layout = self._plan.plans[number], self._plan.layout
-        if near_copies_of(plan) == "none":
+        number = spec.number
+        if spec.near_copies == "none":
             return None
-        if self._older is not None and number < self._covered:
-            if "near_copies" not in self._older["generations"][number]:
+        before = self._before["generations"][number : number + 1]
+        if before and before[0]["plan"] == spec.hash:
+            if "near_copies" not in before[0]:
                 return None
-            kept = kept_near_copies(self._store, self._older, number)
+            kept = kept_near_copies(self._store, self._before["files"], number, before[0]["near_copies"])
             if kept is not None:
                 return kept
-        for generation in range(self._added, number + 1):
-            for split in layout.generations[0]:
-                shards = layout.shards_of(split, generation)
-                if generation >= layout.first:
+        for each in self._specs[self._added : number + 1]:
+            for split in each.splits:
+                shards = each.shards(split)
+                if each.number >= self._first:
                     self._finder.add(self._records.get(split, shard, self._res) for shard in shards)
                 else:
                     self._finder.add(read_records(self._store, split, shards, self._res))
         self._added = number + 1
-        target, everything = Target.from_manifest(plan), near_copies_of(plan) == "all"
-        return self._finder.find(target, everything=everything, groups=groups)
-
-
-def _of_stored(
-    rows: _Rows, split: str, generation: int, keys: NDArray[np.uint64], numbers: NDArray[np.uint32]
-) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-    """The keys and group numbers of the photos that are samples, and not rejects, of the generations so far."""
-    stored = np.concatenate([rows.keys(split, each) for each in range(generation + 1)])
-    is_stored = np.isin(keys, stored)
-    return keys[is_stored], numbers[is_stored]
-
-
-def is_info_file(name: str) -> bool:
-    """Whether a file describes the set for other readers; an extension replaces it."""
-    return name.rpartition("/")[2] == _INFO
-
-
-def restore_info_files(store: Store, manifest: Mapping[str, Any], layout: ShardLayout, scratch: Path) -> None:
-    """Write the info files of a finished set again; an extension may have been killed just before it did."""
-    rows = _Rows(store, replace(layout, first=len(layout.generations)), None, 0, scratch)
-    lengths = {
-        split: {name: n for k in range(len(layout.generations)) for name, n in rows.lengths(split, k).items()}
-        for split in manifest["splits"]
-    }
-    files = _info_files(lengths, [int(res) for res in manifest["resolutions"]])
-    _write_all(store, files, b"")
-
-
-def _info_files(lengths: Mapping[str, Mapping[str, int]], resolutions: Collection[int]) -> dict[str, bytes]:
-    """{name: content} of timm's info files, from {split: {shard: samples}}."""
-    # why: timm opens "wds/..." at the folder of a resolution, or at the set's root for the largest one
-    folders = [*((f"{res}/", "") for res in resolutions), ("", f"{max(resolutions)}/")]
-    return {f"{folder}{_INFO}": _timm_info(lengths, prefix) for folder, prefix in folders}
+        return self._finder.find(spec.sample_target, everything=spec.near_copies == "all", groups=groups)
 
 
 def _listed(files: Mapping[str, FileInfo]) -> dict[str, dict[str, Any]]:
     """The manifest's table of files."""
-    return {name: {"bytes": info.nbytes, "sha256": info.sha256} for name, info in sorted(files.items())}
-
-
-def _write_all(store: Store, files: Mapping[str, bytes], manifest: bytes) -> None:
-    for name, data in files.items():
-        store.write(name, data)
-
-
-def _write_manifest(store: Store, files: Mapping[str, bytes], manifest: bytes) -> None:
-    store.write(MANIFEST, manifest)
-
-
-class _Rows:
-    """The index rows of each generation: from records, or for finished generations from the index."""
-
-    def __init__(self, store: Store, layout: ShardLayout, records: Records | None, res: int, scratch: Path) -> None:
-        self._store, self._layout, self._records, self._res, self._scratch = store, layout, records, res, scratch
-        self._arrays: dict[str, NDArray[Any]] = {}
-
-    def lengths(self, split: str, generation: int) -> dict[str, int]:
-        """{shard: number of its samples} of those with samples."""
-        shards = self._layout.shards_of(split, generation)
-        if generation >= self._layout.first:
-            assert self._records is not None
-            counts = [self._records.samples(split, number) for number in shards]
-        else:
-            keys = self.keys(split, generation)
-            ends = np.searchsorted(keys, [self._layout.keys(split, number).stop for number in shards])
-            counts = np.diff(ends, prepend=0).tolist()
-        return {shard_name(split, number): n for number, n in zip(shards, counts, strict=True) if n}
-
-    def samples(self, split: str, generation: int) -> int:
-        return sum(self.lengths(split, generation).values())
-
-    def records(self, split: str, generation: int, res: int | None = None) -> Iterator[ShardRecord]:
-        """The records of a generation to be made."""
-        shards = self._layout.shards_of(split, generation)
-        assert self._records is not None
-        return (self._records.get(split, number, self._res if res is None else res) for number in shards)
-
-    def keys(self, split: str, generation: int) -> NDArray[Any]:
-        if generation >= self._layout.first:
-            parts = [record.samples["key"] for record in self.records(split, generation)]
-            return np.concatenate([np.empty(0, np.uint64), *parts])
-        rows = self._array(index_name(split, generation))
-        return np.empty(0, np.uint64) if rows is None else rows["key"]
-
-    def digests(self, split: str, generation: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """The keys and digests of a generation's samples, in pieces."""
-        if generation >= self._layout.first:
-            yield from ((each.samples["key"], each.sources["digest"]) for each in self.records(split, generation))
-        elif (samples := self._array(index_name(split, generation))) is not None:
-            sources = self._array(source_name(split, generation))
-            assert sources is not None
-            yield samples["key"], sources["digest"]
-
-    def _array(self, name: str) -> NDArray[Any] | None:
-        """An index file; None if the generation has no samples in the split."""
-        if name not in self._arrays and self._store.size(name) is None:
-            return None
-        if name not in self._arrays:
-            self._arrays[name] = np.load(self._store.local(name, self._scratch), mmap_mode="r")
-        return self._arrays[name]
-
-
-def _index_files(
-    store: Store, plan: SetPlan, rows: _Rows, photos: SetPhotos, split: str, generation: int, first_shard: int
-) -> dict[str, FileInfo]:
-    """Write the index of a generation's samples, at least one; the shards before its own are `first_shard`."""
-    total, of = rows.samples(split, generation), partial(rows.records, split, generation)
-    dtype = Target.from_manifest(plan.plans[generation]).sample_dtype
-    contents = {
-        index_name(split, generation): _npy(dtype, total, (record.samples for record in of())),
-        source_name(split, generation): _npy(SOURCE, total, (record.sources for record in of())),
-    }
-    for res in sorted(plan.short_sides):
-        contents[index_name(split, generation, res=res)] = _npy(STORED, total, _numbered(of(res), first_shard))
-    keys = (record.samples["key"] for record in of())
-    contents[names_name(split, generation)] = _names(photos, split, generation, keys)
-    return {name: _stream(store, name, pieces) for name, pieces in contents.items()}
+    return {name: info.to_json() for name, info in sorted(files.items())}
 
 
 def _names(photos: SetPhotos, split: str, generation: int, parts: Iterable[NDArray[Any]]) -> Iterator[bytes]:
@@ -370,18 +332,3 @@ def _stream(store: Store, name: str, pieces: Iterable[bytes]) -> FileInfo:
         for piece in pieces:
             part.write(piece)
     return part.info()
-
-
-def _timm_info(lengths: Mapping[str, Mapping[str, int]], prefix: str) -> bytes:
-    """timm's `_info.json` from {split: {shard: samples}}. Source: timm's data/readers/reader_wds.py,
-    `_parse_split_info`."""
-    splits = {
-        name: {
-            "name": name,
-            "num_samples": sum(shards.values()),
-            "filenames": [f"{prefix}{shard}.tar" for shard in shards],
-            "shard_lengths": list(shards.values()),
-        }
-        for name, shards in lengths.items()
-    }
-    return (json.dumps({"splits": splits}, indent=1) + "\n").encode()

@@ -370,17 +370,19 @@ def _pair_lines(
         yield (json.dumps({"score": value, "photos": photos}) + "\n").encode()
 
 
-def kept_near_copies(store: Store, manifest: Mapping[str, Any], generation: int) -> NearPairs | None:
-    """What a finished set says about a generation; None if one of its files is not as it was."""
+def kept_near_copies(
+    store: Store, files: Mapping[str, Any], generation: int, counts: dict[str, int]
+) -> NearPairs | None:
+    """What a finished set with these `files` says about a generation; None if one of them is not as it was."""
     contents = {}
     for name in (near_copies_name(generation), near_pairs_name(generation), groups_name(generation)):
         contents[name] = b""
-        if name in manifest["files"]:
+        if name in files:
             try:
                 contents[name] = store.read(name)
             except FileNotFoundError:
                 return None
-            if hashlib.sha256(contents[name]).hexdigest() != manifest["files"][name]["sha256"]:
+            if hashlib.sha256(contents[name]).hexdigest() != files[name]["sha256"]:
                 return None
     table, pairs, groups = contents.values()
     numbers = {}
@@ -389,6 +391,4 @@ def kept_near_copies(store: Store, manifest: Mapping[str, Any], generation: int)
         for number, split in enumerate(("train", "val")):
             own = rows[rows["split"] == number]
             numbers[split] = (own["key"], own["near"])
-    return NearPairs(
-        counts=manifest["generations"][generation]["near_copies"], numbers=numbers, table=table, pairs=pairs
-    )
+    return NearPairs(counts=counts, numbers=numbers, table=table, pairs=pairs)

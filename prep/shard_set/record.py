@@ -37,7 +37,6 @@ __all__ = [
     "ShardRecord",
     "lost_files",
     "pack_rows",
-    "plan_hash",
     "record_name",
     "record_names",
     "unpack_rows",
@@ -56,10 +55,6 @@ def record_name(shard: str, res: int | str) -> str:
 def record_names(store: Store) -> list[str]:
     """The names of all records in a store, valid or not."""
     return [f"{RECORDS}/{name}" for name in store.names(RECORDS) if name.endswith(".rec")]
-
-
-def plan_hash(plan: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
 
 
 def pack_rows(header: Mapping[str, Any], *rows: bytes) -> bytes:
@@ -81,9 +76,9 @@ def unpack_rows(data: bytes, *, checked: bool = False) -> tuple[dict[str, Any], 
 class ShardRecord:
     """A shard that is finished at one resolution (px); arrays are in key order.
 
-    `plan` is the `plan_hash` of its set, `files` maps its tar and idx to size and hash, `rejects` are (key, reason). A
-    shard without samples has no files. `hashes` describe the photos (`near_copies/descriptor.py`); None at all but the
-    smallest resolution, in older sets and with NEAR_COPIES=none.
+    `plan` is the `GenerationSpec.hash` of its generation, `files` maps its tar and idx to size and hash, `rejects` are
+    (key, reason). A shard without samples has no files. `hashes` describe the photos (`near_copies/descriptor.py`);
+    None at all but the smallest resolution, and with NEAR_COPIES=none.
     """
 
     plan: str
@@ -281,14 +276,10 @@ class Records:
         entries = self._entries[split, number]
         return entries[min(entries)]
 
-    def files(self, resolutions: Collection[int] | None = None) -> dict[str, FileInfo]:
-        """The tars, idx files and records, at `resolutions` (None: all)."""
-        return {
-            name: info
-            for _, res, entry in self._all()
-            if resolutions is None or res in resolutions
-            for name, info in entry.files.items()
-        }
+    def files(self, shards: Iterable[tuple[str, int]], resolutions: Iterable[int]) -> dict[str, FileInfo]:
+        """The tars, idx files and records of finished shards, (split, number), at `resolutions` (px)."""
+        entries = (self._entries[shard][res] for shard in shards for res in resolutions)
+        return {name: info for entry in entries for name, info in entry.files.items()}
 
     def _all(self) -> Iterator[tuple[tuple[str, int], int, _Entry]]:
         for shard, entries in self._entries.items():
@@ -300,7 +291,7 @@ class Records:
         self._drop(lost_files(self._store, self._sizes()))
 
     def _sizes(self) -> dict[str, int]:
-        return {name: info.nbytes for name, info in self.files().items()}
+        return {name: info.nbytes for *_, entry in self._all() for name, info in entry.files.items()}
 
     def _drop(self, names: Set[str]) -> None:
         for shard, res, _ in [each for each in self._all() if not names.isdisjoint(each[2].files)]:

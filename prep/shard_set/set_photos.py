@@ -11,21 +11,18 @@ It has a row for each photo that was listed, sorted by split and key:
     group_name   VARCHAR    of the photos that GROUP keeps together, NULL for one that is alone; this column is there
                             only if the generation has groups
 
-A photo may be gone from the source later, so the file cannot be derived again. The plan of the generation holds the
-number of rows and a SHA-256 over these, and the file holds the plan too. The same photos and settings give the same
-plan, and with the same version of DuckDB, which Parquet files name, the same bytes.
-
-Plans of older sets hold the size and SHA-256 of the file instead, and their files hold the rest of the plan.
+A photo may be gone from the source later, so the file cannot be derived again. The specification of the generation
+holds the number of rows and a SHA-256 over these. The same photos and settings give the same
+specification, and with the same version of DuckDB, which Parquet files name, the same bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +33,7 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import generation_mark
 from resolute.prep.listing.database import Database
 from resolute.prep.listing.photos import objects
+from resolute.prep.shard_set.generation import GenerationSpec
 from resolute.prep.shard_set.record import RECORDS
 from resolute.prep.storage.output import Store
 from resolute.scratch import ScratchFolder
@@ -45,9 +43,9 @@ __all__ = [
     "file_info",
     "local_photos",
     "lost_photos",
+    "photo_files",
     "photos_name",
     "put_file",
-    "stored_plan",
     "write_photos",
 ]
 
@@ -60,43 +58,16 @@ def photos_name(generation: int) -> str:
     return f"{RECORDS}/photos{generation_mark(generation, '-')}.parquet"
 
 
-def write_photos(
-    database: Database, generation: int, plan: Mapping[str, Any], scratch: Path
-) -> tuple[Path, dict[str, Any]]:
-    """Write the photos of a generation in the table `planned` to a file in `scratch`; returns it and the complete plan.
-
-    The entry `photos` of `plan` is replaced, in the form that it has, or the new one if there is none.
-    """
-    path = scratch / Path(photos_name(generation)).name
+def write_photos(database: Database, spec: GenerationSpec, scratch: Path) -> tuple[Path, GenerationSpec]:
+    """Write the photos of a generation in the table `planned` to a file in `scratch`; returns it and the complete
+    specification."""
+    path = scratch / Path(photos_name(spec.number)).name
     # why not the columns of places: these differ from machine to machine, and may hold credentials
-    of_generation = f"FROM planned WHERE generation = {generation}"
+    of_generation = f"FROM planned WHERE generation = {spec.number}"
     has_groups = database.one(f"SELECT count(group_name) > 0 {of_generation}")
     rows = f"SELECT {_COLUMNS}{_GROUP if has_groups else ''} {of_generation} ORDER BY split, key"
-    stored = {name: value for name, value in plan.items() if name != "photos"}
-    is_older = _is_of_file(plan.get("photos", {}))
-    if not is_older:
-        stored["photos"] = _rows_info(database, rows)
-    own = json.dumps(stored).replace("'", "''")
-    database.run(
-        f"COPY ({rows}) TO '{database.path(path)}' (FORMAT parquet, COMPRESSION zstd, KV_METADATA {{plan: '{own}'}})"
-    )
-    return path, {**plan, "photos": file_info(path)} if is_older else {**plan, "photos": stored["photos"]}
-
-
-def stored_plan(store: Store, generation: int) -> dict[str, Any]:
-    """The plan in the file with the photos of a generation; {} if there is none that can be read."""
-    import duckdb
-
-    if store.size(photos_name(generation)) is None:
-        return {}
-    with ScratchFolder() as scratch, closing(Database(scratch)) as database:
-        path = store.local(photos_name(generation), scratch)
-        sql = "SELECT value FROM parquet_kv_metadata(?) WHERE key = 'plan'::BLOB"
-        with suppress(duckdb.Error, ResoluteError):  # of a file that is damaged
-            rows = database.run(sql, database.path(path))
-            plan: dict[str, Any] = json.loads(rows[0][0]) if rows else {}
-            return {**plan, "photos": file_info(path)} if plan and "photos" not in plan else plan
-    return {}
+    database.run(f"COPY ({rows}) TO '{database.path(path)}' (FORMAT parquet, COMPRESSION zstd)")
+    return path, replace(spec, photos=_rows_info(database, rows))
 
 
 def put_file(store: Store, name: str, path: Path) -> None:
@@ -106,14 +77,27 @@ def put_file(store: Store, name: str, path: Path) -> None:
             file.write(piece)
 
 
-def local_photos(store: Store, generation: int, plan: Mapping[str, Any], scratch: Path) -> Path | None:
-    """The file of the generation with that plan, or a copy in `scratch`; None if it is missing or damaged."""
-    name, expected = photos_name(generation), plan["photos"]
+def local_photos(store: Store, spec: GenerationSpec, scratch: Path) -> Path | None:
+    """The file of a generation, or a copy in `scratch`; None if it is missing or damaged."""
+    name = photos_name(spec.number)
     if store.size(name) in (None, 0):
         return None
     path = store.local(name, scratch)
-    found = file_info(path) if _is_of_file(expected) else _file_rows_info(path)
-    return path if found == expected else None
+    return path if _file_rows_info(path) == spec.photos else None
+
+
+def photo_files(store: Store, generations: Iterable[GenerationSpec], scratch: Path) -> list[Path]:
+    """Local files with the photos of these generations, copies in `scratch` if need be.
+
+    Raises `ResoluteError` if one is missing or damaged.
+    """
+    files = []
+    for spec in generations:
+        path = local_photos(store, spec, scratch)
+        if path is None:
+            raise lost_photos(store, spec.number)
+        files.append(path)
+    return files
 
 
 def lost_photos(store: Store, generation: int) -> ResoluteError:
@@ -187,11 +171,6 @@ def _has_groups(database: Database, path: Path) -> bool:
     """Whether the photos in a file have groups."""
     names = database.run(f"DESCRIBE SELECT * FROM read_parquet('{database.path(path)}')")
     return any(name == "group_name" for name, *_ in names)
-
-
-def _is_of_file(photos: Mapping[str, Any]) -> bool:
-    """Whether the entry `photos` of a plan is the older form, about the file."""
-    return "bytes" in photos
 
 
 def _rows_info(database: Database, rows: str) -> dict[str, Any]:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from resolute.errors import ResoluteError
-from resolute.pipeline.dataset.target import Target
+from resolute.pipeline.dataset.format import label_digits
 from resolute.prep.convert.batch import EncodeOptions
 from resolute.prep.listing.compare import reject_columns
 from resolute.prep.listing.database import Database
@@ -29,31 +29,30 @@ from resolute.prep.shard_set.writer import ShardSpec
 from resolute.prep.sources.image_ref import MISSING, ByteRange
 from resolute.prep.sources.reject import NOT_THERE
 
-from .set_plan import SetPlan, ShardLayout
+from .generation import GenerationSpec
 from .shuffle import shuffled
+from .work_list import Shard, WorkList
 
 __all__ = ["ShardPlan", "ShardSpecs", "missing_shards", "plan_older", "plan_photos", "start_planned"]
 
 _CHUNK = 1 << 20
 
 
-def plan_photos(
-    database: Database, splits: Mapping[str, Split], layout: ShardLayout, *, generation: int, seed: int
-) -> None:
+def plan_photos(database: Database, splits: Mapping[str, Split], spec: GenerationSpec, *, seed: int) -> None:
     """Make the table `planned` of the photos of a new generation; the photos of `splits` are disjoint."""
     parts = []
     for n, split in enumerate(splits):
-        photos, keys = splits[split].photos, layout.keys_of(split, generation)
+        photos, keys = splits[split].photos, spec.split_keys(split)
         order = np.empty(len(keys), np.uint32)  # the place among the keys of each photo, by name
         for first in range(0, len(keys), _CHUNK):
             own = np.arange(first, min(first + _CHUNK, len(keys)), dtype=np.int64)
-            order[shuffled(seed, split, len(keys), own, generation=generation)] = own
+            order[shuffled(seed, split, len(keys), own, generation=spec.number)] = own
         database.run_on(
             {"position": splits[split].positions, "i": order},
             f"CREATE OR REPLACE TABLE keys_{n} AS SELECT position, i FROM columns",
         )
         parts.append(
-            f"SELECT {n} AS number, {generation}::UINTEGER AS generation, '{split}' AS split, "
+            f"SELECT {n} AS number, {spec.number}::UINTEGER AS generation, '{split}' AS split, "
             f"i::UBIGINT + {keys.start} AS key, name, size_bytes, target, packed = {MISSING} AS missing, group_name, "
             f'{photos.path} AS path, "offset", nbytes, packed FROM {photos.table} JOIN keys_{n} USING (position)'
         )
@@ -76,8 +75,8 @@ def start_planned(database: Database) -> None:
 def plan_older(
     database: Database,
     sources: Mapping[str, Photos],
-    layout: ShardLayout,
-    shards: Iterable[tuple[str, int]],
+    work: WorkList,
+    shards: Iterable[Shard],
     rejects: Mapping[tuple[str, int], str],
 ) -> None:
     """Add the photos of these `shards` to `planned`, from the set and its comparison with the sources (`compare`).
@@ -89,7 +88,7 @@ def plan_older(
         "INSERT INTO rejected SELECT c.split::VARCHAR, c.key, c.reason::VARCHAR FROM columns c "
         "ANTI JOIN rejected r ON r.split = c.split::VARCHAR AND r.key = c.key",
     )
-    ranges = [(split, layout.keys(split, number)) for split, number in shards]
+    ranges = [(split, work.keys(split, number)) for split, number in shards]
     database.run_on(
         {
             "split": objects(split for split, _ in ranges),
@@ -119,19 +118,26 @@ class ShardPlan:
     """
 
     database: Database
-    plan: SetPlan
+    work: WorkList
     where: str  # OUT, for messages
     stamps: Mapping[str, str]
     rows: str = "planned"
 
     def spec(
-        self, split: str, number: int, resolutions: Sequence[int], *, contents: str | None, limit: int | None = None
+        self,
+        generation: GenerationSpec,
+        split: str,
+        number: int,
+        resolutions: Sequence[int],
+        *,
+        contents: str | None,
+        limit: int | None = None,
     ) -> ShardSpec:
-        """Everything needed to convert a shard, or its first `limit` photos, at the `resolutions` (px).
+        """Everything needed to convert a shard of a generation, or its first `limit` photos, at `resolutions` (px).
 
         `contents` is as in `ShardSpec`. Raises `ResoluteError` if photos are gone.
         """
-        keys = self.plan.layout.keys(split, number)[:limit]
+        keys = generation.keys(split, number)[:limit]
         rows = self.database.run(
             f'SELECT key, path, "offset", nbytes, packed, size_bytes, target, skip FROM {self.rows} '
             "WHERE split = ? AND key BETWEEN ? AND ? ORDER BY key",
@@ -144,11 +150,9 @@ class ShardPlan:
                 f"{self.where}: the plan lacks photos of shard {number} of {split}, got {len(rows)}, expected "
                 f"{len(keys)}; start over with REBUILD=1 (--rebuild)"
             )
-        generation = self.plan.layout.generation(split, number)
-        target = Target.from_manifest(self.plan.plans[generation])
-        samples = target.encode(keys, [row[6] for row in rows])
+        samples = generation.sample_target.encode(keys, [row[6] for row in rows])
         return ShardSpec(
-            plan=self.plan.hash_of(split, number),
+            plan=generation.hash,
             contents=contents,
             split=split,
             number=number,
@@ -156,7 +160,7 @@ class ShardPlan:
             byte_ranges=tuple(self._place(*row[1:6]) for row in rows),
             labels=samples[str((samples.dtype.names or ())[-1])],
             resolutions=tuple(resolutions),
-            short_sides=tuple(self.plan.short_sides[res] for res in resolutions),
+            short_sides=tuple(self.work.short_sides[res] for res in resolutions),
             skip={i: row[7] for i, row in enumerate(rows) if row[7] is not None},
         )
 
@@ -173,16 +177,16 @@ class ShardPlan:
             "ORDER BY generation, split, key"
         )
         if lost:
-            shards = len({(split, self.plan.layout.shard_of(split, key)) for split, key, _ in lost})
+            shards = len({(split, self.work.shard_of(split, key)) for split, key, _ in lost})
             raise ResoluteError(
                 f"{self.where}: {shards} shard{'s'[: shards != 1]} cannot be made, got {len(lost)} of their photos "
-                f"gone from {self.plan.src} or changed, such as {os.fsdecode(lost[0][2])}, expected them as they were; "
+                f"gone from {self.work.src} or changed, such as {os.fsdecode(lost[0][2])}, expected them as they were; "
                 "put them back, or start over with REBUILD=1 (--rebuild)"
             )
 
-    def not_there(self, shards: Iterable[tuple[str, int]]) -> dict[tuple[str, int], str]:
+    def not_there(self, shards: Iterable[Shard]) -> dict[tuple[str, int], str]:
         """{(split, key): reason} of the photos of `shards` that did not exist when the source was listed."""
-        wanted, shard_of = set(shards), self.plan.layout.shard_of
+        wanted, shard_of = set(shards), self.work.shard_of
         rows = self.database.run(f"SELECT split, key FROM {self.rows} WHERE packed = {MISSING} AND skip IS NULL")
         return {(split, key): NOT_THERE for split, key in rows if (split, shard_of(split, key)) in wanted}
 
@@ -197,9 +201,19 @@ class ShardPlan:
         """URLs on different web servers, for `fetch_many`."""
         return listed_servers(self.database, self.rows)
 
-    def options(self, generation: int) -> EncodeOptions:
+    def options(self, generation: GenerationSpec) -> EncodeOptions:
         """How the shards of a generation are converted."""
-        return replace(self.plan.options(generation), servers=self.servers)
+        settings, target = generation.settings, generation.sample_target
+        return EncodeOptions(
+            quality=settings["quality"],
+            label_digits=label_digits(len(generation.classes)),
+            samples=target.sample_dtype,
+            codecs=generation.codecs,
+            max_megapixels=settings.get("max_megapixels"),
+            grey_bits=settings.get("grey_range", 16),
+            described_side=min(self.work.short_sides.values()) if generation.near_copies != "none" else 0,
+            servers=self.servers,
+        )
 
     def copy_to(self, path: Path) -> None:
         """Write the rows to a Parquet file."""
@@ -209,27 +223,29 @@ class ShardPlan:
         )
 
 
+@dataclass(frozen=True)
 class ShardSpecs:
-    """The specification of each shard in `missing`, made when it is needed."""
+    """The specification of each of the `missing` shards of a generation, {shard: resolutions}, made when needed."""
 
-    def __init__(
-        self, shard_plan: ShardPlan, missing: Mapping[tuple[str, int], tuple[int, ...]], records: Records
-    ) -> None:
-        self._shard_plan, self._missing, self._records = shard_plan, missing, records
+    shard_plan: ShardPlan
+    generation: GenerationSpec
+    missing: Mapping[Shard, tuple[int, ...]]
+    records: Records
 
     @property
     def sizes(self) -> list[int]:
         """The samples of each shard."""
-        return [len(self._shard_plan.plan.layout.keys(*shard)) for shard in self._missing]
+        return [len(self.generation.keys(*shard)) for shard in self.missing]
 
     def __iter__(self) -> Iterator[ShardSpec]:
-        for shard, resolutions in self._missing.items():
-            yield self._shard_plan.spec(*shard, resolutions, contents=self._records.contents(*shard))
+        for shard, resolutions in self.missing.items():
+            contents = self.records.contents(*shard)
+            yield self.shard_plan.spec(self.generation, *shard, resolutions, contents=contents)
 
 
 def missing_shards(
-    shards: Iterable[tuple[str, int]], resolutions: Iterable[int], records: Records
-) -> dict[tuple[str, int], tuple[int, ...]]:
-    """{(split, number): missing resolutions} of those of the `shards` that are not finished at all `resolutions`."""
+    shards: Iterable[Shard], resolutions: Iterable[int], records: Records
+) -> dict[Shard, tuple[int, ...]]:
+    """{shard: missing resolutions} of those of the `shards` that are not finished at all `resolutions` (px)."""
     missing = {shard: tuple(res for res in resolutions if res not in records.resolutions(*shard)) for shard in shards}
     return {shard: missing_res for shard, missing_res in missing.items() if missing_res}

@@ -12,11 +12,12 @@ from typing import Any
 
 from resolute.console import say
 from resolute.errors import ResoluteError
+from resolute.pipeline.dataset.manifest import MANIFEST
 from resolute.pipeline.dataset.source_record import SOURCE_RECORD, parse_record, record_bytes, shards_command
 from resolute.prep.settings import JobsPlanOptions, Settings
 from resolute.prep.storage.output import Store
 
-from .existing_set import MANIFEST, ExistingSet
+from .existing_set import ExistingSet
 from .record import record_names
 
 __all__ = [
@@ -89,7 +90,7 @@ def check_replaced_source(store: Store, settings: Settings, existing: ExistingSe
     `source` is that of the new plan; the same photos at another path count as the same. If the old set has no record of
     its source, a line on stderr names what is replaced.
     """
-    photos = existing.plan.get("source", {}).get("classes")  # why not all of it: extensions have split them otherwise
+    photos = existing.source.get("classes")  # why not all of it: extensions have split them otherwise
     if photos == source["classes"] or not (store.size(MANIFEST) or store.size("index/train.npy")):
         return  # why the index: it is there if the manifest of a finished set was deleted
     record = read_record(store)
@@ -100,7 +101,7 @@ def check_replaced_source(store: Store, settings: Settings, existing: ExistingSe
             "same SRC; choose another OUT, or delete that set first if it is no longer needed"
         )
     if record is None:
-        classes, images = existing.plan.get("classes", []), existing.plan.get("source", {}).get("images", "?")
+        classes, images = existing.classes, existing.source.get("images", "?")
         names_text = ", ".join(map(str, classes[:3])) + (", …" if len(classes) > 3 else "")
         what = f"{images} images, {len(classes)} classes ({names_text})"
         say(f"{store.where}: replacing a set of {what}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 __all__ = ["AtomicFile", "FileInfo"]
 
@@ -18,6 +18,13 @@ class FileInfo:
 
     nbytes: int
     sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"bytes": self.nbytes, "sha256": self.sha256}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> FileInfo:
+        return cls(nbytes=values["bytes"], sha256=values["sha256"])
 
 
 class AtomicFile:

@@ -23,6 +23,7 @@ from PIL import Image
 from tests import ROOT
 from tests.docs.commands import BLOCK
 from tests.support.cli import prep
+from tests.support.manifests import read_joined
 
 Label = str | tuple[str, ...]
 Made = dict[str, dict[int, Label]]  # {split: {number of a photo: its label}}
@@ -73,7 +74,7 @@ def number_of(data: bytes) -> int:
 
 def stored(folder: Path) -> Made:
     """What a set holds. Its photos of train and val are joined, unless the layout decides which is which."""
-    names = json.loads((folder / "manifest.json").read_text())["classes"]
+    names = read_joined(folder)["classes"]
     out: Made = {"train": {}, "val": {}}
     for path in sorted((folder / "32").glob("*.tar")):
         with tarfile.open(path) as tar:

@@ -23,6 +23,7 @@ from resolute.prep.storage import output
 from tests.conftest import make_photos
 from tests.support.cli import prep as main
 from tests.support.cli import verify
+from tests.support.manifests import read_joined
 from tests.support.source_formats import pack_table
 from tests.support.trees import tree
 
@@ -163,7 +164,7 @@ def test_a_set_extended_twice_with_any_workers_or_jobs_has_the_same_bytes(growin
         assert main(["range", *place, "--range", "0:1", "--workers", "1"]) == 0
         assert main(["finish", *place]) == 0
         assert tree(jobs) == tree(growing.out)
-    manifest = json.loads((growing.out / "manifest.json").read_text())
+    manifest = read_joined(growing.out)
     assert [added["shards"]["train"] for added in manifest["generations"]] == [3, 2, 2]
     rejected = [json.loads(line)["path"] for line in (growing.out / "rejects.g002.jsonl").read_text().splitlines()]
     assert rejected == ["bee/junk0.jpg", "bee/junk1.jpg"]
@@ -242,7 +243,7 @@ def test_removed_and_changed_photos_are_listed_and_kept(growing: Growing) -> Non
     assert "1 gone and 1 changed, kept as they are" in growing.extend()
     assert names(out, "train")[: len(kept)] == kept
     assert names(out, "train").count(other) == 1
-    (added,) = json.loads((out / "manifest.json").read_text())["generations"][1:]
+    (added,) = read_joined(out)["generations"][1:]
     assert (added["removed"], added["changed"]) == (1, 1)
     assert is_sound(out)
     (growing.photos / gone).write_bytes(data)

@@ -16,7 +16,7 @@ import fsspec
 import pytest
 
 import resolute.prep.convert.codecs as codecs
-from resolute.prep.run import planned
+from resolute.prep.run import work
 from resolute.prep.storage.output import LOCK, open_store
 from tests import ROOT
 from tests.conftest import make_photos
@@ -280,7 +280,7 @@ def test_jobs_need_no_lock_and_end_when_their_plan_is_replaced(
         jobs.convert("0:2")
         for ran in (jobs.plan(), jobs.finish()):
             refused(ran, "another prep is writing here, got host", f"pid {os.getpid()}")
-    convert = planned.convert_shards
+    convert = work.convert_shards
     other = ("--src", jobs.src, *SIZES, "--quality", 70)
 
     def after_another_plan(*args: Any, **options: Any) -> Any:
@@ -288,7 +288,7 @@ def test_jobs_need_no_lock_and_end_when_their_plan_is_replaced(
         assert prep(*other, "--rebuild", "--out", jobs.out).status == 0
         return convert(*args, **options)
 
-    monkeypatch.setattr(planned, "convert_shards", after_another_plan)
+    monkeypatch.setattr(work, "convert_shards", after_another_plan)
     refused(jobs.range(":"), "no longer the set that this job works on, got no plan")
     assert prep(*other, "--out", tmp_path / "fresh").status == 0
     assert tree(jobs.out) == tree(tmp_path / "fresh")

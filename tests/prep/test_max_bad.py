@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from resolute.prep.shard_set.set_plan import SetPlan, layout_of
+from resolute.prep.shard_set.work_list import WorkList
 from tests.support.cli import prep as main
 from tests.support.cli import verify
+from tests.support.manifests import generation_spec
 from tests.support.source_formats import jpeg
 from tests.support.trees import tree
 
@@ -120,15 +121,8 @@ def test_jobs_use_the_max_bad_that_the_set_remembers(
     [(50, 0.01, 1), (50, 0.0, 0), (1, 0.01, 1), (100, 0.29, 29), (199, 0.01, 1), (200, 0.01, 2), (7, 1.0, 7)],
 )
 def test_at_least_one_photo_may_be_unusable_unless_max_bad_is_0(images: int, max_bad: float, expected: int) -> None:
-    plan = {"images": {"train": images}, "settings": {"shard_samples": 8}}
-    set_plan = SetPlan(
-        plans=(plan,),
-        src="photos",
-        layout=layout_of([plan]),
-        short_sides={16: 18},
-        max_bad=max_bad,
-        ignored=Counter(),
-        warnings=(),
-        damaged=frozenset(),
+    spec = generation_spec(images={"train": images})
+    todo = WorkList(
+        generations=(spec,), src="photos", short_sides={16: 18}, max_bad=max_bad, ignored=Counter(), variables={}
     )
-    assert set_plan.max_rejects == expected
+    assert todo.max_rejects == expected

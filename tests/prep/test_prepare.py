@@ -16,6 +16,7 @@ from PIL import Image
 from resolute.pipeline.dataset.format import key_name
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.prep.shard_set.tar_format import dali_index
+from tests.support.manifests import read_joined
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
@@ -67,7 +68,7 @@ def test_stored_images_match_their_sources(set_template: Path, photo_template: P
 
 
 def test_manifest_accounts_for_every_file(set_template: Path) -> None:
-    manifest = json.loads((set_template / "manifest.json").read_text())
+    manifest = read_joined(set_template)
     hashes = tree(set_template)
     del hashes["manifest.json"], hashes["README.md"]  # the user may edit the latter
     assert {name: info["sha256"] for name, info in manifest["files"].items()} == hashes
@@ -80,7 +81,7 @@ def test_manifest_accounts_for_every_file(set_template: Path) -> None:
 
 def test_derived_files_agree_with_the_index(set_template: Path) -> None:
     """`verify` only compares files with their hashes, so their consistency is checked here."""
-    manifest = json.loads((set_template / "manifest.json").read_text())
+    manifest = read_joined(set_template)
     for name, split in ShardSet.open(set_template).splits.items():
         samples, sources = (np.load(set_template / "index" / f"{name}{kind}.npy") for kind in ("", ".source"))
         assert (np.diff(samples["key"].astype(np.int64)) > 0).all()

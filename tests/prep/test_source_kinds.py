@@ -14,6 +14,7 @@ import pytest
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.prep.convert.batch import EncodeOptions
 from resolute.prep.run.pool import Pool
+from tests.support.manifests import read_joined
 from tests.support.source_formats import files_in, pack_table, pack_tar, pack_zip
 from tests.support.trees import tree
 
@@ -67,7 +68,7 @@ def test_duplicates_are_kept_counted_and_listed(photos: Path, tmp_path: Path, pr
     assert "WARNING: copies with different targets, one of which is wrong: 1 group" in ran.out
     assert "WARNING: 1 file in both train and val, which makes val look too good; " in ran.out
     assert "DUPLICATES=drop REBUILD=1" in ran.out
-    duplicates = json.loads((tmp_path / "s" / "manifest.json").read_text())["source"]["duplicates"]
+    duplicates = read_joined(tmp_path / "s")["source"]["duplicates"]
     assert duplicates == {"groups": 3, "extra": 3, "two_labels": 1, "across_splits": 1}
     lines = [json.loads(line) for line in (tmp_path / "s" / "duplicates.jsonl").read_text().splitlines()]
     assert {frozenset(row["path"] for row in rows) for rows in lines} == {

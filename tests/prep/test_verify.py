@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from resolute.fork_server import fork_server
-from resolute.pipeline.dataset.format import manifest_bytes
+from resolute.pipeline.dataset.manifest import manifest_bytes
 from resolute.prep import verify as verifying
 from resolute.prep.shard_set.file_check import check_file
 from resolute.prep.shard_set.record import ShardRecord
@@ -29,6 +29,7 @@ from resolute.prep.storage.output import LocalStore
 from resolute.prep.verify import verify
 from tests import ROOT
 from tests.support.cli import verify as main
+from tests.support.manifests import update_manifest
 from tests.support.s3 import s3_server  # noqa: F401  # a fixture
 from tests.support.trees import tree
 
@@ -68,7 +69,7 @@ def test_an_intact_set_is_reported_as_sound_in_one_line(whole: Path, capfd: pyte
 
 def test_every_damaged_file_is_reported(whole: Path) -> None:
     rng = np.random.default_rng(1)
-    expected = [name for name in files(whole) if name != "manifest.json" and (whole / name).stat().st_size]
+    expected = [name for name in files(whole) if not name.startswith("manifest") and (whole / name).stat().st_size]
     for name in expected:
         flip(whole / name, int(rng.integers((whole / name).stat().st_size)))
     assert list(verify(LocalStore(whole), workers=2).damaged) == expected
@@ -116,7 +117,7 @@ def test_what_cannot_be_verified_is_reported_in_one_line(whole: Path, capfd: pyt
         (["nowhere"], "nowhere"),
         ([], "missing"),
         ([whole, "--workers", "-1"], "--workers"),
-        ([whole], "version 6"),
+        ([whole], "version 8"),
     ):
         assert main(argv) == 2
         out, err = capfd.readouterr()
@@ -130,9 +131,7 @@ def test_an_interrupted_verify_ends_in_one_line_and_leaves_no_process(whole: Pat
     pipe = whole / "48" / "train-000000.tar"
     pipe.unlink()
     os.mkfifo(pipe)  # why: like a slow disk, it gives its bytes when the test wants
-    manifest = json.loads((whole / "manifest.json").read_text())
-    manifest["files"]["48/train-000000.tar"]["bytes"] = 0
-    (whole / "manifest.json").write_bytes(manifest_bytes(manifest))
+    update_manifest(whole, sizes={"48/train-000000.tar": 0})
     process = subprocess.Popen(
         [sys.executable, "-m", "resolute", "verify", str(whole), "--workers", "2"],
         cwd=ROOT,

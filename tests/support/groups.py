@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from resolute.pipeline.dataset.format import GROUP, WITH_GROUPS, groups_name, manifest_bytes
+from resolute.pipeline.dataset.format import GROUP, groups_name
 from resolute.pipeline.dataset.shard_set import ShardSet
+from tests.support.manifests import update_manifest
 
 Pair = tuple[int, int]  # positions of a training and of a validation sample, in the order of their splits
 
@@ -35,10 +34,5 @@ def write_groups(root: Path, rows: np.ndarray) -> None:
     """Add `rows` (N,) of GROUP to the set `root` as its GROUP file."""
     buffer = io.BytesIO()
     np.save(buffer, rows)
-    content, path = buffer.getvalue(), root / "manifest.json"
-    (root / groups_name()).write_bytes(content)
-    manifest = json.loads(path.read_text())
-    entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    manifest["version"] = WITH_GROUPS
-    manifest["files"] = dict(sorted({**manifest["files"], groups_name(): entry}.items()))
-    path.write_bytes(manifest_bytes(manifest))
+    (root / groups_name()).write_bytes(buffer.getvalue())
+    update_manifest(root, [groups_name()])

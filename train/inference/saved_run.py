@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from resolute.errors import ResoluteError
-from resolute.pipeline.dataset.format import read_manifest
+from resolute.pipeline.dataset.manifest import read_manifest
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan

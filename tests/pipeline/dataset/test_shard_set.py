@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from resolute.errors import ResoluteError, differences
-from resolute.pipeline.dataset.format import manifest_bytes
+from resolute.pipeline.dataset.manifest import manifest_bytes
 from resolute.pipeline.dataset.shard_set import ShardSet
 from tests.conftest import make_photos
 from tests.support.cli import prep
+from tests.support.manifests import read_joined
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_a_mistyped_folder_is_not_searched_for_tars(
         ShardSet.open(tmp_path / "any")
     with pytest.raises(ResoluteError, match="got WebDataset tars"):
         ShardSet.open(tmp_path / "any" / "deep")
-    monkeypatch.setattr("resolute.pipeline.dataset.format._LOOKED_AT", 0)
+    monkeypatch.setattr("resolute.pipeline.dataset.manifest._LOOKED_AT", 0)
     with pytest.raises(ResoluteError, match=not_found):
         ShardSet.open(tmp_path / "any" / "deep")
 
@@ -70,7 +71,7 @@ def test_a_missing_resolution_is_named(shard_root: Path) -> None:
 def test_other_versions_and_damaged_manifests_are_refused(copy: Path) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
     (copy / "manifest.json").write_text(json.dumps({**manifest, "version": 99}))
-    with pytest.raises(ResoluteError, match="version 99, expected resolute-shards version 6"):
+    with pytest.raises(ResoluteError, match="version 99, expected resolute-shards version 8"):
         ShardSet.open(copy)
     flipped = json.dumps({**manifest, "classes": manifest["classes"][::-1]}, indent=1) + "\n"
     for data in (flipped.encode(), manifest_bytes(manifest) + b"\n", manifest_bytes(manifest)[:-1]):
@@ -82,8 +83,25 @@ def test_other_versions_and_damaged_manifests_are_refused(copy: Path) -> None:
         ShardSet.open(copy)
 
 
+@pytest.mark.parametrize("damage", ["flipped", "of another state", "missing"])
+def test_a_damaged_manifest_of_a_generation_is_named(copy: Path, damage: str) -> None:
+    (path,) = copy.glob("manifest.g000.*.json")
+    own = json.loads(path.read_text())
+    data = {
+        "flipped": path.read_bytes().replace(b'"samples"', b'"semples"'),
+        "of another state": manifest_bytes({**own, "images": {}}),
+        "missing": b"",
+    }[damage]
+    path.unlink()
+    if data:
+        path.write_bytes(data)
+    with pytest.raises(ResoluteError, match=rf"{path.name}: damaged, .* run `resolute shards .*, which repairs it"):
+        ShardSet.open(copy)
+
+
 def test_a_set_of_version_5_opens_unless_it_leaves_out_photos(copy: Path, shard_set: ShardSet) -> None:
-    manifest = json.loads((copy / "manifest.json").read_text())
+    """Versions 5 to 7 have a single manifest."""
+    manifest = read_joined(copy)
     (generation,) = manifest["generations"]
     old = {**manifest, "version": 5, "generations": [{**generation, "dropped": {}}]}
     (copy / "manifest.json").write_bytes(manifest_bytes(old))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from resolute.errors import DamagedSample, StorageError
-from resolute.pipeline.dataset.format import manifest_bytes
+from resolute.pipeline.dataset.manifest import manifest_bytes
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.graph.kernels.pread import fetch
 from resolute.pipeline.loader.reader import EncodedBatch, Reader

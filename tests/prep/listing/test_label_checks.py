@@ -18,6 +18,7 @@ from resolute.errors import ResoluteError
 from resolute.prep.listing.class_file import read_classes
 from resolute.prep.listing.label_checks import alike
 from resolute.prep.sources.targets import is_word_for_none
+from tests.support.manifests import read_joined
 from tests.support.source_formats import jpeg
 
 Prep = Callable[..., Any]
@@ -73,7 +74,7 @@ class Case:
             assert not (out / "manifest.json").exists()
             return str(ran.err.splitlines()[-1])
         self.out, self.err = ran.out, ran.err
-        classes: list[str] = json.loads((out / "manifest.json").read_text())["classes"]
+        classes: list[str] = read_joined(out)["classes"]
         return classes
 
 
@@ -131,7 +132,7 @@ def test_a_folder_of_unlabelled_photos_is_left_out_before_others_are_judged(case
     ran = prep(*words, "--unlabelled", "drop")
     assert ran.status == 0, ran.err
     assert "2 unlabelled" in ran.out
-    assert json.loads((case.folder / "s" / "manifest.json").read_text())["classes"] == ["cat", "dog"]
+    assert read_joined(case.folder / "s")["classes"] == ["cat", "dog"]
 
 
 def test_a_word_for_no_label_in_the_validation_part_is_asked_about(case: Case, prep: Prep) -> None:
@@ -394,7 +395,7 @@ def test_a_map_may_count_from_one_also_for_the_validation_part(case: Case, prep:
     ran = prep(*folders, *tables, "--res", "32")
     assert ran.status == 0, ran.err
     assert "read as a map of numbers and names: 1 is 001.Black_footed, 2 is 002.Laysan" in ran.err
-    manifest = json.loads((case.folder / "s" / "manifest.json").read_text())
+    manifest = read_joined(case.folder / "s")
     assert manifest["classes"] == ["001.Black_footed", "002.Laysan"]
     (case.folder / "val.csv").write_text("image,label\nval0.jpg,3\nval1.jpg,1\n")
     assert "got 3 in line 2, expected one of its 2, 1 to 2" in prep(*folders, *tables, "--rebuild", "--res", "32").err

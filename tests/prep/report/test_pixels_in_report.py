@@ -10,6 +10,7 @@ from typing import Any
 from PIL import Image
 
 from tests.support.made_images import ADOBE_RGB, SRGB
+from tests.support.manifests import read_joined
 
 Prep = Callable[..., Any]
 
@@ -45,5 +46,5 @@ def test_a_set_without_such_photos_says_nothing(photos: Path, tmp_path: Path, pr
     ran = prep("--src", photos, "--out", tmp_path / "s", "--res", "32")
     assert "profile" not in ran.out
     assert "colour profile" not in (tmp_path / "s" / "report.html").read_text()
-    assert "pixels" not in json.loads((tmp_path / "s" / "manifest.json").read_text())["generations"][0]
+    assert "pixels" not in read_joined(tmp_path / "s")["generations"][0]
     assert all(b'"pixels"' not in path.read_bytes() for path in (tmp_path / "s" / "records").glob("*.rec"))

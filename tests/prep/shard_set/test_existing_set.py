@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import signal
@@ -21,6 +20,7 @@ from tests import ROOT
 from tests.conftest import make_photos
 from tests.support.cli import verify
 from tests.support.commands import Command, Ended
+from tests.support.manifests import read_joined
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
@@ -126,6 +126,7 @@ def test_a_full_disk_is_reported_in_one_line_and_leaves_no_partial_file(
 KILLED = """
 import runpy
 from resolute.prep.run import pool
+from tests.support.manifests import read_joined
 pool.start_fork_server = lambda: None
 runpy.run_module("tests.support.kill_prep", run_name="__main__")
 """
@@ -225,7 +226,7 @@ def test_prep_rebuilds_what_verify_reported_and_nothing_else(
     argv: tuple[object, ...], copied: Path, prep: Prep, capfd: pytest.CaptureFixture[str], what: str
 ) -> None:
     before = tree(copied)
-    manifest = json.loads((copied / "manifest.json").read_bytes())
+    manifest = read_joined(copied)
     for name, damage in DAMAGE[what].items():
         damage(copied / name)
     kept = {path: state(path) for path in copied.glob("[0-9]*/*.*") if not path.name.startswith("_info")}

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from resolute.prep import build as building
+from resolute.prep import finish as finishing
+from resolute.prep import plan as planning
 from resolute.prep.convert import codecs
 from resolute.prep.storage.output import LocalStore, open_store
 from resolute.prep.verify import verify
+from tests.support.manifests import read_joined
 from tests.support.trees import tree
 
 Prep = Callable[..., Any]
@@ -36,7 +37,7 @@ def run_until_manifest(prep: Prep, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
     def run(*argv: object) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(building, "finalize_set", stop)
+            patch.setattr(finishing, "finalize_set", stop)
             with pytest.raises(Stopped):
                 prep(*argv)
 
@@ -109,7 +110,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], Non
     real = codecs.codec_versions()
 
     def install(versions: dict[str, str]) -> None:
-        for module in (building, codecs):
+        for module in (planning, codecs):
             monkeypatch.setattr(module, "codec_versions", lambda: {**real, **versions})
 
     return install
@@ -131,7 +132,7 @@ def test_an_unfinished_run_is_not_continued_with_other_codecs_or_pixel_code(
         assert "REBUILD=1" in ran.err
     installed({})
     assert prep(*argv).status == 0
-    named = json.loads((unfinished / "manifest.json").read_bytes())["codecs"]
+    named = read_joined(unfinished)["codecs"]
     assert named == codecs.codec_versions()
     assert "none" not in (named["libjpeg-turbo in Pillow"], named["libjpeg-turbo in simplejpeg"])
 

@@ -1,8 +1,7 @@
-"""The lists of a set's photos: the plan names their rows, not the bytes that a version of DuckDB gives them."""
+"""The lists of a set's photos: a specification names their rows, not the bytes that some DuckDB gives them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,12 @@ from typing import Any
 import duckdb
 import pytest
 
-from resolute.pipeline.dataset.format import manifest_bytes
+from resolute.pipeline.dataset.manifest import is_sealed
 from resolute.prep.listing.database import Database
-from resolute.prep.shard_set import set_photos
-from resolute.prep.shard_set.set_photos import SetPhotos, file_info, local_photos, stored_plan, write_photos
+from resolute.prep.shard_set.set_photos import SetPhotos, local_photos, write_photos
 from resolute.prep.storage.output import LocalStore
 from tests.support.cli import verify
+from tests.support.manifests import generation_spec
 from tests.support.source_formats import jpeg
 from tests.support.trees import tree
 
@@ -25,7 +24,7 @@ TARGETS = {
     "labels": ("UINTEGER[]", ["[1, 2]", "[]", "[7]"]),
     "values": ("FLOAT[]", ["'[0.1, nan]'", "'[1e30, -0.0]'", "'[inf, 3]'"]),
 }
-PLAN = {"format": "it's a plan", "images": {"train": 2, "val": 1}}
+SPEC = generation_spec(images={"train": 2, "val": 1})
 
 
 @pytest.fixture
@@ -57,42 +56,37 @@ def in_store(root: Path, path: Path) -> LocalStore:
 
 
 def as_another_version_writes(path: Path) -> None:
-    """Write the file again, with other bytes for the same rows and metadata, as another version of DuckDB does."""
+    """Write the file again, with other bytes for the same rows, as another version of DuckDB does."""
     with duckdb.connect() as connection:
-        sql = "SELECT value FROM parquet_kv_metadata(?) WHERE key = 'plan'::BLOB"
-        ((plan,),) = connection.execute(sql, [str(path)]).fetchall()
-        quoted = plan.decode().replace("'", "''")
         connection.execute(f"CREATE TABLE t AS SELECT * FROM read_parquet('{path}')")
-        connection.execute(f"COPY t TO '{path}' (FORMAT parquet, COMPRESSION gzip, KV_METADATA {{plan: '{quoted}'}})")
+        connection.execute(f"COPY t TO '{path}' (FORMAT parquet, COMPRESSION gzip)")
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-def test_the_plan_follows_from_the_rows_and_not_from_the_bytes_of_the_file(
+def test_the_specification_follows_from_the_rows_and_not_from_the_bytes_of_the_file(
     tmp_path: Path, database: Database, kind: str
 ) -> None:
     plan_rows(database, kind, in_order=True)
-    path, plan = write_photos(database, 0, PLAN, tmp_path)
+    path, spec = write_photos(database, SPEC, tmp_path)
     before = path.read_bytes()
     plan_rows(database, kind, in_order=False)
-    assert write_photos(database, 0, PLAN, tmp_path)[1] == plan
+    assert write_photos(database, SPEC, tmp_path)[1] == spec
     assert path.read_bytes() == before, "in an order that is said"
-    assert write_photos(database, 0, plan, tmp_path)[1] == plan
+    assert write_photos(database, spec, tmp_path)[1] == spec
     assert path.read_bytes() == before, "made again"
 
     store = in_store(tmp_path, path)
-    assert stored_plan(store, 0) == plan
     written = tmp_path / "s" / "records" / "photos.parquet"
     as_another_version_writes(written)
     assert written.read_bytes() != before
-    assert local_photos(store, 0, plan, tmp_path) == written
-    assert stored_plan(store, 0) == plan
+    assert local_photos(store, spec, tmp_path) == written
     with duckdb.connect() as connection:
         connection.execute(f"CREATE TABLE t AS SELECT * FROM read_parquet('{written}')")
         connection.execute("UPDATE t SET name = 'other'::BLOB WHERE key = 1")
         connection.execute(f"COPY t TO '{written}' (FORMAT parquet)")
-    assert local_photos(store, 0, plan, tmp_path) is None, "other rows"
+    assert local_photos(store, spec, tmp_path) is None, "other rows"
     written.write_bytes(before[:-30])
-    assert local_photos(store, 0, plan, tmp_path) is None, "damaged"
+    assert local_photos(store, spec, tmp_path) is None, "damaged"
 
 
 def test_the_photos_of_a_split_come_in_the_order_of_their_keys(tmp_path: Path, database: Database) -> None:
@@ -100,17 +94,6 @@ def test_the_photos_of_a_split_come_in_the_order_of_their_keys(tmp_path: Path, d
     database.run(f"COPY planned TO '{tmp_path}/rows.parquet' (FORMAT parquet)")
     rows = SetPhotos.open(database, [tmp_path / "rows.parquet"]).of_split("train", 0)
     assert [key for key, _ in rows] == [0, 1]
-
-
-def test_a_plan_of_an_older_set_keeps_its_form(tmp_path: Path, database: Database) -> None:
-    plan_rows(database, "class", in_order=True)
-    path, plan = write_photos(database, 0, {**PLAN, "photos": {"bytes": 1, "sha256": "?"}}, tmp_path)
-    assert plan == {**PLAN, "photos": file_info(path)}
-    store = in_store(tmp_path, path)
-    assert stored_plan(store, 0) == plan
-    assert local_photos(store, 0, plan, tmp_path) is not None
-    as_another_version_writes(tmp_path / "s" / "records" / "photos.parquet")
-    assert local_photos(store, 0, plan, tmp_path) is None
 
 
 def write_class_photos(root: Path, numbers: range) -> Path:
@@ -121,19 +104,10 @@ def write_class_photos(root: Path, numbers: range) -> Path:
     return root
 
 
-@pytest.mark.parametrize("form", ["older", "newer"])
-def test_a_set_is_extended_resumed_and_repaired_in_either_form(
-    tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
+def test_a_set_is_extended_resumed_and_repaired(tmp_path: Path, prep: Prep) -> None:
     out = tmp_path / "s"
     argv = ("--src", write_class_photos(tmp_path / "p", range(4)), "--out", out, "--val-frac", 0)
-    with monkeypatch.context() as patch:
-        if form == "older":
-            real = set_photos._is_of_file
-            patch.setattr(set_photos, "_is_of_file", lambda photos: not photos or real(photos))
-        assert prep(*argv, "--res", "16").status == 0
-    plan = json.loads((out / "records" / "plan.json").read_text())["photos"]
-    assert plan.keys() == ({"bytes", "sha256"} if form == "older" else {"rows", "sha256"})
+    assert prep(*argv, "--res", "16").status == 0
     before = tree(out)
     assert verify([out, "--workers", "1"]) == 0
     assert "nothing to do" in prep(*argv, "--res", "16").out
@@ -178,8 +152,8 @@ def test_another_version_of_duckdb_resumes_extends_and_repairs_a_set(
     assert verify([out, "--workers", "1"]) == 0
     after = tree(out)
     changed = {name for name in before if before[name] != after[name]}
-    assert changed == {"records/photos.parquet", "manifest.json"}
-    assert manifest_bytes(json.loads((out / "manifest.json").read_text())) == (out / "manifest.json").read_bytes()
+    assert changed == {"records/photos.parquet", "manifest.g000.16.json", "manifest.json"}
+    assert is_sealed((out / "manifest.json").read_bytes())
     write_class_photos(tmp_path / "p", range(4, 6))
     assert prep(*argv, "--extend").status == 0
     assert verify([out, "--workers", "1"]) == 0

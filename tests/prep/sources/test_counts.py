@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import tarfile
@@ -21,6 +20,7 @@ from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.image_ref import Source
 from resolute.prep.sources.targets import TargetSetting
 from tests.support.cli import prep
+from tests.support.manifests import read_joined
 from tests.support.source_formats import jpeg, pack_parquet, pack_samples, pack_tar, pack_zip
 
 PHOTOS = ["cat/1.jpg", "cat/2.JPEG", "dog/deep/3.png", "dog/4.jpg"]
@@ -248,7 +248,7 @@ def test_of_a_set_every_entry_is_stored_or_rejected_or_counted_as_ignored(
     source, out = make(tmp_path, photos), tmp_path / "set"
     options = ["--out", out, "--res", 32, "--max-bad", 0.5, "--duplicates", duplicates, "--workers", 1]
     assert prep([*source, *options]) == 0
-    manifest = json.loads((out / "manifest.json").read_bytes())
+    manifest = read_joined(out)
     stored = sum(split["samples"] for split in manifest["splits"].values())
     rejected = len((out / "rejects.jsonl").read_text().splitlines())
     said = re.search(r"listed (\d+) = (\d+) stored \+ (\d+) rejected \+ (\d+) ignored", "".join(capsys.readouterr()))

@@ -19,6 +19,7 @@ from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.filesystem import Entry
 from resolute.prep.sources.image_ref import MISSING
 from resolute.prep.sources.tables.photo_names import AmbiguousName, NameIndex
+from tests.support.manifests import read_joined
 from tests.support.source_formats import jpeg
 
 Prep = Callable[..., Any]
@@ -201,7 +202,7 @@ def test_a_row_without_the_name_of_an_image_file_is_refused_where_all_others_hav
 
 def photos_of(prepared: Path) -> dict[str, dict[str, str]]:
     """{split: {photo: class}} of a set."""
-    classes = json.loads((prepared / "manifest.json").read_text())["classes"]
+    classes = read_joined(prepared)["classes"]
     out: dict[str, dict[str, str]] = {}
     for split in ("train", "val"):
         rows = (prepared / "index" / f"{split}.sources.jsonl").read_text().splitlines()

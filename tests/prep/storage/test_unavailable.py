@@ -18,6 +18,7 @@ from resolute.prep.listing.database import Database
 from resolute.prep.listing.photos import list_photos
 from resolute.prep.run.worker import convert
 from resolute.prep.settings import Settings
+from resolute.prep.shard_set.record import Records
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.fetch import fetch
 from resolute.prep.sources.image_ref import MISSING, ByteRange
@@ -206,16 +207,16 @@ def test_no_manifest_is_written_if_the_folder_was_replaced_during_the_run(
 ) -> None:
     """A volume that is unmounted leaves an empty mount point, which must not be taken for the set."""
     out, away = tmp_path / "out", tmp_path / "away"
-    drop_lost = building.Records.drop_lost
+    drop_lost = Records.drop_lost
 
     def replace_folder(records: Any) -> None:
         drop_lost(records)
-        if records.files() and not away.exists():
+        if records._entries and not away.exists():
             out.rename(away)
             out.mkdir()
             (out / ".prep").mkdir()
 
-    monkeypatch.setattr(building.Records, "drop_lost", replace_folder)
+    monkeypatch.setattr(Records, "drop_lost", replace_folder)
     photos = make_photos(tmp_path / "photos", each=6)
     settings = Settings(src=str(photos), out=str(out), res=(32,), workers=1)
     with pytest.raises(StorageError, match="replaced while prep was writing"):
