@@ -191,6 +191,8 @@ def summary(store: Store, result: VerifyResult) -> str:
             f"{result.elapsed_s:.1f} s"
         )
     text = _damage_lines(store, damaged)
+    if manifest["version"] != VERSION:
+        return text + f"\nrun {rerun_command(store, rebuild=True)}: this version only makes older sets anew"
     for res, shards_of in to_rebuild(manifest, damaged).items():
         text += f"\n  to rebuild at {res} px: {_first_names(shards_of)}"
     return text + f"\nrun {rerun_command(store)}: it rebuilds only the damaged shards"

@@ -165,9 +165,11 @@ def _timm_info(lengths: Mapping[str, Mapping[str, int]], prefix: str) -> bytes:
 
 
 def _damaged(files: Files, where: str, manifest: Mapping[str, Any]) -> ResoluteError:
+    is_older = manifest["version"] != VERSION
+    command = shards_command(files.root, _stored(manifest), read_record(files), rebuild=is_older)
     return ResoluteError(
-        f"{where}: damaged, got bytes that do not match its own hash, expected them as prep wrote them; "
-        f"run {shards_command(files.root, _stored(manifest), read_record(files))}, which repairs it"
+        f"{where}: damaged, got bytes that do not match its own hash, expected them as prep wrote them; run {command}, "
+        f"which {'makes the set anew' if is_older else 'repairs it'}"
     )
 
 

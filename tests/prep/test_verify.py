@@ -29,7 +29,7 @@ from resolute.prep.storage.output import LocalStore
 from resolute.prep.verify import verify
 from tests import ROOT
 from tests.support.cli import verify as main
-from tests.support.manifests import update_manifest
+from tests.support.manifests import read_joined, update_manifest
 from tests.support.s3 import s3_server  # noqa: F401  # a fixture
 from tests.support.trees import tree
 
@@ -197,3 +197,15 @@ def test_workers_have_variables_that_were_set_after_the_fork_server_began(
     monkeypatch.setenv("RESOLUTE_TEST_CREDENTIALS", "later")
     monkeypatch.setattr(verifying, "check_file", _variable)
     assert {*verify(LocalStore(whole), workers=1).damaged.values()} == {"later"}
+
+
+def test_damage_in_a_set_of_an_older_version_is_mended_by_a_rebuild(
+    whole: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    manifest = {**read_joined(whole), "version": 7}
+    (whole / "manifest.json").write_bytes(manifest_bytes(manifest))
+    assert main([str(whole), "--workers", "1"]) == 0
+    (whole / "32" / "train-000001.tar").unlink()
+    capfd.readouterr()
+    assert main([str(whole), "--workers", "1"]) == 1
+    assert capfd.readouterr().out.endswith("--rebuild=1`: this version only makes older sets anew\n")
