@@ -146,5 +146,5 @@ def _sample(
     database = inputs.sources["train"].database
     plan_photos(database, inputs.splits, generation, seed=settings.seed)
     photos = ShardPlan(database=database, work=todo, where=settings.out, stamps=inputs.stamps)
-    spec = photos.spec(generation, split, 0, tuple(sides), contents=None, limit=_SAMPLE_IMAGES)
+    spec = photos.spec(generation, split, 0, tuple(sides), contents_sha256=None, limit=_SAMPLE_IMAGES)
     return spec, photos.options(generation)

@@ -3,8 +3,8 @@
 A tar that is durable leaves one small file, `records/SPLIT-NNNNNN-RES.rec`, which is never changed: everything else in
 the set (index arrays, lists, manifest) is derived from these records. It is one line of JSON, the rows (of
 `Target.sample_dtype`, SOURCE and STORED) of the tar's samples, at the smallest resolution the hashes of their photos,
-and the SHA-256 of all that. A record names its plan by
-hash; records of other plans, damaged records, and records whose files are gone do not count.
+and the SHA-256 of all that. A record names its generation by hash; records of others, damaged records, and records
+whose files are gone do not count.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def unpack_rows(data: bytes, *, checked: bool = False) -> tuple[dict[str, Any], 
 class ShardRecord:
     """A shard that is finished at one resolution (px); arrays are in key order.
 
-    `plan` is the `GenerationSpec.hash` of its generation, `files` maps its tar and idx to size and hash, `rejects` are
+    `generation_hash` is the one of its generation, `files` maps its tar and idx to size and hash, `rejects` are
     (key, reason). A shard without samples has no files. `hashes` describe the photos (`near_copies/descriptor.py`);
     None at all but the smallest resolution, and with NEAR_COPIES=none.
     """
 
-    plan: str
+    generation_hash: str
     split: str
     number: int
     res: int
@@ -98,13 +98,13 @@ class ShardRecord:
         return record_name(shard_name(self.split, self.number), self.res)
 
     @property
-    def contents(self) -> str:
+    def contents_sha256(self) -> str:
         """SHA-256 (hex) over samples and sources, which are the same at every resolution."""
         return hashlib.sha256(self.samples.tobytes() + self.sources.tobytes()).hexdigest()
 
     def to_bytes(self) -> bytes:
         header = {
-            "plan": self.plan,
+            "plan": self.generation_hash,
             "split": self.split,
             "number": self.number,
             "res": self.res,
@@ -138,7 +138,7 @@ class ShardRecord:
         if header.get("hashes") == HASHES:  # why: of another number, their meaning is another too
             hashes = np.frombuffer(rows or b"\0", "<u8", header["samples"] * HASHES, offset).reshape(-1, HASHES)
         return cls(
-            plan=header["plan"],
+            generation_hash=header["plan"],
             split=header["split"],
             number=header["number"],
             res=header["res"],
@@ -159,7 +159,7 @@ class _Entry:
     offset: int
     nbytes: int
     samples: int
-    contents: str
+    contents_sha256: str
     files: Mapping[str, FileInfo]  # the tar, the idx and the record
     rejects: tuple[tuple[int, str], ...]
     facts: PixelFacts
@@ -172,7 +172,7 @@ def _entry(record: ShardRecord, data: bytes) -> _Entry:
         offset=-1,
         nbytes=len(data),
         samples=len(record.samples),
-        contents=record.contents,
+        contents_sha256=record.contents_sha256,
         files={**record.files, record.name: info},
         rejects=record.rejects,
         facts=record.facts,
@@ -180,20 +180,20 @@ def _entry(record: ShardRecord, data: bytes) -> _Entry:
 
 
 class Records:
-    """The valid records of a set; each is read once and then kept in the local file `copy`.
+    """The valid records of a set; each is read once and then kept in the local file `cache_file`.
 
-    `plan_of(split, number)` is the hash of the plan that a shard's record has to name.
+    `hash_of(split, number)` is the hash of the generation that a shard's record has to name.
     """
 
-    def __init__(self, store: Store, plan_of: Callable[[str, int], str], copy: Path) -> None:
-        self._store, self._plan_of = store, plan_of
+    def __init__(self, store: Store, hash_of: Callable[[str, int], str], cache_file: Path) -> None:
+        self._store, self._hash_of = store, hash_of
         self._entries: dict[tuple[str, int], dict[int, _Entry]] = {}
         self._adding = threading.Lock()
-        with write_errors(copy):
-            self._copy = copy.open("w+b", buffering=0)
+        with write_errors(cache_file):
+            self._cache_file = cache_file.open("w+b", buffering=0)
 
     def close(self) -> None:
-        self._copy.close()
+        self._cache_file.close()
 
     def load(self, *, names: Iterable[str] | None = None, damaged: Collection[str] = ()) -> None:
         """Read the records `names`, some of which may not be there; None: all in the store.
@@ -211,7 +211,7 @@ class Records:
             if parsed is not None:
                 self._keep(*parsed, data)
         for shard, entries in list(self._entries.items()):
-            if len({entry.contents for entry in entries.values()}) > 1:
+            if len({entry.contents_sha256 for entry in entries.values()}) > 1:
                 del self._entries[shard]
         self._drop(set(damaged))
         if is_part and len(names) <= _MAX_ASKED:
@@ -220,13 +220,13 @@ class Records:
             self.drop_lost()
 
     def _parse(self, named: tuple[str, bytes]) -> tuple[tuple[ShardRecord, _Entry] | None, bytes]:
-        """A record with its entry, and its bytes; None if it is missing, damaged or belongs to another plan."""
+        """A record with its entry, and its bytes; None if it is missing, damaged or of another generation."""
         name, data = named
         try:
             record = ShardRecord.parse(data)
         except ValueError:
             return None, b""
-        is_valid = record.name == name and record.plan == self._plan_of(record.split, record.number)
+        is_valid = record.name == name and record.generation_hash == self._hash_of(record.split, record.number)
         return ((record, _entry(record, data)) if is_valid else None), data
 
     def add(self, data: bytes) -> None:
@@ -235,18 +235,18 @@ class Records:
         self._keep(record, _entry(record, data), data)
 
     def _keep(self, record: ShardRecord, entry: _Entry, data: bytes) -> None:
-        with self._adding, write_errors(str(self._copy.name)):
-            offset = self._copy.seek(0, 2)
+        with self._adding, write_errors(str(self._cache_file.name)):
+            offset = self._cache_file.seek(0, 2)
             view = memoryview(data)
             while view:  # why: a raw write may be partial
-                view = view[self._copy.write(view) :]
+                view = view[self._cache_file.write(view) :]
             shard = self._entries.setdefault((record.split, record.number), {})
             shard[record.res] = replace(entry, offset=offset)
 
     def get(self, split: str, number: int, res: int) -> ShardRecord:
         """The record of a shard that is finished at `res`."""
         entry = self._entries[split, number][res]
-        return ShardRecord.parse(read_at(self._copy.fileno(), entry.nbytes, entry.offset), checked=True)
+        return ShardRecord.parse(read_at(self._cache_file.fileno(), entry.nbytes, entry.offset), checked=True)
 
     def resolutions(self, split: str, number: int) -> Set[int]:
         """The resolutions at which a shard is finished."""
@@ -256,9 +256,9 @@ class Records:
         """The number of samples of a shard that is finished at any resolution."""
         return self._any(split, number).samples
 
-    def contents(self, split: str, number: int) -> str | None:
-        """`ShardRecord.contents` of a shard; None if it is not finished at any resolution."""
-        return self._any(split, number).contents if (split, number) in self._entries else None
+    def contents_sha256(self, split: str, number: int) -> str | None:
+        """`ShardRecord.contents_sha256` of a shard; None if it is not finished at any resolution."""
+        return self._any(split, number).contents_sha256 if (split, number) in self._entries else None
 
     def rejects(self) -> dict[tuple[str, int], str]:
         """{(split, key): reason} of all shards, sorted."""

@@ -130,12 +130,12 @@ class ShardPlan:
         number: int,
         resolutions: Sequence[int],
         *,
-        contents: str | None,
+        contents_sha256: str | None,
         limit: int | None = None,
     ) -> ShardSpec:
         """Everything needed to convert a shard of a generation, or its first `limit` photos, at `resolutions` (px).
 
-        `contents` is as in `ShardSpec`. Raises `ResoluteError` if photos are gone.
+        `contents_sha256` is as in `ShardSpec`. Raises `ResoluteError` if photos are gone.
         """
         keys = generation.keys(split, number)[:limit]
         rows = self.database.run(
@@ -152,8 +152,8 @@ class ShardPlan:
             )
         samples = generation.sample_target.encode(keys, [row[6] for row in rows])
         return ShardSpec(
-            plan=generation.hash,
-            contents=contents,
+            generation_hash=generation.hash,
+            contents_sha256=contents_sha256,
             split=split,
             number=number,
             first_key=keys.start,
@@ -239,8 +239,8 @@ class ShardSpecs:
 
     def __iter__(self) -> Iterator[ShardSpec]:
         for shard, resolutions in self.missing.items():
-            contents = self.records.contents(*shard)
-            yield self.shard_plan.spec(self.generation, *shard, resolutions, contents=contents)
+            contents_sha256 = self.records.contents_sha256(*shard)
+            yield self.shard_plan.spec(self.generation, *shard, resolutions, contents_sha256=contents_sha256)
 
 
 def missing_shards(

@@ -32,12 +32,12 @@ BATCH_SAMPLES = 16
 class ShardSpec:
     """A shard to be written: its samples in key order, at `resolutions` (px) with `short_sides` (px).
 
-    `plan` is the hash of the set's plan; `contents` the `ShardRecord.contents` that the shard has at the resolutions
-    at which it is finished, None if there are none. `skip` is as in `Batch`.
+    `generation_hash` is that of its generation; `contents_sha256` that of its records at the resolutions at which it is
+    finished, None if there are none. `skip` is as in `Batch`.
     """
 
-    plan: str
-    contents: str | None
+    generation_hash: str
+    contents_sha256: str | None
     split: str
     number: int
     first_key: int
@@ -105,7 +105,7 @@ class ShardWriter:
         spec, name = self.spec, self.spec.name
         samples = _concatenate([result.samples for result in self._results], self.options.samples)
         record = ShardRecord(
-            plan=spec.plan,
+            generation_hash=spec.generation_hash,
             split=spec.split,
             number=spec.number,
             res=0,
@@ -116,7 +116,7 @@ class ShardWriter:
             rejects=tuple(reject for result in self._results for reject in result.rejects),
             facts=PixelFacts.total(result.facts for result in self._results),
         )
-        if spec.contents not in (None, record.contents):
+        if spec.contents_sha256 not in (None, record.contents_sha256):
             raise ResoluteError(
                 f"{name}: its images have changed since it was first made, got other contents under the "
                 "same names and sizes, expected the same contents; start over with REBUILD=1 (--rebuild)"

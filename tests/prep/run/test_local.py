@@ -68,7 +68,7 @@ def specs(files: list[Path]) -> list[ShardSpec]:
     return [
         ShardSpec(
             plan="plan",
-            contents=None,
+            contents_sha256=None,
             split="train",
             number=number,
             first_key=EACH * number,
@@ -186,7 +186,7 @@ def test_shards_are_sent_to_a_worker_that_is_busy_with_an_image(
             for spec in super().__iter__():
                 if spec.number == SHARDS - 2:  # the third has been sent
                     (tmp_path / "mark").touch()
-                yield replace(spec, plan="plan" * 250_000)
+                yield replace(spec, generation_hash="plan" * 250_000)
 
     stats, _ = convert(pools(), Marked(specs(files)), tmp_path / "set")
     assert stats.rejects == 0
@@ -249,7 +249,7 @@ def test_changed_images_bugs_of_ours_and_a_lack_of_memory_end_the_run(
     pools: Callable[[], Pool], files: list[Path], tmp_path: Path, number: int
 ) -> None:
     shards = specs(files)
-    shards[number] = replace(shards[number], contents="other")
+    shards[number] = replace(shards[number], contents_sha256="other")
     pool = pools()
     with pytest.raises(ResoluteError, match=f"train-{number:06d}: its images have changed since it was first made"):
         convert(pool, shards, tmp_path / "set")
