@@ -67,7 +67,7 @@ def pools() -> Iterator[Callable[[], Pool]]:
 def specs(files: list[Path]) -> list[ShardSpec]:
     return [
         ShardSpec(
-            plan="plan",
+            generation_hash="plan",
             contents_sha256=None,
             split="train",
             number=number,
