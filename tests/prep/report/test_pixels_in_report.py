@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ def test_converted_profiles_are_counted(photos: Path, tmp_path: Path, prep: Prep
     report = (out / "report.html").read_text()
     assert all(line in report for line in lines)
     manifest = (out / "manifest.json").read_bytes()
-    assert json.loads(manifest)["generations"][0]["pixels"] == {"converted": 3, "unusable": 1}
+    assert read_joined(out)["generations"][0]["pixels"] == {"converted": 3, "unusable": 1}
 
     (out / "manifest.json").unlink()
     for lost in sorted((out / "records").glob("train-*.rec"))[::2]:
