@@ -164,7 +164,7 @@ def _progress_bar() -> Iterator[tuple[Callable[[int, int], None], Callable[[RunS
 
 def _report(out: str, result: BuildResult, workers: int = 0) -> str:
     """The summary of a set that is finished; writes its report."""
-    from resolute.prep.report.browse import ShardSetReader
+    from resolute.prep.report.browse import open_set
     from resolute.prep.report.report import write_report
     from resolute.prep.report.summary import nothing_done, summary
     from resolute.prep.storage.output import open_store
@@ -172,6 +172,6 @@ def _report(out: str, result: BuildResult, workers: int = 0) -> str:
     store = open_store(out)
     if result.stats is None:
         return nothing_done(result, store)
-    with ShardSetReader(store, result.manifest) as reader:
-        text = summary(result, result.stats, store, reader, workers=workers)
-        return f"{text}\n  report: {write_report(store, result, reader)}"
+    with open_set(store) as shards:
+        text = summary(result, result.stats, shards, workers=workers)
+        return f"{text}\n  report: {write_report(store, result, shards)}"

@@ -41,9 +41,7 @@ from numpy.typing import NDArray
 from resolute.benchmarks.cli import Parser, command, text_table
 from resolute.errors import ResoluteError
 from resolute.files import atomic_write, write_errors
-from resolute.pipeline.dataset.manifest import read_manifest
-from resolute.pipeline.storage.base import open_files
-from resolute.prep.report.browse import ShardSetReader
+from resolute.prep.report.browse import input_files, open_set
 from resolute.prep.sources.folders.image_folder import ImageFolderSource
 from resolute.prep.storage.output import open_store
 
@@ -159,8 +157,8 @@ class Parts:
 
 def source_digests(root: str | Path, split: str) -> NDArray[np.uint64]:
     """(n,) digests of the input files of a split's samples, of all generations."""
-    with ShardSetReader(open_store(str(root)), read_manifest(open_files(root))[0]) as reader:
-        return np.array(reader.sources(split)["digest"])
+    with open_set(open_store(str(root))) as shards:
+        return np.array(input_files(shards, split)["digest"])
 
 
 def _number(digest: str) -> int:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from .format import SAMPLE
 
-__all__ = ["CLASS", "IGNORED", "IGNORED_TARGET", "Target", "TargetKind", "sample_dtype", "widened"]
+__all__ = ["CLASS", "IGNORED", "IGNORED_TARGET", "Target", "TargetKind", "sample_dtype"]
 
 TargetKind = Literal["class", "labels", "values"]
 CLASS: Final = "class"
@@ -40,16 +40,6 @@ def sample_dtype(kind: TargetKind, count: int, *, ignored: bool = False) -> np.d
     if kind == "values":
         return np.dtype([("key", "<u8"), ("values", "<f4", (count,))])
     return SAMPLE
-
-
-def widened(samples: NDArray[np.void], dtype: np.dtype[Any]) -> NDArray[np.void]:
-    """`samples` as records of `dtype`, in which labels may take more bytes, as when classes were added to a set."""
-    if samples.dtype == dtype:
-        return samples
-    out = np.zeros(len(samples), dtype)
-    out["key"] = samples["key"]
-    out["labels"][..., : samples["labels"].shape[-1]] = samples["labels"]
-    return out
 
 
 @dataclass(frozen=True, kw_only=True)

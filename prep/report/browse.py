@@ -1,27 +1,72 @@
-"""Reads a finished set for the reports: index arrays, single JPEGs, lists, sizes and times."""
+"""What the summary and the report show of a finished set: an open `ShardSet`, and its input files, lists and JPEGs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resolute.pipeline.dataset.format import SOURCE, STORED, index_name, source_name
-from resolute.pipeline.dataset.target import Target, widened
-from resolute.prep.listing.database import Database
+from resolute.pipeline.dataset.format import SOURCE, names_name, source_name, tar_name
+from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.storage.local import Folder
 from resolute.prep.run.stats import RunStats
-from resolute.prep.shard_set.set_photos import SetPhotos, photos_name
-from resolute.prep.storage.output import Store
+from resolute.prep.storage.output import LocalStore, Store
 from resolute.scratch import ScratchFolder
 
-__all__ = ["ShardSetReader", "tar_sizes", "work_seconds"]
+__all__ = [
+    "input_files",
+    "input_names",
+    "largest_files",
+    "open_set",
+    "read_jpeg",
+    "read_lines",
+    "row_of",
+    "tar_sizes",
+    "work_seconds",
+]
 
 _ROWS = 1 << 20  # records in memory at a time
+
+
+@contextmanager
+def open_set(store: Store) -> Iterator[ShardSet]:
+    """The finished set in `store`, with all its generations. Raises as `ShardSet.open`."""
+    with ScratchFolder() as scratch:
+        files = Folder(store.where) if isinstance(store, LocalStore) else _Copies(store, scratch)
+        with ShardSet.open(store.where, files=files) as shards:
+            yield shards
+
+
+class _Copies(Folder):
+    """The files of a store that is no local folder, for one thread: copied to `scratch`, except the tars."""
+
+    # why not `Remote`: it would download a whole tar for each JPEG, and need the user's cache folder
+    remote = True
+
+    def __init__(self, store: Store, scratch: Path) -> None:
+        super().__init__(store.where)
+        self._store, self._scratch = store, scratch
+        self._copies: dict[str, Path] = {}
+
+    def file_version(self, name: str) -> tuple[int, str] | None:
+        size = self._store.size(name)
+        return None if size is None else (size, "")
+
+    def local(self, name: str) -> Path:
+        if name not in self._copies:
+            self._copies[name] = self._store.local(name, self._scratch)
+        return self._copies[name]
+
+    def read(self, name: str, offset: int, nbytes: int, *, fresh: bool = False) -> bytes:
+        with self._store.open(name) as file:
+            file.seek(offset)
+            return file.read(nbytes)
 
 
 def tar_sizes(manifest: Mapping[str, Any], res: str) -> list[int]:
@@ -40,93 +85,63 @@ def work_seconds(stats: RunStats) -> dict[str, float]:
     }
 
 
-class ShardSetReader:
-    """Reads a finished set at `store`, all its generations. A context manager.
+def read_jpeg(shards: ShardSet, split: str, res: int, row: int) -> bytes:
+    """The JPEG of the sample in `row` of `split` at `res` px."""
+    record = shards.splits[split].stored[res][row]
+    shard = shards.splits[split].shards[int(record["shard"])]
+    return shards.files.read(tar_name(res, shard), int(record["offset"]), int(record["nbytes"]))
 
-    Arrays are memory-mapped (with several generations: in memory), lists are read line by line.
-    """
 
-    def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
-        self._store, self._manifest = store, manifest
-        self.target = Target.from_manifest(manifest)
-        self._scratch = ScratchFolder()
-        self._arrays: dict[str, NDArray[Any]] = {}
+def read_lines(shards: ShardSet, name: str) -> Iterator[Any]:
+    """Yield the value in each line of a JSON-lines file."""
+    return map(json.loads, _lines(shards.files.local(name)))
 
-    def __enter__(self) -> ShardSetReader:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._arrays.clear()
-        self._scratch.close()
+def _lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from file
 
-    def samples(self, split: str) -> NDArray[Any]:
-        """(n,) `Target.sample_dtype`"""
-        return self._array(split, partial(index_name, split), self.target.sample_dtype)
 
-    def sources(self, split: str) -> NDArray[Any]:
-        """(n,) SOURCE"""
-        return self._array(split, partial(source_name, split), SOURCE)
+def row_of(shards: ShardSet, split: str, key: int) -> int | None:
+    """The row of the sample of `split` with that key; None if its image was rejected."""
+    keys = shards.splits[split].samples["key"]
+    row = int(np.searchsorted(keys, key))
+    return row if row < len(keys) and keys[row] == key else None
 
-    def stored(self, split: str, res: str) -> NDArray[Any]:
-        """(n,) STORED"""
-        return self._array(split, partial(index_name, split, res=res), STORED)
 
-    def jpeg(self, split: str, res: str, row: int) -> bytes:
-        """The JPEG of the sample in `row` at `res`."""
-        record = self.stored(split, res)[row]
-        shard = self._manifest["splits"][split]["shards"][int(record["shard"])]
-        with self._store.open(f"{res}/{shard}.tar") as file:
-            file.seek(int(record["offset"]))
-            return file.read(int(record["nbytes"]))
+def input_files(shards: ShardSet, split: str) -> NDArray[np.void]:
+    """(n,) SOURCE records of the samples of `split`; memory-mapped if they are of one generation."""
+    parts = [np.load(path, mmap_mode="r") for path in _of_generations(shards, split, source_name)]
+    sources: NDArray[np.void] = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, SOURCE), *parts])
+    assert sources.dtype == SOURCE, (split, sources.dtype)
+    return sources
 
-    def row(self, split: str, key: int) -> int | None:
-        """The row of the sample with that key; None if its image was rejected."""
-        keys = self.samples(split)["key"]
-        row = int(np.searchsorted(keys, key))
-        return row if row < len(keys) and keys[row] == key else None
 
-    def largest(self, count: int) -> list[tuple[int, str, int]]:
-        """(bytes, split, row) of the largest input files, descending."""
-        largest: list[tuple[int, str, int]] = []
-        for split in self._manifest["splits"]:
-            sizes = self.sources(split)["nbytes"]
-            for first in range(0, len(sizes), _ROWS):
-                piece = np.asarray(sizes[first : first + _ROWS])
-                rows = np.argsort(piece, kind="stable")[-count:].tolist()
-                largest += [(int(piece[row]), split, first + row) for row in rows]
-                largest = sorted(largest, key=lambda entry: (-entry[0], entry[1:]))[:count]
-        return largest
+def input_names(shards: ShardSet, rows: Collection[tuple[str, int]]) -> dict[tuple[str, int], str]:
+    """{(split, row): name of the input file} of the given rows."""
+    names = {}
+    for split in {split for split, _ in rows}:
+        lines = chain.from_iterable(map(_lines, _of_generations(shards, split, names_name)))
+        names.update({(split, row): json.loads(line) for row, line in enumerate(lines) if (split, row) in rows})
+    return names
 
-    def names(self, rows: Iterable[tuple[str, int]]) -> dict[tuple[str, int], str]:
-        """{(split, row): name of the input image} for the given rows."""
-        rows = list(rows)
-        keys = [(split, int(self.samples(split)["key"][row])) for split, row in rows]
-        names = range(len(self._manifest["generations"]))
-        files = [self._store.local(photos_name(number), self._scratch.path) for number in names]
-        with closing(Database(self._scratch.path)) as database:
-            return dict(zip(rows, SetPhotos.open(database, files).names(keys), strict=True))
 
-    def lines(self, name: str) -> Iterator[Any]:
-        """Yield the value in each line of a JSON-lines file."""
-        with self._store.open(name) as file:
-            for line in file:
-                yield json.loads(line)
+def _of_generations(shards: ShardSet, split: str, name_of: Callable[[str, int], str]) -> Iterator[Path]:
+    """The files `name_of(split, generation)` of the generations with samples in `split`."""
+    for generation in range(shards.generations):
+        name = name_of(split, generation)
+        if shards.files.size(name) is not None:
+            yield shards.files.local(name)
 
-    @property
-    def newest(self) -> int:
-        """The number of the newest generation."""
-        return len(self._manifest["generations"]) - 1
 
-    def _generations(self, split: str) -> list[int]:
-        """The generations with samples in a split."""
-        return [n for n, added in enumerate(self._manifest["generations"]) if added["samples"][split]]
-
-    def _array(self, split: str, name_of: Callable[[int], str], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """The rows of all generations, whose files are `name_of(generation)`."""
-        first = name_of(0)
-        if first not in self._arrays:
-            files = [self._store.local(name_of(number), self._scratch.path) for number in self._generations(split)]
-            parts = [widened(np.load(file, mmap_mode="r"), dtype) for file in files]
-            self._arrays[first] = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            assert self._arrays[first].dtype == dtype, (first, dtype)
-        return self._arrays[first]
+def largest_files(sources: Mapping[str, NDArray[np.void]], count: int) -> list[tuple[int, str, int]]:
+    """(bytes, split, row) of the largest input files, descending; `sources` are the `input_files` by split."""
+    largest: list[tuple[int, str, int]] = []
+    for split, records in sources.items():
+        sizes = records["nbytes"]
+        for first in range(0, len(sizes), _ROWS):
+            piece = np.asarray(sizes[first : first + _ROWS])
+            rows = np.argsort(piece, kind="stable")[-count:].tolist()
+            largest += [(int(piece[row]), split, first + row) for row in rows]
+            largest = sorted(largest, key=lambda entry: (-entry[0], entry[1:]))[:count]
+    return largest

@@ -12,10 +12,11 @@ from PIL import Image
 
 from resolute.console import counted
 from resolute.pipeline.dataset.format import near_copies_name, near_pairs_name
+from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.shard_set.near_copies import GROUPED
 
-from .browse import ShardSetReader
+from .browse import read_jpeg, read_lines, row_of
 
 __all__ = ["describe_near_copies", "is_across", "near_copy_figures", "near_counts", "target_text"]
 
@@ -30,12 +31,12 @@ def near_counts(manifest: Mapping[str, Any]) -> dict[str, int]:
     return counts
 
 
-def describe_near_copies(manifest: Mapping[str, Any], reader: ShardSetReader, where: str) -> list[str]:
-    """Lines of the summary of the set in the folder or at the URL `where`; none if there is nothing to say."""
+def describe_near_copies(manifest: Mapping[str, Any], shards: ShardSet) -> list[str]:
+    """Lines of the summary of a set; none if there is nothing to say."""
     counts, lines = near_counts(manifest), []
     if not counts:
         return []
-    table, listed = (f"{where}/{name(reader.newest)}" for name in (near_copies_name, near_pairs_name))
+    table, listed = (f"{shards.root}/{name(shards.generation)}" for name in (near_copies_name, near_pairs_name))
     if counts["photos"]:
         lines.append(
             f"near copies: {counted(counts['photos'], 'photo')} in groups that show the same picture or the same "
@@ -54,9 +55,9 @@ def describe_near_copies(manifest: Mapping[str, Any], reader: ShardSetReader, wh
             f"the same moment as a training photo; {what_to_do}"
         )
     if counts["two_labels"]:
-        pair = next(pair for pair in reader.lines(near_pairs_name(reader.newest)) if _differ(pair))
-        example = " and ".join(f"{photo['path']} ({target_text(reader.target, photo)})" for photo in pair["photos"])
-        what = "values" if reader.target.kind == "values" else "labels"
+        pair = next(pair for pair in read_lines(shards, near_pairs_name(shards.generation)) if _differ(pair))
+        example = " and ".join(f"{photo['path']} ({target_text(shards.target, photo)})" for photo in pair["photos"])
+        what = "values" if shards.target.kind == "values" else "labels"
         lines.append(
             f"WARNING: {counted(counts['two_labels'], 'pair')} of photos with the same picture or the same moment but "
             f"different {what}, such as {example}; see {listed}"
@@ -67,7 +68,7 @@ def describe_near_copies(manifest: Mapping[str, Any], reader: ShardSetReader, wh
             "show the same moment; look at them in report.html"
         )
     if counts["warned_two_labels"]:
-        what = "values" if reader.target.kind == "values" else "labels"
+        what = "values" if shards.target.kind == "values" else "labels"
         lines.append(
             f"WARNING: {counted(counts['warned_two_labels'], 'more pair')} of photos with different {what} may show "
             "the same moment; look at them in report.html"
@@ -90,21 +91,21 @@ def describe_near_copies(manifest: Mapping[str, Any], reader: ShardSetReader, wh
     return lines
 
 
-def near_copy_figures(reader: ShardSetReader, res: str) -> list[dict[str, Any]]:
-    """Pairs of the set as figures of a contact sheet, from what is stored at `res` px.
+def near_copy_figures(shards: ShardSet) -> list[dict[str, Any]]:
+    """Pairs of the set as figures of a contact sheet, from what is stored at the smallest resolution.
 
     Pairs in two splits or with different targets come first, then the most alike.
     """
-    pairs = list(reader.lines(near_pairs_name(reader.newest)))
+    pairs = list(read_lines(shards, near_pairs_name(shards.generation)))
     pairs.sort(key=lambda pair: (not (_differ(pair) or is_across(pair)), -pair["score"]))
-    return [_figure(reader, res, pair) for pair in pairs[:_SHOWN_PAIRS]]
+    return [_figure(shards, pair) for pair in pairs[:_SHOWN_PAIRS]]
 
 
-def _figure(reader: ShardSetReader, res: str, pair: Mapping[str, Any]) -> dict[str, Any]:
-    images = [_small(reader, res, photo) for photo in pair["photos"]]
+def _figure(shards: ShardSet, pair: Mapping[str, Any]) -> dict[str, Any]:
+    images = [_small(shards, photo) for photo in pair["photos"]]
     lines = [
         f"score {pair['score']:.3f}{'' if pair['score'] >= GROUPED else ', not grouped'}",
-        *_captions(reader, pair),
+        *_captions(shards.target, pair),
     ]
     (first, width, height), (second, *size) = images
     return {
@@ -117,17 +118,17 @@ def _figure(reader: ShardSetReader, res: str, pair: Mapping[str, Any]) -> dict[s
     }
 
 
-def _captions(reader: ShardSetReader, pair: Mapping[str, Any]) -> Iterator[str]:
+def _captions(target: Target, pair: Mapping[str, Any]) -> Iterator[str]:
     for photo in pair["photos"]:
         yield f"{photo['split']}: {photo['path']}"
-        yield target_text(reader.target, photo)
+        yield target_text(target, photo)
 
 
-def _small(reader: ShardSetReader, res: str, photo: Mapping[str, Any]) -> tuple[bytes, int, int]:
+def _small(shards: ShardSet, photo: Mapping[str, Any]) -> tuple[bytes, int, int]:
     """A small JPEG of a photo, its width and height in px."""
-    row = reader.row(photo["split"], photo["key"])
+    row = row_of(shards, photo["split"], photo["key"])
     assert row is not None
-    with Image.open(io.BytesIO(reader.jpeg(photo["split"], res, row))) as image:
+    with Image.open(io.BytesIO(read_jpeg(shards, photo["split"], shards.resolutions[0], row))) as image:
         image.thumbnail((_SIDE_PX, _SIDE_PX))
         jpeg = io.BytesIO()
         image.save(jpeg, "JPEG", quality=_QUALITY)

@@ -15,11 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resolute.pipeline.dataset.format import duplicates_name, key_name, near_pairs_name, rejects_name
+from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.prep.finish import BuildResult
 from resolute.prep.storage.output import Store
 from resolute.report.page import load, render
 
-from .browse import ShardSetReader, tar_sizes, work_seconds
+from .browse import (
+    input_files,
+    input_names,
+    largest_files,
+    read_jpeg,
+    read_lines,
+    row_of,
+    tar_sizes,
+    work_seconds,
+)
 from .charts import SourceCounts, ValueCounts, class_chart, label_chart, labels_per_sample, source_charts
 from .near_copies import describe_near_copies, near_copy_figures, near_counts, target_text
 from .summary import describe_pixels
@@ -44,33 +54,28 @@ def load_template() -> None:
     load(_TEMPLATE)
 
 
-def write_report(store: Store, result: BuildResult, reader: ShardSetReader) -> str:
-    """Write `report.html` of the finished set that `reader` reads; returns its path or URL.
+def write_report(store: Store, result: BuildResult, shards: ShardSet) -> str:
+    """Write `report.html` of the finished set `shards` in `store`; returns its path or URL.
 
     Raises `ResoluteError` if it cannot be written.
     """
-    values = _Report(reader, result, store.where).values()
+    values = _Report(shards, result).values()
     store.write(REPORT, render(_TEMPLATE, title="Shard set", subtitle=store.where, **values))
     return f"{store.where}/{REPORT}"
 
 
 class _Report:
-    def __init__(self, reader: ShardSetReader, result: BuildResult, where: str) -> None:
-        self._where = where
-        self._set, self._result, self._manifest = reader, result, result.manifest
-        self._target = reader.target
+    def __init__(self, shards: ShardSet, result: BuildResult) -> None:
+        self._set, self._result, self._manifest = shards, result, result.manifest
+        self._target = shards.target
         self._sheet_rows = _evenly_spaced(self._manifest["splits"]["train"]["samples"])
-        self._largest = reader.largest(_LISTED)
-        self._slowest = (
-            []
-            if result.stats is None
-            else [
-                (seconds, split, reader.row(split, key)) for seconds, split, key in result.stats.slowest if seconds > 0
-            ]
-        )
+        self._input_files = {split: input_files(shards, split) for split in shards.splits}
+        self._largest = largest_files(self._input_files, _LISTED)
+        slowest = [] if result.stats is None else [entry for entry in result.stats.slowest if entry[0] > 0]
+        self._slowest = [(seconds, split, row_of(shards, split, key)) for seconds, split, key in slowest]
         named_rows = {("train", row) for row in self._sheet_rows} | {(split, row) for _, split, row in self._largest}
         named_rows |= {(split, row) for _, split, row in self._slowest if row is not None}
-        self._names = reader.names(named_rows)
+        self._names = input_names(shards, named_rows)
 
     def values(self) -> dict[str, Any]:
         """The values of the template, by name."""
@@ -131,14 +136,14 @@ class _Report:
             yield res, info["short_side"], len(tars), f"{sum(tars) / 1e6:,.1f}", f"{sum(tars) / samples / 1e3:.1f}"
 
     def _sheets(self) -> Iterator[dict[str, Any]]:
-        samples = self._set.samples("train")
+        train = self._set.splits["train"]
         for res, info in self._manifest["resolutions"].items():
-            stored = self._set.stored("train", res)
+            stored = train.stored[int(res)]
             figures: list[dict[str, Any]] = []
             left = _JPEG_BYTES / len(self._manifest["resolutions"])
             for row in self._sheet_rows:
                 record = stored[row]
-                jpeg = self._set.jpeg("train", res, row)
+                jpeg = read_jpeg(self._set, "train", int(res), row)
                 left -= len(jpeg)
                 if figures and left < 0:
                     break
@@ -147,8 +152,8 @@ class _Report:
                 figures.append(
                     {
                         "data": jpeg,
-                        "lines": self._target_lines(samples[row : row + 1]),
-                        "title": f"{key_name(int(samples['key'][row]))} {self._names['train', row]}",
+                        "lines": self._target_lines(train.samples[row : row + 1]),
+                        "title": f"{key_name(int(train.samples['key'][row]))} {self._names['train', row]}",
                         "width": max(1, round(int(record["width"]) * scale)),  # CSS px
                         "height": max(1, round(int(record["height"]) * scale)),
                     }
@@ -171,7 +176,7 @@ class _Report:
         return [*lines[:_SHOWN_TARGETS], f"and {more} more"] if more > 1 else lines
 
     def _labels(self) -> dict[str, Any]:
-        names, samples = self._target.names, self._set.samples("train")
+        names, samples = self._target.names, self._set.splits["train"].samples
         counts = labels_per_sample(samples, self._target)
         return {
             "mean": f"{(counts * np.arange(len(names) + 1)).sum() / len(samples):.2f}",
@@ -181,7 +186,7 @@ class _Report:
 
     def _values(self) -> dict[str, Any]:
         target = self._target
-        counts = ValueCounts(self._set.samples("train"), target)
+        counts = ValueCounts(self._set.splits["train"].samples, target)
         columns = zip(target.names, target.units, counts.low, counts.mean, counts.high, strict=True)
         shown = range(min(len(target), _CHARTED_VALUES))
         return {
@@ -190,8 +195,8 @@ class _Report:
         }
 
     def _classes(self) -> dict[str, Any]:
-        classes, splits = self._manifest["classes"], self._manifest["splits"]
-        counts = {name: self._target.counts(self._set.samples(name)) for name in splits}
+        classes = self._manifest["classes"]
+        counts = {name: self._target.counts(split.samples) for name, split in self._set.splits.items()}
         train = counts["train"]
         rows = [
             (str(name), int(train[c]), ", ".join(f"{split} {int(counts[split][c]):,}" for split in counts))
@@ -213,8 +218,8 @@ class _Report:
 
     def _sources(self) -> dict[str, Any]:
         counts = SourceCounts()
-        for split in self._manifest["splits"]:
-            counts.add(self._set.sources(split))
+        for sources in self._input_files.values():
+            counts.add(sources)
         sides = {res: info["short_side"] for res, info in self._manifest["resolutions"].items()}
         smaller = [(counts.smaller_than(side), side, res) for res, side in sides.items()]
         return {
@@ -230,7 +235,7 @@ class _Report:
         }
 
     def _pixels(self, split: str, row: int) -> str:
-        source = self._set.sources(split)[row]
+        source = self._input_files[split][row]
         return f"{source['width']} x {source['height']}"
 
     def _name(self, split: str, row: int | None) -> str:
@@ -239,7 +244,7 @@ class _Report:
     def _rejects(self) -> dict[str, Any]:
         counts: Counter[str] = Counter()
         examples: dict[str, list[str]] = {}
-        for row in self._set.lines(rejects_name(self._set.newest)):
+        for row in read_lines(self._set, rejects_name(self._set.generation)):
             kind = row["reason"].partition(":")[0]
             counts[kind] += 1
             if counts[kind] <= _EXAMPLES:
@@ -253,7 +258,7 @@ class _Report:
 
     def _duplicates(self) -> dict[str, Any]:
         worst: dict[str, list[Any]] = {"different targets": [], "in two splits": [], "": []}
-        for group in self._set.lines(duplicates_name(self._set.newest)):
+        for group in read_lines(self._set, duplicates_name(self._set.generation)):
             kind = "different targets" if len({_target_of(entry) for entry in group}) > 1 else ""
             kind = kind or ("in two splits" if len({entry["split"] for entry in group}) > 1 else "")
             if len(worst[kind]) < _GROUPS:
@@ -272,12 +277,11 @@ class _Report:
         counts = near_counts(self._manifest)
         if not counts:
             return None
-        has_pairs = near_pairs_name(self._set.newest) in self._manifest["files"]
-        smallest = next(iter(self._manifest["resolutions"]))
+        has_pairs = near_pairs_name(self._set.generation) in self._manifest["files"]
         return {
-            "lines": describe_near_copies(self._manifest, self._set, self._where),
+            "lines": describe_near_copies(self._manifest, self._set),
             "counts": counts,
-            "figures": near_copy_figures(self._set, smallest) if has_pairs else [],
+            "figures": near_copy_figures(self._set) if has_pairs else [],
         }
 
     def _run(self) -> dict[str, Any] | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from resolute.console import counted
 from resolute.pipeline.dataset.format import duplicates_name, rejects_name
+from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.convert.batch import PixelFacts
 from resolute.prep.extend import describe_changes
@@ -16,7 +16,7 @@ from resolute.prep.run.stats import RunStats
 from resolute.prep.storage.output import Store
 from resolute.prep.unchanged import already_there
 
-from .browse import ShardSetReader, tar_sizes, work_seconds
+from .browse import input_files, read_lines, tar_sizes, work_seconds
 from .near_copies import describe_near_copies
 
 __all__ = ["describe_pixels", "nothing_done", "summary"]
@@ -27,8 +27,8 @@ def nothing_done(result: BuildResult, store: Store) -> str:
     return "\n".join([already_there(store.where, result.manifest), *(f"  {note}" for note in result.notes)])
 
 
-def summary(result: BuildResult, stats: RunStats, store: Store, reader: ShardSetReader, *, workers: int = 0) -> str:
-    """The closing lines, without a final newline, about the finished set that `reader` reads.
+def summary(result: BuildResult, stats: RunStats, shards: ShardSet, *, workers: int = 0) -> str:
+    """The closing lines, without a final newline, about the finished set `shards`.
 
     `workers` is the number of processes that converted images; 0: it is not known, and not named.
     """
@@ -38,14 +38,15 @@ def summary(result: BuildResult, stats: RunStats, store: Store, reader: ShardSet
     source = manifest["source"]
     samples = sum(split["samples"] for split in manifest["splits"].values())
     ignored = describe_ignored(result.ignored)
-    lines = [f"{store.where}: {counted(samples, 'image')}, {classes}, {counts}; ignored: {ignored}"]
+    where = shards.root
+    lines = [f"{where}: {counted(samples, 'image')}, {classes}, {counts}; ignored: {ignored}"]
     if result.kept_shards:
         converted = stats.images - stats.rejects
         lines.append(f"  kept {counted(result.kept_shards, 'shard')}, converted {counted(converted, 'image')} now")
     if stats.images:
         rate = f"{stats.images / result.elapsed_s:.0f} images/s" + f" with {counted(workers, 'worker')}" * bool(workers)
         lines.append(f"  {result.elapsed_s:.1f} s, {rate}; {_time_shares(stats)}")
-    lines += _generations(manifest, store.where)
+    lines += _generations(manifest, where)
     for res, info in manifest["resolutions"].items():
         tars = tar_sizes(manifest, res)
         lines.append(
@@ -53,22 +54,22 @@ def summary(result: BuildResult, stats: RunStats, store: Store, reader: ShardSet
             f"{sum(tars) / 1e6:.1f} MB, {sum(tars) / samples / 1e3:.1f} kB per sample"
         )
     lines += [f"  {line}" for line in describe_pixels(manifest)]
-    if without := _without_labels(reader, list(manifest["splits"])):
+    if without := _without_labels(shards):
         lines.append(f"  without a label: {counted(without, 'image')}")
-    if unknown := sum(int(reader.target.ignored_counts(reader.samples(split)).sum()) for split in manifest["splits"]):
+    if unknown := sum(int(shards.target.ignored_counts(split.samples).sum()) for split in shards.splits.values()):
         lines.append(f"  ignored in the loss and in metrics: {counted(unknown, 'label')} of images")
     sides = {int(res): info["short_side"] for res, info in manifest["resolutions"].items()}
-    sources = (reader.sources(split) for split in manifest["splits"])
+    sources = (input_files(shards, split) for split in shards.splits)
     lines += [f"  WARNING: {warning}" for warning in (*result.warnings, *size_warnings(sides, sources))]
-    newest = len(manifest["generations"]) - 1
+    newest = shards.generation
     if result.listed and not newest:  # why: the sources of an extension list the photos of the set too
         lines.append(
             f"  listed {result.listed} = {samples} stored + {source['rejected']} rejected + "
             f"{sum(result.ignored.values())} ignored"
         )
-    lines += _duplicates(source["duplicates"], f"{store.where}/{duplicates_name(newest)}")
-    lines += [f"  {line}" for line in describe_near_copies(manifest, reader, store.where)]
-    lines.append(f"  rejected: {source['rejected']}{_rejects(source['rejected'], store, rejects_name(newest))}")
+    lines += _duplicates(source["duplicates"], f"{where}/{duplicates_name(newest)}")
+    lines += [f"  {line}" for line in describe_near_copies(manifest, shards)]
+    lines.append(f"  rejected: {_rejects(source['rejected'], shards)}")
     return "\n".join(lines)
 
 
@@ -83,11 +84,11 @@ def describe_pixels(manifest: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _without_labels(reader: ShardSetReader, splits: list[str]) -> int:
+def _without_labels(shards: ShardSet) -> int:
     """The number of samples with an empty set of labels."""
-    if reader.target.kind != "labels":
+    if shards.target.kind != "labels":
         return 0
-    rows = (reader.target.packed_labels(reader.samples(split)) for split in splits)
+    rows = (shards.target.packed_labels(split.samples) for split in shards.splits.values())
     step = 1 << 16
     return sum(int((~part[at : at + step].any(1)).sum()) for part in rows for at in range(0, len(part), step))
 
@@ -126,8 +127,9 @@ def _duplicates(counts: dict[str, int], path: str) -> list[str]:
     return lines
 
 
-def _rejects(count: int, store: Store, name: str) -> str:
+def _rejects(count: int, shards: ShardSet) -> str:
     if not count:
-        return ""
-    reasons = [json.loads(line)["reason"] for line in store.read(name).splitlines()]
-    return f" ({describe_reasons(reasons)}); see {store.where}/{name}"
+        return "0"
+    name = rejects_name(shards.generation)
+    reasons = [row["reason"] for row in read_lines(shards, name)]
+    return f"{count} ({describe_reasons(reasons)}); see {shards.root}/{name}"

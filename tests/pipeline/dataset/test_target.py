@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from resolute.errors import ResoluteError
-from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.dataset.target import IGNORED, Target, widened
+from resolute.pipeline.dataset.shard_set import ShardSet, _joined
+from resolute.pipeline.dataset.target import IGNORED, Target
 from resolute.pipeline.loader.loader import Loader, mix_targets
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
@@ -114,7 +114,7 @@ def test_ignored_labels_are_neither_counted_as_present_nor_lost_when_classes_are
     np.testing.assert_array_equal(target.strata(records), present.strata(plain))
     assert not present.ignored_counts(plain).any()
     more = Target(kind="labels", names=tuple(f"c{i}" for i in range(30)), ignored=True)
-    wide = widened(records, more.sample_dtype)
+    wide = _joined([records], more.sample_dtype)
     np.testing.assert_array_equal(more.decode(wide)[:, :11], states)
     assert not more.decode(wide)[:, 11:].any()
     assert len(target.encode([], [])) == 0

@@ -16,10 +16,10 @@ from PIL import Image
 
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.prep.build import BuildResult, build
-from resolute.prep.report.browse import ShardSetReader
+from resolute.prep.report.browse import open_set
 from resolute.prep.report.report import write_report
 from resolute.prep.settings import Settings
-from resolute.prep.storage.output import LocalStore, Store
+from resolute.prep.storage.output import LocalStore, Store, open_store
 
 ODD = ['<b>bold</b> & "co"', "$x_1$ 猫", "a" * 90]
 VOID = {"meta", "img", "br"}
@@ -63,8 +63,8 @@ class Page(HTMLParser):
 
 
 def write(store: Store, built: BuildResult) -> str:
-    with ShardSetReader(store, built.manifest) as reader:
-        return write_report(store, built, reader)
+    with open_set(store) as shards:
+        return write_report(store, built, shards)
 
 
 def made(src: Path, out: Path, **settings: Any) -> tuple[BuildResult, Page]:
@@ -117,6 +117,17 @@ def test_the_report_shows_the_figures_of_the_set(photos: Path, tmp_path: Path) -
     assert all(seconds > 0 for seconds, _, _ in built.stats.slowest)
     assert "Slowest images" in words
     assert "63 images in" in words
+
+
+def test_a_set_in_another_store_has_the_same_report(photos: Path, tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    built, _ = made(photos, root)
+    url = f"memory://{tmp_path}/s"
+    store = open_store(url)
+    for path in [path for path in root.rglob("*") if path.is_file() and path.name != "report.html"]:
+        store.write(str(path.relative_to(root)), path.read_bytes())
+    assert write(store, built) == f"{url}/report.html"
+    assert store.read("report.html") == (root / "report.html").read_bytes().replace(str(root).encode(), url.encode())
 
 
 def test_names_are_escaped(tmp_path: Path, scene: Callable[..., NDArray[np.uint8]]) -> None:
