@@ -28,7 +28,6 @@ __all__ = ["Damage", "check_file", "init_worker", "read_with_retry"]
 
 T = TypeVar("T")
 _PIECE_BYTES = 1 << 20
-_NO_DRIVER = ("builtins", "resolute")
 
 
 class Damage(Exception):
@@ -49,15 +48,10 @@ def read_with_retry(store: Store, name: str, work: Callable[[], T]) -> T:
 
     try:
         return retry(f"{store.where}/{name}", attempt)
-    except (Damage, ResoluteError):
-        raise
-    except Exception as error:
-        # why: drivers of object stores raise their own types; a built-in type or ours is a bug
-        if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] in _NO_DRIVER:
-            raise
+    except OSError as error:
         raise ResoluteError(
-            f"{store.where}/{name}: cannot be read, got '{getattr(error, 'strerror', None) or error}', expected a "
-            "readable file; correct the cause and run verify again"
+            f"{store.where}/{name}: cannot be read, got '{error.strerror or error}', expected a readable file; correct "
+            "the cause and run verify again"
         ) from None
 
 

@@ -25,7 +25,7 @@ from resolute.errors import ResoluteError, StorageError, is_unavailable, strip_c
 from resolute.pipeline.storage.drivers import GONE, file_system, http_status
 from resolute.pipeline.storage.read_at import read_at
 from resolute.prep.sources.reject import NOT_THERE, Reject
-from resolute.prep.storage.retry import WAITS_S, is_retryable, unavailable
+from resolute.prep.storage.retry import attempts, retry
 from resolute.prep.storage.thread_map import thread_map
 
 from .archives.containers import changed, difference
@@ -77,19 +77,19 @@ def fetch_many(
     `ResoluteError` if a file or archive has changed since it was listed.
     """
     done: list[bytes | Reject | None] = [None] * len(byte_ranges)
-    local: list[int] = []  # positions in `byte_ranges`
-    remote: list[int] = []
+    remote: list[int] = []  # positions in `byte_ranges`
     for i, byte_range in enumerate(byte_ranges):
         nbytes = max(byte_range.nbytes, byte_range.size_bytes)
         if byte_range.packed == MISSING:
             done[i] = Reject(NOT_THERE)
         elif nbytes > MAX_BYTES:
             done[i] = _too_large(nbytes)
-        elif nbytes <= ahead_bytes:
-            (remote if is_url(byte_range.path) else local).append(i)
-    if local:
-        for i, data in zip(local, _fetch_local([byte_ranges[i] for i in local], ahead_bytes), strict=True):
-            done[i] = data
+        elif nbytes > ahead_bytes:
+            continue
+        elif is_url(byte_range.path):
+            remote.append(i)
+        else:
+            done[i] = _fetch_local(byte_range, ahead_bytes)
     if remote:
         for i, data in zip(remote, _fetch_remote([byte_ranges[i] for i in remote], ahead_bytes, servers), strict=True):
             done[i] = data
@@ -100,30 +100,18 @@ def _too_large(nbytes: int) -> Reject:
     return Reject(f"too large: {nbytes} bytes")
 
 
-def _fetch_local(byte_ranges: Sequence[ByteRange], ahead_bytes: int) -> list[bytes | Reject | None]:
-    done: list[bytes | Reject | None] = [None] * len(byte_ranges)
-    todo = list(range(len(byte_ranges)))
-    for wait_s in (*WAITS_S, None):
-        failed = []
-        for i in todo:
-            try:
-                is_file = byte_ranges[i].offset < 0
-                done[i] = _read_whole_file(byte_ranges[i], ahead_bytes) if is_file else _read_range(byte_ranges[i])
-            except Reject as reject:
-                done[i] = reject
-            except OSError as error:
-                if not is_retryable(error):
-                    raise
-                _container.cache_clear()  # why: a stale handle stays stale, so the file has to be opened again
-                failed.append(i)
-                problem = error
-        if not failed:
-            return done
-        if wait_s is None:
-            raise unavailable(byte_ranges[failed[-1]].path, problem)
-        time.sleep(wait_s)
-        todo = failed
-    raise AssertionError("the last attempt returns or raises")
+def _fetch_local(byte_range: ByteRange, ahead_bytes: int) -> bytes | Reject | None:
+    def read() -> bytes | None:
+        try:
+            return _read_whole_file(byte_range, ahead_bytes) if byte_range.offset < 0 else _read_range(byte_range)
+        except OSError:
+            _container.cache_clear()  # why: a stale handle stays stale, so the file has to be opened again
+            raise
+
+    try:
+        return retry(byte_range.path, read)
+    except Reject as reject:
+        return reject
 
 
 @contextmanager
@@ -304,11 +292,8 @@ def _fetch_spans(spans: Sequence[_Span], servers: Sequence[str] = ()) -> list[by
     todo = [i for i, (_, start, end) in enumerate(spans) if start is None or start != end]
     problems: dict[int, Any] = {}
     deadline = time.monotonic() + _PHOTO_S
-    for wait_s in (0.0, *_REMOTE_WAITS_S):
-        asked = [i for i in todo if i not in problems or _may_try_again(spans[i], deadline)]
-        if not asked:
-            break
-        time.sleep(wait_s)
+    asked = list(todo)
+    for _ in attempts(_REMOTE_WAITS_S):
         for i, result in zip(asked, _request([spans[i] for i in asked], deadline), strict=True):
             outcome = _classify(result, spans[i])
             if outcome is None:
@@ -317,6 +302,9 @@ def _fetch_spans(spans: Sequence[_Span], servers: Sequence[str] = ()) -> list[by
             done[i] = outcome
             todo.remove(i)
             _failing_hosts.discard(_host(spans[i][0].path))
+        asked = [i for i in todo if _may_try_again(spans[i], deadline)]
+        if not asked:
+            break
     if not todo:
         return done
     failed = {_host(spans[i][0].path) for i in todo}

@@ -10,16 +10,16 @@ import glob
 import io
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple
 
 from braceexpand import braceexpand
 
 from resolute.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
 from resolute.pipeline.storage.drivers import GONE, file_system, http_status
-from resolute.prep.storage.retry import is_retryable, retry
+from resolute.prep.storage.retry import is_outage, is_retryable, retry
 
 from .image_ref import is_url
 from .names import ignore_reason, is_image
@@ -40,9 +40,7 @@ __all__ = [
     "without_query",
 ]
 
-T = TypeVar("T")
 _HTTP = ("http://", "https://")
-_OUTAGES = frozenset({errno.EIO, errno.ESTALE})
 
 
 class Entry(NamedTuple):
@@ -220,11 +218,14 @@ def open_file(path: str, *, forward: bool = False) -> Iterator[BinaryIO]:
 
 
 class _Bridging(io.RawIOBase):
-    """A local file that is read as `retry` says, each time with a new descriptor: a stale one (ESTALE) stays stale."""
+    """A local file; after an outage it is read with a new descriptor, since a stale one (ESTALE) stays stale.
+
+    A file that is missing or refused is so at once.
+    """
 
     def __init__(self, path: str) -> None:
         self._path, self._at, self._descriptor = path, 0, -1
-        self._descriptor = _bridged(path, lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        self._descriptor = retry(path, lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), when=is_outage)
         if stat.S_ISDIR(os.fstat(self._descriptor).st_mode):
             self.close()
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -244,7 +245,7 @@ class _Bridging(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        data = _bridged(self._path, lambda: self._read(len(buffer)))
+        data = retry(self._path, lambda: self._read(len(buffer)), when=is_outage)
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
@@ -263,23 +264,6 @@ class _Bridging(io.RawIOBase):
             os.close(self._descriptor)
             self._descriptor = -1
         super().close()
-
-
-def _bridged(path: str, work: Callable[[], T]) -> T:
-    """`work` as `retry` says, but only in an outage: a file that is missing or refused is so at once."""
-
-    def attempt() -> T | OSError:
-        try:
-            return work()
-        except OSError as error:
-            if error.errno in _OUTAGES:
-                raise
-            return error
-
-    result = retry(path, attempt)
-    if isinstance(result, OSError):
-        raise result
-    return result
 
 
 def version_stamp(path: str) -> str:

@@ -18,10 +18,9 @@ from resolute.machine import available_cpus
 from resolute.prep.storage.child import init_child
 from resolute.prep.storage.thread_map import thread_map
 
-from .output import ObjectStore, Store
-from .retry import retry
+from .output import ObjectStore, Store, read_present
 
-__all__ = ["REQUESTS", "read_many", "read_present", "remove_many"]
+__all__ = ["REQUESTS", "read_many", "remove_many"]
 
 REQUESTS = 64  # in flight
 _MEMORY_BYTES = 256 << 20  # of all files that are being read
@@ -29,18 +28,6 @@ _MANY = 4096  # fewer objects are read by threads alone: it takes a second to st
 _MIN_PROCESSES, _PROCESSES = 3, 8  # why 3: on two CPUs two processes were no faster than the threads of one
 _CHUNK_BYTES, _CHUNK_FILES = 8 << 20, 256  # what a process reads at a time
 _DELETED_AT_ONCE = 1000  # the most that a request to S3 deletes
-
-
-def read_present(store: Store, name: str) -> bytes:
-    """The content of a file, b"" if it is missing. Raises `StorageError` if storage stays unavailable."""
-
-    def read() -> bytes:
-        try:
-            return store.read(name)
-        except FileNotFoundError:
-            return b""
-
-    return retry(f"{store.where}/{name}", read)
 
 
 def read_many(store: Store, names: Sequence[str], *, nbytes: int = 0) -> Iterator[bytes]:

@@ -29,7 +29,7 @@ from .hashed_file import AtomicFile, FileInfo
 from .lease import Lease
 from .retry import retry
 
-__all__ = ["LOCK", "RUN_FOLDER", "LocalStore", "ObjectStore", "Store", "open_store"]
+__all__ = ["LOCK", "RUN_FOLDER", "LocalStore", "ObjectStore", "Store", "open_store", "read_present"]
 
 RUN_FOLDER = ".prep"  # in OUT until the set is finished: lists, lock, and the plan for jobs
 LOCK = f"{RUN_FOLDER}/lock"  # a file; in an object store a folder of lock objects
@@ -142,7 +142,7 @@ class LocalStore(Store):
             self.check_pin()
 
     def pinned(self, name: str) -> LocalStore:
-        return LocalStore(self.root, (name, _content(self, name)))
+        return LocalStore(self.root, (name, read_present(self, name)))
 
     def check_pin(self) -> None:
         if self._pin is not None:
@@ -194,21 +194,21 @@ class LocalStore(Store):
                 self.remove_folder("")
 
 
-def _content(store: Store, name: str) -> bytes:
-    """The bytes of a file, b"" if there is none."""
-    return retry(f"{store.where}/{name}", partial(_read, store, name))
+def read_present(store: Store, name: str) -> bytes:
+    """The content of a file, b"" if it is missing. Raises `StorageError` if storage stays unavailable."""
 
+    def read() -> bytes:
+        try:
+            return store.read(name)
+        except (FileNotFoundError, NotADirectoryError):
+            return b""
 
-def _read(store: Store, name: str) -> bytes:
-    try:
-        return store.read(name)
-    except (FileNotFoundError, NotADirectoryError):
-        return b""
+    return retry(f"{store.where}/{name}", read)
 
 
 def _check_pin(store: Store, name: str, data: bytes) -> None:
     """Raise `StorageError` unless the file `name` still holds `data`."""
-    now = _content(store, name)
+    now = read_present(store, name)
     if now != data:
         raise StorageError(
             f"{store.where}: no longer the set that this job works on, got {'another' if now else 'no'} plan at "
@@ -426,7 +426,7 @@ class ObjectStore(Store):
             yield lambda: None
 
     def pinned(self, name: str) -> ObjectStore:
-        return ObjectStore(self.url, self._lease, (name, _content(self, name)))
+        return ObjectStore(self.url, self._lease, (name, read_present(self, name)))
 
     def check_pin(self) -> None:
         if self._pin is not None:

@@ -1,4 +1,4 @@
-"""Retries for local files and folders: a short outage is bridged, a longer one ends the command.
+"""Retries of prep's reads: a short outage is bridged, a longer one ends the command.
 
 `resolute.errors.is_unavailable` decides what counts as unavailable storage: EIO, ESTALE, EACCES, a file that has
 vanished. Such an error never becomes a reject; the command ends with a `StorageError` and can be resumed.
@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from resolute.errors import StorageError, is_unavailable, strip_credentials
 
-__all__ = ["WAITS_S", "is_retryable", "retry", "unavailable"]
+__all__ = ["WAITS_S", "attempts", "is_outage", "is_retryable", "retry"]
 
 T = TypeVar("T")
 WAITS_S = (0.5, 2.5)  # before the second and the third attempt
 # Limits of this process: waiting does not help, and storage is not to blame.
 _OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EBADF, errno.EFAULT})
+_OUTAGES = frozenset({errno.EIO, errno.ESTALE})
 
 
 def is_retryable(error: OSError) -> bool:
@@ -26,27 +27,34 @@ def is_retryable(error: OSError) -> bool:
     return is_unavailable(error) and error.errno not in _OWN_LIMITS
 
 
-def unavailable(path: str, error: OSError) -> StorageError:
-    """The error that ends the command after every attempt to read `path` has failed."""
-    return StorageError(
-        f"{strip_credentials(path)}: storage is unavailable, got '{error.strerror or error}' "
-        f"{len(WAITS_S) + 1} times, expected a readable file or folder; check the disk, its mount and the "
-        "permissions, then run the same command again"
-    )
+def is_outage(error: OSError) -> bool:
+    """Whether the storage failed, rather than answering that the file is missing or refused."""
+    return error.errno in _OUTAGES
 
 
-def retry(path: str, work: Callable[[], T]) -> T:
-    """The result of `work`, repeated while it raises an `OSError` that `is_retryable`.
+def attempts(waits_s: Sequence[float]) -> Iterator[int]:
+    """Yield, for the first attempt and after each wait (s) for the others, how many more attempts may follow."""
+    yield len(waits_s)
+    for left, wait_s in zip(reversed(range(len(waits_s))), waits_s, strict=True):
+        time.sleep(wait_s)
+        yield left
+
+
+def retry(path: str, work: Callable[[], T], *, when: Callable[[OSError], bool] = is_retryable) -> T:
+    """The result of `work`, repeated after `WAITS_S` while it raises an `OSError` with `when(error)`.
 
     Raises `StorageError` naming `path` after the last attempt, and any other exception at once.
     """
-    for wait_s in (*WAITS_S, None):
+    for left in attempts(WAITS_S):
         try:
             return work()
         except OSError as error:
-            if not is_retryable(error):
+            if not when(error):
                 raise
-            if wait_s is None:
-                raise unavailable(path, error) from None
-            time.sleep(wait_s)
+            if not left:
+                raise StorageError(
+                    f"{strip_credentials(path)}: storage is unavailable, got '{error.strerror or error}' "
+                    f"{len(WAITS_S) + 1} times, expected a readable file or folder; check the disk, its mount and the "
+                    "permissions, then run the same command again"
+                ) from None
     raise AssertionError("the last attempt returns or raises")

@@ -137,7 +137,6 @@ def test_a_job_without_the_photos_ends_with_one_line_and_rejects_none(
     jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr("resolute.prep.storage.retry.WAITS_S", (0.0, 0.0))
-    monkeypatch.setattr("resolute.prep.sources.fetch.WAITS_S", (0.0, 0.0))
     lost = jobs.src
     if kind == "tar.gz":  # unpacked photos lie in OUT, which then is what the machine lacks
         jobs.src = pack(tmp_path, kind, make_tree(tmp_path / "tree"), "top/")

@@ -22,6 +22,7 @@ from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
 from resolute.prep.convert.decode import Reject, decode
 from resolute.prep.sources import fetch
+from resolute.prep.storage import retry
 from resolute.train import checkpoint
 from resolute.train.inference import predict as predict_module
 from resolute.train.inference.predict import PredictionBatch
@@ -144,7 +145,7 @@ def test_an_io_error_ends_the_command(
         return opened(path)
 
     monkeypatch.setattr(fetch, "_open", failing)
-    monkeypatch.setattr(fetch, "WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(retry, "WAITS_S", (0.0, 0.0))
     words = ["predict", str(trained), "--src", str(tmp_path / "in"), "--out", str(tmp_path / "p.csv")]
     assert main([*words, "--device", "cpu"]) == 2
     assert "1.jpg: storage is unavailable, got 'Input/output error'" in capsys.readouterr().err
