@@ -101,6 +101,8 @@ def _too_large(nbytes: int) -> Reject:
 
 
 def _fetch_local(byte_range: ByteRange, ahead_bytes: int) -> bytes | Reject | None:
+    """The bytes of an image on this machine, or its `Reject`; None if it has more than `ahead_bytes`."""
+
     def read() -> bytes | None:
         try:
             return _read_whole_file(byte_range, ahead_bytes) if byte_range.offset < 0 else _read_range(byte_range)
