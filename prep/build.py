@@ -18,7 +18,7 @@ from resolute.pipeline.dataset.format import shard_name
 from resolute.prep.run.stats import RunStats
 from resolute.prep.run.work import convert, names_of_records, save
 from resolute.prep.shard_set.work_list import Shard
-from resolute.prep.storage.output import open_store
+from resolute.prep.storage.output import open_output
 
 from .finish import BuildResult, check_rejects, finish
 from .plan import Plan, plan
@@ -49,7 +49,7 @@ def build(
     started_at = time.perf_counter()
     if settings.engine == "ray":
         settings = settings.with_absolute_paths()
-    store = open_store(settings.out)
+    store = open_output(settings.out)
     with ExitStack() as stack:
         planned = plan(stack, settings, store, describe)
         if isinstance(planned, BuildResult):

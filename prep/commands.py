@@ -64,11 +64,11 @@ def verify(options: VerifyOptions) -> int:
     """Check every file of a set. Returns 1 if any is damaged. Raises `ResoluteError`."""
     from tqdm import tqdm
 
-    from resolute.prep.storage.output import open_store
+    from resolute.prep.storage.output import open_output
 
     from . import verify as checks
 
-    store = open_store(options.shards)
+    store = open_output(options.shards)
     with tqdm(unit="B", unit_scale=True, disable=None, dynamic_ncols=True) as bar:
 
         def progress(done: int, total: int) -> None:
@@ -116,15 +116,15 @@ def _checked(options: Options) -> Options:
     """The options with the resolutions of the set to extend. Raises `ResoluteError` without SRC."""
     if not options.src:
         from resolute.prep.shard_set.source_record import missing_source_error
-        from resolute.prep.storage.output import open_store
+        from resolute.prep.storage.output import open_output
 
-        raise missing_source_error(open_store(options.out), options.res, extend=options.extend)
+        raise missing_source_error(open_output(options.out), options.res, extend=options.extend)
     if options.extend and not options.res:
-        from resolute.prep.storage.output import open_store
+        from resolute.prep.storage.output import open_output
 
         # why not `open_existing`: its imports are slow; whether the set can be extended is checked later
         with suppress(FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
-            stored = json.loads(open_store(options.out).read("manifest.json"))["resolutions"]
+            stored = json.loads(open_output(options.out).read("manifest.json"))["resolutions"]
             return dataclasses.replace(options, res=tuple(sorted(int(res) for res in stored)))
     return options
 
@@ -167,9 +167,9 @@ def _report(out: str, result: BuildResult, workers: int = 0) -> str:
     from resolute.prep.report.browse import open_set
     from resolute.prep.report.report import write_report
     from resolute.prep.report.summary import nothing_done, summary
-    from resolute.prep.storage.output import open_store
+    from resolute.prep.storage.output import open_output
 
-    store = open_store(out)
+    store = open_output(out)
     if result.stats is None:
         return nothing_done(result, store)
     with open_set(store) as shards:

@@ -23,7 +23,7 @@ from resolute.prep.shard_set.shard_plan import ShardPlan, plan_photos
 from resolute.prep.shard_set.source_record import variables_of, with_remembered
 from resolute.prep.shard_set.work_list import WorkList
 from resolute.prep.shard_set.writer import ShardSpec
-from resolute.prep.storage.output import open_store
+from resolute.prep.storage.output import open_output
 from resolute.scratch import ScratchFolder
 
 from .extend import check_extendable, compare_with_set, describe_changes, extension_inputs, extension_spec
@@ -41,7 +41,7 @@ def dry_run(settings: Settings) -> str:
     """Report counts, classes and estimated bytes and time, without a final newline. Raises `ResoluteError` as prep
     would."""
     check_no_overlap(settings)
-    settings = with_remembered(settings, open_store(settings.out))
+    settings = with_remembered(settings, open_output(settings.out))
     with ExitStack() as stack:
         folder = stack.enter_context(ScratchFolder())
         database = Database(folder)
@@ -100,7 +100,7 @@ def _inputs(settings: Settings, database: Database, folder: Path) -> tuple[Input
             f"ignored: {describe_ignored(inputs.ignored)}",
             *_copies(settings, inputs),
         ]
-    store = open_store(settings.out)
+    store = open_output(settings.out)
     existing = check_extendable(store, settings, open_existing(store, rebuild=False))
     sources, ignored = list_sources(settings, database, folder / "spool", known_classes=existing.newest.classes)
     comparison = compare_with_set(store, existing, sources, folder)

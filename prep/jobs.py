@@ -26,7 +26,7 @@ from resolute.prep.shard_set.record import Records
 from resolute.prep.shard_set.set_photos import SetPhotos, photo_files
 from resolute.prep.shard_set.shard_plan import missing_shards
 from resolute.prep.shard_set.work_list import PLAN_FOLDER, WORK_LIST
-from resolute.prep.storage.output import Store, open_store
+from resolute.prep.storage.output import Store, open_output
 
 from .finish import BuildResult, delete_run_files, finish, scratch_folder
 from .plan import plan
@@ -57,7 +57,7 @@ def plan_jobs(settings: Settings, describe: Callable[[str], None] = lambda line:
     conversion does.
     """
     settings = settings.with_absolute_paths()
-    store = open_store(settings.out)
+    store = open_output(settings.out)
     with ExitStack() as stack:
         planned = plan(stack, settings, store, describe)
         if isinstance(planned, BuildResult):
@@ -89,7 +89,7 @@ def convert_jobs(
     progress: Callable[[RunStats], None] = lambda stats: None,
 ) -> str:
     """Convert a range of the planned shards, as `convert_range`; returns the counts in one line."""
-    store = open_store(out)
+    store = open_output(out)
     if not read_sealed(store, WORK_LIST) and _is_finished(store):
         return f"{store.where}: the set is finished, nothing to do"
     shards, kept, stats = convert_range(out, selected, workers=workers, on_start=on_start, progress=progress)
@@ -116,7 +116,7 @@ def finalize_jobs(out: str) -> BuildResult:
     rejected, or without a complete plan, unless the set is finished.
     """
     started_at = time.perf_counter()
-    store = open_store(out)
+    store = open_output(out)
     open_existing(store, rebuild=False)  # why: foreign files are refused before anything is written
     with ExitStack() as stack:
         check_lock = stack.enter_context(store.exclusive_lock())

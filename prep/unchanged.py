@@ -25,7 +25,7 @@ from resolute.prep.shard_set.record import lost_files
 from resolute.prep.shard_set.source_record import record_of, with_remembered
 from resolute.prep.sources.signature import has_signature
 from resolute.prep.sources.tables.group_column import parse_group
-from resolute.prep.storage.output import RUN_FOLDER, Store, open_store
+from resolute.prep.storage.output import RUN_FOLDER, Store, open_output
 
 from .settings import Settings
 
@@ -39,7 +39,7 @@ def unchanged_set(settings: Settings) -> dict[str, Any] | None:
     """
     if settings.rebuild or settings.extend:
         return None
-    store = open_store(settings.out)
+    store = open_output(settings.out)
     try:
         record, manifest = json.loads(store.read(SOURCE_RECORD)), stored_manifest(store)
         signature: dict[str, str] = record["signature"]

@@ -43,7 +43,7 @@ from resolute.errors import ResoluteError
 from resolute.files import atomic_write, write_errors
 from resolute.prep.report.browse import input_files, open_set
 from resolute.prep.sources.folders.image_folder import ImageFolderSource
-from resolute.prep.storage.output import open_store
+from resolute.prep.storage.output import open_output
 
 __all__ = ["PARTS", "Parts", "Photo", "divide", "main", "source_digests"]
 
@@ -157,7 +157,7 @@ class Parts:
 
 def source_digests(root: str | Path, split: str) -> NDArray[np.uint64]:
     """(n,) digests of the input files of a split's samples, of all generations."""
-    with open_set(open_store(str(root))) as shards:
+    with open_set(open_output(str(root))) as shards:
         return np.array(input_files(shards, split)["digest"])
 
 

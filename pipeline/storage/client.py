@@ -22,7 +22,7 @@ from resolute.urls import bucket_and_key
 
 from .base import Write
 from .drivers import GONE, OBJECT_STORES, check_user_info, driver, failure, http_status
-from .object_store import in_loop, open_store
+from .obstore_client import in_loop, open_store
 
 __all__ = ["Client"]
 

@@ -20,7 +20,7 @@ __all__ = [
     "failure",
     "file_system",
     "http_status",
-    "object_files",
+    "obstore_fs",
 ]
 
 GONE = frozenset({404, 410})  # HTTP statuses of a file that is missing
@@ -36,7 +36,7 @@ def file_system(url: str, *, patience_s: float = 60.0) -> tuple[Any, str]:
     protocol, _, path = url.partition("://")
     if protocol in OBJECT_STORES:
         # why the process: obstore's stores must not cross a fork
-        return object_files(bucket_and_key(url)[0], patience_s, os.getpid()), path.rstrip("/")
+        return obstore_fs(bucket_and_key(url)[0], patience_s, os.getpid()), path.rstrip("/")
     return driver(url)
 
 
@@ -66,10 +66,10 @@ def check_user_info(url: str) -> None:
 
 
 @lru_cache(maxsize=64)
-def object_files(root: str, patience_s: float, process: int) -> Any:
-    from .object_files import ObjectFiles  # why here: slow to import
+def obstore_fs(root: str, patience_s: float, process: int) -> Any:
+    from .obstore_fs import ObstoreFS  # why here: slow to import
 
-    return ObjectFiles(root, patience_s=patience_s)
+    return ObstoreFS(root, patience_s=patience_s)
 
 
 def http_status(error: BaseException) -> int | None:

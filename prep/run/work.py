@@ -32,7 +32,7 @@ from resolute.prep.shard_set.shard_plan import ShardPlan, ShardSpecs, missing_sh
 from resolute.prep.shard_set.work_list import PLAN_FOLDER, WORK_LIST, Shard, WorkList
 from resolute.prep.sources.archives.containers import check_containers
 from resolute.prep.storage.bulk import remove_many
-from resolute.prep.storage.output import Store, open_store
+from resolute.prep.storage.output import Store, open_output
 from resolute.scratch import ScratchFolder
 
 from .local import convert_shards
@@ -127,7 +127,7 @@ def convert_range(
     Raises `ResoluteError` without a complete plan for OUT, or on a machine with other decoders; `StorageError` if
     storage is unavailable.
     """
-    store = open_store(out).pinned(WORK_LIST)  # why first: a list that replaces the one read must not be the pinned one
+    store = open_output(out).pinned(WORK_LIST)  # why first: a list that replaces it is not pinned
     todo = read_work_list(store)
     with ExitStack() as stack:
         scratch = stack.enter_context(ScratchFolder())

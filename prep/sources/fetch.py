@@ -422,7 +422,7 @@ def _read_spans(fs: Any, paths: list[str], spans: Sequence[_Span], deadline: flo
         limits_s = [max(1.0, deadline - time.monotonic()) if _is_listed_url(span) else _ANSWER_S for span in spans]
         ends_at = [MAX_BYTES + 1 if end is None else end for end in ends]
         return read_ranges(fs, paths, [start or 0 for start in starts], ends_at, limits_s)
-    if hasattr(fs, "read_ranges"):  # `ObjectFiles`
+    if hasattr(fs, "read_ranges"):  # `ObstoreFS`
         return list(fs.read_ranges(paths, starts, ends))
     return [(data, {}) if isinstance(data, bytes) else data for data in _cat_ranges(fs, paths, starts, ends)]
 

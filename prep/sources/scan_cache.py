@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from resolute.errors import Interrupted, ResoluteError
 from resolute.files import atomic_file, atomic_write, delete_partial, write_errors
-from resolute.pipeline.storage.object_store import end_requests
+from resolute.pipeline.storage.obstore_client import end_requests
 from resolute.pipeline.storage.threads import DaemonPool
 from resolute.urls import without_credentials
 

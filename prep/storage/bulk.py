@@ -18,7 +18,7 @@ from resolute.machine import available_cpus
 from resolute.prep.storage.child import init_child
 from resolute.prep.storage.thread_map import thread_map
 
-from .output import ObjectStore, Store, read_present
+from .output import OutputBucket, Store, read_present
 
 __all__ = ["REQUESTS", "read_many", "remove_many"]
 
@@ -37,7 +37,7 @@ def read_many(store: Store, names: Sequence[str], *, nbytes: int = 0) -> Iterato
     """
     threads = max(4, min(REQUESTS, _MEMORY_BYTES // max(1, nbytes)))
     processes = min(_PROCESSES, available_cpus())
-    if len(names) < _MANY or processes < _MIN_PROCESSES or not isinstance(store, ObjectStore) or store.is_private:
+    if len(names) < _MANY or processes < _MIN_PROCESSES or not isinstance(store, OutputBucket) or store.is_private:
         yield from thread_map(partial(read_present, store), names, threads)
         return
     step = max(1, min(_CHUNK_FILES, _CHUNK_BYTES // max(1, nbytes)))

@@ -21,13 +21,10 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from resolute.errors import ResoluteError, StorageError
 from resolute.lock import describe_holder, holder_record
-
-if TYPE_CHECKING:
-    from .output import ObjectStore
 
 __all__ = ["Lease"]
 
@@ -35,6 +32,18 @@ _LEASE_S = 60.0  # a lock that was renewed longer ago counts as abandoned
 _MARGIN_S = 10.0  # the holder stops writing this long before its lock expires
 _RENEW_S = 10.0
 _clock = time.time
+
+
+class _Bucket(Protocol):
+    """What a lease needs of a store; names are relative to OUT, and only `read` raises `FileNotFoundError`."""
+
+    @property
+    def where(self) -> str: ...
+    def names(self, folder: str = "") -> list[str]: ...
+    def read(self, name: str) -> bytes: ...
+    def put(self, name: str, data: bytes) -> None: ...
+    def put_new(self, name: str, data: bytes) -> bool: ...  # False: there is one already
+    def delete(self, name: str) -> None: ...
 
 
 class Lease:
@@ -47,7 +56,7 @@ class Lease:
         self._checked_s = -float("inf")
         self._lost: str | None = None
 
-    def check(self, store: ObjectStore, *, recent_s: float = 0.0) -> None:
+    def check(self, store: _Bucket, *, recent_s: float = 0.0) -> None:
         """Raise `StorageError` unless the lock is held; to be called before each write.
 
         A check less than `recent_s` seconds old is not repeated.
@@ -65,7 +74,7 @@ class Lease:
             )
 
     @contextmanager
-    def held(self, store: ObjectStore) -> Iterator[None]:
+    def held(self, store: _Bucket) -> Iterator[None]:
         """Hold the lock for the duration of the block. Raises `ResoluteError` naming the holder if it is taken."""
         self._path = path = self._acquire(store)
         stop = threading.Event()
@@ -81,7 +90,7 @@ class Lease:
                     store.delete(path)
             self._path = self._lost = None
 
-    def _acquire(self, store: ObjectStore) -> str:
+    def _acquire(self, store: _Bucket) -> str:
         names = _names(store, self._folder)
         if _age_s(holder := _newest(store, self._folder)) <= _LEASE_S:
             raise _taken(store, holder)
@@ -93,13 +102,13 @@ class Lease:
             store.delete(f"{self._folder}/{name}")
         return path
 
-    def _renew_until(self, store: ObjectStore, stop: threading.Event) -> None:
+    def _renew_until(self, store: _Bucket, stop: threading.Event) -> None:
         while not stop.wait(_RENEW_S):
             # why suppressed: it is retried in 10 s, and `check` reports a lock that has expired
             with suppress(Exception):
                 self._renew(store)
 
-    def _renew(self, store: ObjectStore) -> None:
+    def _renew(self, store: _Bucket) -> None:
         if self._path is None or self._taken_by(store) is not None:
             return
         record, expires_s = {**self._record, "renewed": _clock()}, self._record["renewed"] + _LEASE_S - _MARGIN_S
@@ -109,7 +118,7 @@ class Lease:
             store.delete(self._path)
         self._record = record
 
-    def _taken_by(self, store: ObjectStore) -> str | None:
+    def _taken_by(self, store: _Bucket) -> str | None:
         """None if the lock is this one and was renewed in time; otherwise a description of what is there instead."""
         record = _newest(store, self._folder)
         if self._is_own(record):
@@ -120,12 +129,12 @@ class Lease:
         return record.get("token") == self._record["token"]
 
 
-def _names(store: ObjectStore, folder: str) -> list[str]:
+def _names(store: _Bucket, folder: str) -> list[str]:
     """The lock objects, the newest last."""
     return sorted((name for name in store.names(folder) if name.isdecimal()), key=int)
 
 
-def _newest(store: ObjectStore, folder: str) -> dict[str, Any]:
+def _newest(store: _Bucket, folder: str) -> dict[str, Any]:
     """The record of the newest lock; {} if there is none, or a malformed one."""
     for name in _names(store, folder)[-1:]:
         with suppress(FileNotFoundError, ValueError):
@@ -134,7 +143,7 @@ def _newest(store: ObjectStore, folder: str) -> dict[str, Any]:
     return {}
 
 
-def _taken(store: ObjectStore, record: dict[str, Any]) -> ResoluteError:
+def _taken(store: _Bucket, record: dict[str, Any]) -> ResoluteError:
     return ResoluteError(
         f"{store.where}: another prep is writing here, got {describe_holder(json.dumps(record).encode())}, last "
         f"renewed {_age_s(record):.0f} s ago, expected no other; wait for it (the lock of a killed run expires after "

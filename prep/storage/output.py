@@ -29,7 +29,7 @@ from .hashed_file import AtomicFile, FileInfo
 from .lease import Lease
 from .retry import retry
 
-__all__ = ["LOCK", "RUN_FOLDER", "LocalStore", "ObjectStore", "Store", "open_store", "read_present"]
+__all__ = ["LOCK", "RUN_FOLDER", "LocalStore", "OutputBucket", "Store", "open_output", "read_present"]
 
 RUN_FOLDER = ".prep"  # in OUT until the set is finished: lists, lock, and the plan for jobs
 LOCK = f"{RUN_FOLDER}/lock"  # a file; in an object store a folder of lock objects
@@ -74,10 +74,10 @@ class Store(Protocol):
         self.write(name, data)
 
 
-def open_store(out: str) -> Store:
+def open_output(out: str) -> Store:
     """The store for a local folder or for an fsspec URL such as `s3://bucket/shards`."""
     folder = local_path(out)
-    return ObjectStore(out.rstrip("/")) if folder is None else LocalStore(Path(folder))
+    return OutputBucket(out.rstrip("/")) if folder is None else LocalStore(Path(folder))
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class _CheckedReads(io.RawIOBase):
 
 
 @dataclass(frozen=True)
-class ObjectStore(Store):
+class OutputBucket(Store):
     """A prefix in an object store, or in another store that fsspec knows. An upload appears complete or not at all."""
 
     url: str
@@ -425,8 +425,8 @@ class ObjectStore(Store):
         with self._lease.held(self):
             yield lambda: None
 
-    def pinned(self, name: str) -> ObjectStore:
-        return ObjectStore(self.url, self._lease, (name, read_present(self, name)))
+    def pinned(self, name: str) -> OutputBucket:
+        return OutputBucket(self.url, self._lease, (name, read_present(self, name)))
 
     def check_pin(self) -> None:
         if self._pin is not None:

@@ -13,7 +13,7 @@ import pytest
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.prep.sources.image_ref import is_url
-from resolute.prep.storage.output import ObjectStore
+from resolute.prep.storage.output import OutputBucket
 from tests.support.http_server import RangeHandler, serving
 from tests.support.source_formats import list_source, pack_parquet, pack_samples, pack_table, pack_tar, pack_zip
 
@@ -111,7 +111,7 @@ def test_no_credential_is_printed_or_written_when_the_store_refuses_or_fails(
 
 
 def test_the_output_url_is_shown_without_credentials() -> None:
-    assert ObjectStore(f"s3://{USER}:{PASSWORD}@bucket/set").where == "s3://bucket/set"
+    assert OutputBucket(f"s3://{USER}:{PASSWORD}@bucket/set").where == "s3://bucket/set"
 
 
 @pytest.mark.parametrize("scheme", ["sftp", "https", "smb", "s3", "gs"])

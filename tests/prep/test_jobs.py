@@ -17,7 +17,7 @@ import pytest
 
 import resolute.prep.convert.codecs as codecs
 from resolute.prep.run import work
-from resolute.prep.storage.output import LOCK, open_store
+from resolute.prep.storage.output import LOCK, open_output
 from tests import ROOT
 from tests.conftest import make_photos
 from tests.support.cli import prep as main
@@ -275,7 +275,7 @@ def test_jobs_need_no_lock_and_end_when_their_plan_is_replaced(
     jobs: Jobs, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert jobs.plan()[0] == 0
-    with open_store(str(jobs.out)).exclusive_lock():
+    with open_output(str(jobs.out)).exclusive_lock():
         jobs.convert("0:2")
         for ran in (jobs.plan(), jobs.finish()):
             refused(ran, "another prep is writing here, got host", f"pid {os.getpid()}")
@@ -307,4 +307,4 @@ def test_jobs_on_s3_produce_the_bytes_of_a_local_set(
     assert jobs.finish()[0] == 0
     fsspec.filesystem("s3").get(f"{jobs.out}/", str(tmp_path / "copy"), recursive=True)
     assert tree(tmp_path / "copy") == single
-    assert open_store(jobs.out).names(LOCK) == []
+    assert open_output(jobs.out).names(LOCK) == []

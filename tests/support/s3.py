@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 import fsspec
 import pytest
 
-from resolute.pipeline.storage.drivers import object_files
+from resolute.pipeline.storage.drivers import obstore_fs
 
 BUCKET = "bucket"
 
@@ -54,7 +54,7 @@ def _forget_servers() -> None:
     import s3fs
 
     s3fs.S3FileSystem.clear_instance_cache()
-    object_files.cache_clear()
+    obstore_fs.cache_clear()
 
 
 @pytest.fixture
@@ -187,6 +187,6 @@ def proxy(s3_server: str) -> Iterator[FaultyProxy]:
     """A proxy in front of the S3 server, used by file systems made afterwards. Also `http://ADDRESS/BUCKET`."""
     faulty_proxy = FaultyProxy(os.environ["AWS_ENDPOINT_URL"].partition("://")[2])
     with mock.patch.dict(os.environ, {"AWS_ENDPOINT_URL": f"http://{faulty_proxy.address}"}):
-        object_files.cache_clear()
+        obstore_fs.cache_clear()
         yield faulty_proxy
     faulty_proxy.close()

@@ -209,7 +209,7 @@ _REMOTE = """
 import os, sys
 from resolute import ResoluteError
 from resolute.pipeline.storage.base import open_files
-from resolute.pipeline.storage.object_store import open_store
+from resolute.pipeline.storage.obstore_client import open_store
 files = open_files("http://127.0.0.1:9/set")
 child = os.fork()
 if child:

@@ -23,7 +23,7 @@ import pytest
 from resolute.errors import FileEndsEarly, Interrupted, Missing, ResoluteError, StorageError
 from resolute.pipeline.storage.base import Files, open_files
 from resolute.pipeline.storage.cache import CacheSettings
-from resolute.pipeline.storage.object_store import _BACKOFF
+from resolute.pipeline.storage.obstore_client import _BACKOFF
 from resolute.pipeline.storage.remote import Remote
 from tests import ROOT
 from tests.support.s3 import BUCKET, FaultyProxy, proxy, running_s3  # noqa: F401

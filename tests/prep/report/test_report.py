@@ -19,7 +19,7 @@ from resolute.prep.build import BuildResult, build
 from resolute.prep.report.browse import open_set
 from resolute.prep.report.report import write_report
 from resolute.prep.settings import Settings
-from resolute.prep.storage.output import LocalStore, Store, open_store
+from resolute.prep.storage.output import LocalStore, Store, open_output
 
 ODD = ['<b>bold</b> & "co"', "$x_1$ 猫", "a" * 90]
 VOID = {"meta", "img", "br"}
@@ -123,7 +123,7 @@ def test_a_set_in_another_store_has_the_same_report(photos: Path, tmp_path: Path
     root = tmp_path / "s"
     built, _ = made(photos, root)
     url = f"memory://{tmp_path}/s"
-    store = open_store(url)
+    store = open_output(url)
     for path in [path for path in root.rglob("*") if path.is_file() and path.name != "report.html"]:
         store.write(str(path.relative_to(root)), path.read_bytes())
     assert write(store, built) == f"{url}/report.html"

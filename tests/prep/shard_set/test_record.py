@@ -11,7 +11,7 @@ import pytest
 from resolute.prep import finish as finishing
 from resolute.prep import plan as planning
 from resolute.prep.convert import codecs
-from resolute.prep.storage.output import LocalStore, open_store
+from resolute.prep.storage.output import LocalStore, open_output
 from resolute.prep.verify import verify
 from tests.support.manifests import read_joined
 from tests.support.trees import tree
@@ -63,7 +63,7 @@ def test_a_killed_addition_of_a_resolution_does_not_change_the_finished_set(
     run_until_manifest(*argv, "--res", "32,48,64")
     assert whole.items() <= tree(copied).items()
     assert "already there" in prep(*argv).out
-    assert verify(open_store(str(copied)), workers=1).damaged == {}
+    assert verify(open_output(str(copied)), workers=1).damaged == {}
     ran = prep(*argv, "--res", "32,48,64")
     assert ran.status == 0, ran.err
     assert "kept 4 shards" in ran.out

@@ -13,7 +13,7 @@ import pytest
 from resolute.errors import ResoluteError, StorageError
 from resolute.prep.sources.fetch import fetch_many
 from resolute.prep.sources.image_ref import UNSEEN, ByteRange
-from resolute.prep.storage.output import open_store
+from resolute.prep.storage.output import open_output
 from tests.support.hub import TOKEN, Hub
 from tests.support.source_formats import make_tree
 from tests.support.trees import tree
@@ -23,7 +23,7 @@ Prep = Callable[..., Any]
 
 def test_a_set_cannot_be_written_to_a_repository_that_does_not_exist(hub: Hub) -> None:
     with pytest.raises(ResoluteError, match=r"the store refused the request, got '.*repository not found"):
-        open_store("hf://datasets/user/none").write("x", b"")
+        open_output("hf://datasets/user/none").write("x", b"")
 
 
 @pytest.mark.slow
@@ -79,4 +79,4 @@ def test_a_hub_that_refuses_or_fails_rejects_no_photo_and_hides_no_set(
     with pytest.raises(StorageError, match=rf"cannot be fetched, got 'HTTP status {status}' 2 times"):
         fetch_many([ByteRange(f"{url}/cat/0.jpg", packed=UNSEEN)])
     with pytest.raises(ResoluteError, match="the store refused the request"):
-        open_store(url).names()
+        open_output(url).names()

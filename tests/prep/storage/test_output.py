@@ -27,13 +27,13 @@ import pytest
 from resolute.errors import ResoluteError, StorageError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.storage.base import open_files
-from resolute.pipeline.storage.drivers import file_system, object_files
-from resolute.pipeline.storage.object_files import ObjectFiles
+from resolute.pipeline.storage.drivers import file_system, obstore_fs
+from resolute.pipeline.storage.obstore_fs import ObstoreFS
 from resolute.prep.sources.filesystem import is_pattern, list_folder, path_kind
 from resolute.prep.sources.scan_cache import cached_scan, scan_all
 from resolute.prep.storage import lease
 from resolute.prep.storage.bulk import read_many
-from resolute.prep.storage.output import LOCK, LocalStore, ObjectStore, open_store
+from resolute.prep.storage.output import LOCK, LocalStore, OutputBucket, open_output
 from resolute.scratch import ScratchFolder
 from tests.support.cli import verify
 from tests.support.s3 import FaultyProxy, proxy, running_s3, s3_server  # noqa: F401  # fixtures
@@ -94,16 +94,16 @@ def test_what_is_written_under_any_name_is_read_under_that_name(
     base = bases[kind] if kind in bases else request.getfixturevalue("bucket")
     for number, name in enumerate(NAMES):
         out, data = f"{base}/{name}", b"%d" % number
-        open_store(out).write("x.rec", data)
-        assert open_store(out).read("x.rec") == data
-        assert open_store(out).names() == ["x.rec"]
+        open_output(out).write("x.rec", data)
+        assert open_output(out).read("x.rec") == data
+        assert open_output(out).names() == ["x.rec"]
         with open_files(out) as files:
             assert files.size("x.rec") == len(data), name
             assert files.local("x.rec").read_bytes() == data
         assert path_kind(out) == "folder"
         assert not is_pattern(out)
         assert [(entry.name, entry.nbytes) for entry in list_folder(out)] == [("x.rec", len(data))]
-    assert {*NAMES} <= {*open_store(base).folders()}
+    assert {*NAMES} <= {*open_output(base).folders()}
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_a_failed_upload_leaves_no_object_and_the_resumed_set_from_photos_on_s3_
     fsspec.filesystem("s3").put(f"{photos}/", f"{bucket}/photos/", recursive=True)
     options = ("--res", "32,48", "--shard-samples", 20)
     argv = ("--src", f"{bucket}/photos", "--out", f"{bucket}/set", *options)
-    put = ObjectFiles._put_file
+    put = ObstoreFS._put_file
 
     async def refuse(self: Any, local: str, remote: str, *args: Any, **kwargs: Any) -> Any:
         if remote.endswith("48/train-000001.tar"):
@@ -150,10 +150,10 @@ def test_a_failed_upload_leaves_no_object_and_the_resumed_set_from_photos_on_s3_
         return await put(self, local, remote, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ObjectFiles, "_put_file", refuse)
-        object_files.cache_clear()  # why: instances keep the methods that they were made with
+        patch.setattr(ObstoreFS, "_put_file", refuse)
+        obstore_fs.cache_clear()  # why: instances keep the methods that they were made with
         ran = prep(*argv, "--workers", 4)  # so many that this process writes the three shards
-    object_files.cache_clear()
+    obstore_fs.cache_clear()
     assert ran.status == 2
     assert "connection lost" in ran.err
     assert "48/train-000001.tar" in ran.err
@@ -187,11 +187,11 @@ class Hooked:
 
 
 def before_writes(monkeypatch: pytest.MonkeyPatch, hook: Callable[[str], None]) -> None:
-    whole = ObjectStore._fs
+    whole = OutputBucket._fs
     assert isinstance(whole, property)
     get = whole.fget
     assert get is not None
-    monkeypatch.setattr(ObjectStore, "_fs", property(lambda store: Hooked(get(store), hook)))
+    monkeypatch.setattr(OutputBucket, "_fs", property(lambda store: Hooked(get(store), hook)))
 
 
 def leave_lock(store: Any, name: str, age_s: float) -> None:
@@ -204,7 +204,7 @@ def leave_lock(store: Any, name: str, age_s: float) -> None:
 def test_only_one_of_two_concurrent_writers_gets_the_lock(
     bucket: str, monkeypatch: pytest.MonkeyPatch, left_behind: bool
 ) -> None:
-    first_store, second_store = open_store(f"{bucket}/set"), open_store(f"{bucket}/set")
+    first_store, second_store = open_output(f"{bucket}/set"), open_output(f"{bucket}/set")
     if left_behind:
         leave_lock(second_store, "00000007", age_s=61)
     inside: list[str] = []
@@ -226,7 +226,7 @@ def test_only_one_of_two_concurrent_writers_gets_the_lock(
 
 
 def test_a_lock_is_taken_over_only_after_it_expired(bucket: str) -> None:
-    store = open_store(f"{bucket}/set")
+    store = open_output(f"{bucket}/set")
     leave_lock(store, "00000001", age_s=10)
     message = r"got host elsewhere, pid 7, since long ago, last renewed \d+ s ago"
     with pytest.raises(ResoluteError, match=message), store.exclusive_lock():
@@ -241,7 +241,7 @@ def test_a_lock_is_taken_over_only_after_it_expired(bucket: str) -> None:
 def test_a_writer_that_cannot_renew_its_lock_stops_before_it_expires(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, now = open_store(f"{bucket}/set"), lease._clock
+    store, now = open_output(f"{bucket}/set"), lease._clock
     with store.exclusive_lock():
         monkeypatch.setattr(lease, "_clock", lambda: now() + 49)
         store.write("a.bin", b"1")
@@ -256,7 +256,7 @@ def test_a_lock_is_renewed_during_the_run_even_after_a_failed_renewal(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "_RENEW_S", 0.05)
-    store = open_store(f"{bucket}/set")
+    store = open_output(f"{bucket}/set")
     failed: list[str] = []
 
     def fail_once(path: str) -> None:
@@ -287,7 +287,7 @@ def test_a_run_that_loses_its_lock_ends_with_one_line_and_without_a_manifest(
     monkeypatch: pytest.MonkeyPatch,
     number: int,
 ) -> None:
-    store = open_store(f"{s3_server}/set")
+    store = open_output(f"{s3_server}/set")
     written: list[str] = []  # by this process
     overtaken: list[str] = []
 
@@ -310,7 +310,7 @@ def test_a_second_writer_of_a_folder_is_refused_with_the_name_of_the_first(
     tmp_path: Path, photos: Path, prep: Prep
 ) -> None:
     argv = ("--src", photos, "--out", tmp_path / "set", "--res", "32")
-    with open_store(str(tmp_path / "set")).exclusive_lock():
+    with open_output(str(tmp_path / "set")).exclusive_lock():
         ran = prep(*argv)
     assert (ran.status, ran.err.count("\n")) == (2, 1), ran.err
     assert f"another prep is writing here, got host {socket.gethostname()}, pid {os.getpid()}, since" in ran.err
@@ -368,14 +368,14 @@ def test_stores_behave_alike(tmp_path: Path, kind: str, request: pytest.FixtureR
     if kind == "hub":
         hub = request.getfixturevalue("hub")
         (hub.root / "user" / "set").mkdir(parents=True)
-    store = open_store(
+    store = open_output(
         {
             "folder": lambda: str(tmp_path / "set"),
             "s3": lambda: request.getfixturevalue("bucket") + "/alike",
             "hub": lambda: "hf://datasets/user/set/shards",
         }[kind]()
     )
-    assert isinstance(store, LocalStore if kind == "folder" else ObjectStore)
+    assert isinstance(store, LocalStore if kind == "folder" else OutputBucket)
     assert (store.size("a/b.bin"), store.names("a"), store.folders()) == (None, [], [])
     with pytest.raises(FileNotFoundError):
         store.read("a/b.bin")
@@ -398,7 +398,7 @@ def test_stores_behave_alike(tmp_path: Path, kind: str, request: pytest.FixtureR
     with (
         store.exclusive_lock(),
         pytest.raises(ResoluteError, match="another prep is writing here"),
-        open_store(store.url if isinstance(store, ObjectStore) else store.where).exclusive_lock(),
+        open_output(store.url if isinstance(store, OutputBucket) else store.where).exclusive_lock(),
     ):
         pass
     store.remove("a/b.bin")
@@ -406,13 +406,13 @@ def test_stores_behave_alike(tmp_path: Path, kind: str, request: pytest.FixtureR
     store.remove_folder("a")
     assert (store.names(), store.names("a")) == (["c.json"], [])
     assert kind == "hub" or store.folders() == []  # why: the hub of the tests keeps empty folders
-    if isinstance(store, ObjectStore):
+    if isinstance(store, OutputBucket):
         assert (store.put_new("d", b"1"), store.put_new("d", b"2")) == (True, False)
 
 
 @pytest.mark.parametrize("kind", ["folder", "s3"])
 def test_a_pinned_copy_makes_no_file_appear_once_the_file_is_another(tmp_path: Path, bucket: str, kind: str) -> None:
-    store = open_store(str(tmp_path / "set") if kind == "folder" else f"{bucket}/set")
+    store = open_output(str(tmp_path / "set") if kind == "folder" else f"{bucket}/set")
     store.write("plan", b"one")
     job = pickle.loads(pickle.dumps(store.pinned("plan")))
     job.write("a.bin", b"1")
@@ -430,12 +430,12 @@ def test_a_pinned_copy_makes_no_file_appear_once_the_file_is_another(tmp_path: P
 
 @pytest.mark.slow
 def test_many_objects_are_read_by_processes_in_order(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_store(f"{bucket}/set")
+    store = open_output(f"{bucket}/set")
     files = {f"x/{number:04d}": b"%d" % number for number in range(100)}
     for name, data in files.items():
         store.write_small(name, data)
     monkeypatch.setattr("resolute.prep.storage.bulk._MANY", 100)
     monkeypatch.setattr("resolute.prep.storage.bulk._CHUNK_FILES", 30)
     monkeypatch.setattr("resolute.prep.storage.bulk.available_cpus", lambda: 3)
-    monkeypatch.setattr(ObjectStore, "read", None)  # in this process
+    monkeypatch.setattr(OutputBucket, "read", None)  # in this process
     assert list(read_many(store, ["x/missing", *files])) == [b"", *files.values()]

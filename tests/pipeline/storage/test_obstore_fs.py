@@ -13,12 +13,12 @@ import fsspec
 import pytest
 
 from resolute.errors import ResoluteError, StorageError
-from resolute.pipeline.storage import object_files as object_file_system
-from resolute.pipeline.storage.drivers import file_system, http_status, object_files
+from resolute.pipeline.storage import obstore_fs as object_file_system
+from resolute.pipeline.storage.drivers import file_system, http_status, obstore_fs
 from resolute.prep.sources.fetch import fetch_many
 from resolute.prep.sources.filesystem import expand_pattern, list_folder, open_file, path_kind
 from resolute.prep.sources.image_ref import ByteRange
-from resolute.prep.storage.output import open_store
+from resolute.prep.storage.output import open_output
 from tests.support.s3 import FaultyProxy, proxy, s3_server  # noqa: F401  # fixtures
 
 NAMES = ("a b", "a%20b", "a+b", "\u00e4", "a#b?c", "[x]{y}", "~", "a&b;=@:,")
@@ -37,7 +37,7 @@ def test_files_are_listed_read_and_deleted_without_another_driver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    store = open_store(f"{s3_server}/photos")
+    store = open_output(f"{s3_server}/photos")
     for name in NAMES:
         store.write(f"x/{name}", name.encode())
     assert store.names("x") == sorted(NAMES)
@@ -60,7 +60,7 @@ def test_an_open_file_is_read_in_blocks_as_a_local_one(s3_server: str, monkeypat
     monkeypatch.setattr(object_file_system, "_BLOCK_BYTES", 64)
     monkeypatch.setattr(object_file_system, "_SKIPPED_BYTES", 32)
     data = os.urandom(40_000)
-    store = open_store(f"{s3_server}/x")
+    store = open_output(f"{s3_server}/x")
     store.write("data", data)
     store.write("empty", b"")
     with open_file(f"{s3_server}/x/empty") as file:
@@ -76,7 +76,7 @@ def test_an_open_file_is_read_in_blocks_as_a_local_one(s3_server: str, monkeypat
 @pytest.mark.slow
 def test_a_large_upload_is_complete_or_leaves_no_object(s3_server: str, proxy: FaultyProxy) -> None:  # noqa: F811
     """One that was refused leaves no parts either."""
-    store, data = open_store(f"{s3_server}/x"), os.urandom(20 << 20)
+    store, data = open_output(f"{s3_server}/x"), os.urandom(20 << 20)
     store.write("whole", data)
     assert store.read("whole") == data
     proxy.before_put = lambda path: 403 if "partNumber=2" in path else None
@@ -99,7 +99,7 @@ def test_refused_and_unavailable_reads_are_one_line(
     words: str,
 ) -> None:
     monkeypatch.setattr(object_file_system, "_TRIES", 2)
-    store = open_store(f"{s3_server}/x")
+    store = open_output(f"{s3_server}/x")
     store.write("a.tar", b"1234")
     proxy.faults.extend([fault] * (1 if fault == 403 else 2))
     with pytest.raises(ResoluteError, match=f"s3://bucket/x/a.tar: the store refused the request, {words}") as refused:
@@ -109,7 +109,7 @@ def test_refused_and_unavailable_reads_are_one_line(
 
 
 def test_a_body_that_ends_early_is_not_taken_for_the_object(s3_server: str, proxy: FaultyProxy) -> None:  # noqa: F811
-    store = open_store(f"{s3_server}/x")
+    store = open_output(f"{s3_server}/x")
     store.write("a", bytes(1000))
     proxy.faults.append("short")
     fs, path = file_system(f"{s3_server}/x/a")
@@ -126,7 +126,7 @@ def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(
 ) -> None:
     monkeypatch.setattr(object_file_system, "_TRIES", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    object_files.cache_clear()
+    obstore_fs.cache_clear()
     for read in (
         lambda: expand_pattern(f"{s3_server}/x/*/a-*.tar"),
         lambda: list_folder(f"{s3_server}/x"),

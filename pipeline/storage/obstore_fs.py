@@ -16,9 +16,9 @@ from fsspec.asyn import AsyncFileSystem, _run_coros_in_chunks, sync
 from resolute.errors import Interrupted
 
 from .drivers import GONE, failure, http_status
-from .object_store import check_open, open_store
+from .obstore_client import check_open, open_store
 
-__all__ = ["ObjectFiles"]
+__all__ = ["ObstoreFS"]
 
 Answer = TypeVar("Answer")
 
@@ -31,7 +31,7 @@ _PART_BYTES, _PARTS = 8 << 20, 4  # of an upload; sent at once
 _AT_ONCE = 64  # requests of one call
 
 
-class ObjectFiles(AsyncFileSystem):
+class ObstoreFS(AsyncFileSystem):
     """The files of one bucket, whose paths are `bucket/key`.
 
     Failed requests raise `FileNotFoundError`, `FileExistsError` and `PermissionError`, any other an `OSError`, with the
@@ -224,7 +224,7 @@ class ObjectFiles(AsyncFileSystem):
 class _OpenObject(io.RawIOBase):
     """An object that is read ahead in blocks, which grow while it is read on: the first request also finds its size."""
 
-    def __init__(self, files: ObjectFiles, path: str) -> None:
+    def __init__(self, files: ObstoreFS, path: str) -> None:
         self._files, self._path, self._at = files, path, 0
         self._block, self._start, self._ahead = b"", 0, _FIRST_BLOCK_BYTES
         try:
