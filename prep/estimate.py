@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from resolute.console import counted
 from resolute.prep.convert.batch import BatchResult, EncodeOptions
 from resolute.prep.convert.codecs import codec_versions
-from resolute.prep.listing.checks import describe_ignored, describe_target, input_warnings, size_warnings
+from resolute.prep.listing.checks import input_warnings, size_warnings
 from resolute.prep.listing.database import Database
 from resolute.prep.listing.inputs import Inputs, check_no_overlap, list_sources, split_inputs
+from resolute.prep.listing.wording import describe_ignored, describe_target
 from resolute.prep.run.pool import open_pool
 from resolute.prep.run.stats import RunStats
 from resolute.prep.shard_set.existing_set import open_existing

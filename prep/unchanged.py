@@ -17,8 +17,8 @@ from resolute.files import PARTIAL
 from resolute.pipeline.dataset.manifest import VERSION
 from resolute.pipeline.dataset.source_record import SOURCE_RECORD
 from resolute.pipeline.dataset.target import Target
-from resolute.prep.listing.checks import describe_target
 from resolute.prep.listing.open_sources import open_sources
+from resolute.prep.listing.wording import describe_target
 from resolute.prep.shard_set.cards import CARD
 from resolute.prep.shard_set.existing_set import DAMAGED, stored_manifest
 from resolute.prep.shard_set.record import lost_files

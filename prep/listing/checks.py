@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from resolute.console import counted
-from resolute.pipeline.dataset.target import Target
+from resolute.prep.settings import Settings
 from resolute.prep.sources.targets import is_number
 
-if TYPE_CHECKING:
-    from resolute.prep.settings import Settings
+from .inputs import Inputs
+from .wording import by_count, first_names
 
-    from .inputs import Inputs
-
-__all__ = ["describe_ignored", "describe_target", "input_warnings", "size_warnings"]
+__all__ = ["input_warnings", "size_warnings"]
 
 # Photo formats that prep does not decode: camera raw files and formats of phones and editors.
 _PHOTO_SUFFIXES = frozenset(
@@ -65,25 +63,6 @@ _MAX_NAMED = 8
 _ROWS = 1 << 20  # records in memory at a time
 
 
-def describe_ignored(ignored: Mapping[str, int]) -> str:
-    """Counts in words: `1 hidden, 8 other files (5 .heic, 2 .txt, 1 without a usual suffix)`, or `nothing`."""
-    suffixes = {kind: count for kind, count in ignored.items() if kind.startswith(".") and count}
-    kinds = {kind: count for kind, count in ignored.items() if not kind.startswith(".") and count}
-    unnamed = kinds.get("other files", 0)
-    parts = {kind: f"{count} {kind}" for kind, count in kinds.items()}
-    if suffixes:
-        listed = _by_count(suffixes, _MAX_NAMED) + ([f"{unnamed} without a usual suffix"] if unnamed else [])
-        parts["other files"] = f"{sum(suffixes.values()) + unnamed} other files ({', '.join(listed)})"
-    return ", ".join(parts[kind] for kind in sorted(parts)) or "nothing"
-
-
-def describe_target(target: Target) -> str:
-    """`10 classes`, `17 labels`, or `2 values (age, mass)`."""
-    if target.kind != "values":
-        return f"{len(target)} {'classes' if target.kind == 'class' else 'labels'}"
-    return f"{len(target)} value{'s'[: len(target) != 1]} ({_first_names(target.names)})"
-
-
 def input_warnings(settings: Settings, inputs: Inputs, *, is_extension: bool = False) -> list[str]:
     """One line for each property of the inputs that is probably a mistake.
 
@@ -125,7 +104,7 @@ def _photos_of_other_formats(ignored: Mapping[str, int]) -> list[str]:
         return []
     return [
         f"left out, as prep does not read their format: {counted(sum(photos.values()), 'file')} "
-        f"({', '.join(_by_count(photos, _MAX_NAMED))}); convert them to JPEG or PNG if they belong to the set"
+        f"({', '.join(by_count(photos))}); convert them to JPEG or PNG if they belong to the set"
     ]
 
 
@@ -144,7 +123,7 @@ def _empty_classes(inputs: Inputs) -> list[str]:
             f"the labels count from 1 to {inputs.classes[-1]}, so that output 0 of a model stays unused; this does no "
             'harm, and CLASSES=names.json with {"1": "…", "2": "…", …} names the classes and leaves it out'
         )
-    return [f"classes without a training image: {len(empty)} of {len(inputs.classes)} ({_first_names(empty)}); {hint}"]
+    return [f"classes without a training image: {len(empty)} of {len(inputs.classes)} ({first_names(empty)}); {hint}"]
 
 
 def _not_validated(inputs: Inputs) -> list[str]:
@@ -157,7 +136,7 @@ def _not_validated(inputs: Inputs) -> list[str]:
     if not without:
         return []
     return [
-        f"classes without a validation photo: {len(without)} of {len(inputs.classes)} ({_first_names(without)}), since "
+        f"classes without a validation photo: {len(without)} of {len(inputs.classes)} ({first_names(without)}), since "
         "the photos of a group stay together; their accuracy is not measured"
     ]
 
@@ -170,15 +149,15 @@ def _names_or_numbers(inputs: Inputs) -> list[str]:
     names = [name for name in inputs.classes if not is_number(name)]
     if 0 < 2 * len(names) < len(inputs.classes):
         warnings.append(
-            f"class names are numbers but for {len(names)} of {len(inputs.classes)} ({_first_names(names)}), so all "
-            f"are taken as names, in the order of their text ({_first_names(inputs.classes)}); correct the labels if "
+            f"class names are numbers but for {len(names)} of {len(inputs.classes)} ({first_names(names)}), so all "
+            f"are taken as names, in the order of their text ({first_names(inputs.classes)}); correct the labels if "
             "these should be class numbers"
         )
     if val is not None and val.numbered and train.class_numbers is None and len(names) == len(inputs.classes):
         first = [f"{n} is {name}" for n, name in enumerate(inputs.classes[: _MAX_NAMED + 1])]
         warnings.append(
             "VAL has class numbers and SRC class names, so the numbers are taken to count these names in their order "
-            f"({_first_names(first)}); check that they do"
+            f"({first_names(first)}); check that they do"
         )
     return warnings
 
@@ -193,13 +172,3 @@ def _large_held_out_part(settings: Settings, inputs: Inputs) -> list[str]:
         f"{100 * held_out:.0f} % of the images are held out, not {100 * settings.held_out_frac:.3g} %: at least one "
         "per class is held out; set VAL or VAL_LIST, or VAL_FRAC=0, if that is too many"
     ]
-
-
-def _by_count(counts: Mapping[str, int], limit: int) -> list[str]:
-    listed = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    rest = sum(count for _, count in listed[limit:])
-    return [f"{count} {kind}" for kind, count in listed[:limit]] + ([f"{rest} more"] if rest else [])
-
-
-def _first_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MAX_NAMED]) + (", …" if len(names) > _MAX_NAMED else "")

@@ -37,9 +37,9 @@ from resolute.prep.sources.signature import ListingHash, signature_of_files
 from resolute.prep.sources.targets import describe_label, is_number
 from resolute.urls import without_credentials
 
-from .checks import describe_ignored
 from .classes import MAX_CLASSES, are_listed_names, by_name, by_number
 from .database import Database
+from .wording import describe_ignored
 
 __all__ = ["Photos", "list_photos", "listed_servers", "objects"]
 

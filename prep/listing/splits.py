@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,9 @@ from resolute.pipeline.dataset.groups import components, deal
 from resolute.pipeline.plan.permutation import permute, stream_key
 from resolute.prep.sources.tables.photo_names import AmbiguousName, NameIndex
 
+from .compare import Comparison
 from .copies import Copies, check_not_across, leaders
 from .photos import Photos
-
-if TYPE_CHECKING:
-    from .compare import Comparison
 
 __all__ = ["Split", "extend_splits", "make_splits"]
 

@@ -11,7 +11,8 @@ from resolute.pipeline.dataset.target import Target
 from resolute.prep.convert.batch import PixelFacts
 from resolute.prep.extend import describe_changes
 from resolute.prep.finish import BuildResult, describe_reasons
-from resolute.prep.listing.checks import describe_ignored, describe_target, size_warnings
+from resolute.prep.listing.checks import size_warnings
+from resolute.prep.listing.wording import describe_ignored, describe_target
 from resolute.prep.run.stats import RunStats
 from resolute.prep.storage.output import Store
 from resolute.prep.unchanged import already_there
