@@ -76,12 +76,12 @@ def compare_with_set(store: Store, existing: ExistingSet, sources: Mapping[str, 
     """Compare the photos of the set with the sources. Raises `ResoluteError` if the lists of its photos are lost."""
     _check_target(store, existing, sources["train"])
     database = sources["train"].database
-    SetPhotos.open(database, photo_files(store, existing.generations, scratch))
+    photos = SetPhotos.open(database, photo_files(store, existing.generations, scratch))
     newest, rejected = existing.newest.number, dict[tuple[str, int], str]()
     if existing.manifest is not None and rejects_name(newest) not in existing.damaged:
         with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             rejected = read_rejects(store, newest)
-    return compare(database, sources, existing.newest.splits, rejected)
+    return compare(database, photos.rows, sources, existing.newest.splits, rejected)
 
 
 def extension_inputs(

@@ -89,6 +89,6 @@ def _sampled(photos: Photos, count: int) -> str:
         names = ", ".join(sorted(f"'{form.encode().hex().upper()}'" for form in forms))
         endings.append(f"right(hex(name), {2 * len(suffix)}) IN ({names})")
     return (
-        f"position IN (SELECT position FROM {photos.table} WHERE {' OR '.join(endings)} "
+        f"position IN (SELECT position FROM {photos.rows} WHERE {' OR '.join(endings)} "
         f"ORDER BY (position::UBIGINT * {_SPREAD}) & 4294967295 LIMIT {count})"
     )

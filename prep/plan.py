@@ -35,7 +35,14 @@ from resolute.prep.shard_set.generation import GenerationSpec, spec_name
 from resolute.prep.shard_set.manifest import write_info_files
 from resolute.prep.shard_set.record import Records, record_name
 from resolute.prep.shard_set.set_photos import SetPhotos, local_photos, lost_photos, photos_name, put_file, write_photos
-from resolute.prep.shard_set.shard_plan import ShardPlan, missing_shards, plan_older, plan_photos, start_planned
+from resolute.prep.shard_set.shard_plan import (
+    PLANNED,
+    ShardPlan,
+    missing_shards,
+    plan_no_photos,
+    plan_older,
+    plan_photos,
+)
 from resolute.prep.shard_set.source_record import (
     check_replaced_source,
     is_other_source,
@@ -289,7 +296,8 @@ def _plan(
     if is_new or not newest.number:
         plan_photos(database, sources.inputs.splits, newest, seed=settings.seed)
     else:
-        start_planned(database)
+        assert sources.comparison is not None  # of a set of several generations
+        plan_no_photos(database, sources.comparison.set_rows)
     generations, files = _write_photos(sources, generations, first, damaged, scratch)
     todo = WorkList(
         generations=generations[first:],
@@ -322,7 +330,8 @@ def _plan(
         if not missing.keys().isdisjoint(spec):
             check_codecs(spec.codecs, f"{store.where}: {what}")
     if newest.number and older:
-        plan_older(database, sources.inputs.sources, todo, older, records.rejects())
+        assert sources.comparison is not None
+        plan_older(sources.inputs.sources, sources.comparison, todo, older, records.rejects())
     photos.check_there()
     if photos.stamps:
         has_shards = any(records.resolutions(*shard) for shard in todo.generations[-1])
@@ -369,7 +378,7 @@ def _write_photos(
         if path is None:
             if len(generations) > 1 and spec.photos:
                 raise lost_photos(store, spec.number)
-            path, written = write_photos(sources.database, spec, scratch)
+            path, written = write_photos(sources.database, PLANNED, spec, scratch)
             if spec.photos not in ({}, written.photos):
                 raise lost_photos(store, spec.number)
             spec = written

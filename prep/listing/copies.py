@@ -81,8 +81,7 @@ def find_copies(sources: Mapping[str, Photos], *, remote: bool = False) -> Copie
         return None
     database = next(iter(sources.values())).database
     rows = " UNION ALL ".join(
-        f'SELECT {n}::UTINYINT AS source, position, {photos.path} AS path, "offset", nbytes, packed, size_bytes FROM '
-        f"{photos.table}"
+        f'SELECT {n}::UTINYINT AS source, position, path, "offset", nbytes, packed, size_bytes FROM {photos.rows}'
         for n, photos in enumerate(sources.values())
     )
     database.run(

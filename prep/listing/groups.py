@@ -26,9 +26,18 @@ from resolute.prep.sources.tables.forms import text_lines
 from resolute.prep.sources.tables.group_column import GroupSetting
 from resolute.prep.sources.tables.photo_names import AmbiguousName, NameIndex
 
-from .photos import Photos, objects
+from .compare import Comparison
+from .database import Database
+from .photos import Photos
 
-__all__ = ["describe_groups", "fingerprint_of_groups", "group_numbers", "set_groups"]
+__all__ = [
+    "describe_groups",
+    "fingerprint_of_groups",
+    "group_name",
+    "group_numbers",
+    "set_groups",
+    "settled_groups",
+]
 
 _PHOTO_HEADS = ("name", "path", "filename", "file_name", "file", "image", "image_id", "photo", "id")
 _BLOCK = 1 << 16
@@ -46,46 +55,17 @@ def set_groups(setting: GroupSetting, sources: Mapping[str, tuple[Source, Photos
         while isinstance(source, PartSource):
             source = source.whole
         if setting.pattern is not None:
-            _fill(photos, "position", enumerate(_matches(setting.pattern, photos)))
+            photos.set_groups("position", enumerate(_matches(setting.pattern, photos)))
         elif isinstance(source, LabelTableSource | LabelListSource):
-            _fill(photos, "line", source.table.group_cells())
+            photos.set_groups("line", source.table.group_cells())
         elif isinstance(source, ParquetSource):
-            _fill(photos, "position", _parquet_cells(str(setting.column), source, photos))
+            photos.set_groups("position", _parquet_cells(str(setting.column), source, photos))
         else:
             raise ResoluteError(
                 f"GROUP: got {setting.text}, the name of a column, for {source.root}, which is no table, expected "
                 f"{_EXPECTED}; correct it"
             )
     return []
-
-
-def _fill(photos: Photos, by: str, groups: Iterator[tuple[int, str]] | enumerate[str]) -> None:
-    """Set `group_name` of the photos whose column `by` has the numbers; an empty text is no group."""
-    database, table = photos.database, photos.table
-    database.run("CREATE OR REPLACE TABLE named_groups (number UBIGINT, group_name VARCHAR)")
-    with database.transaction():
-        block: list[tuple[int, str]] = []
-        for number, text in groups:
-            if text:
-                block.append((number, text))
-            if len(block) >= _BLOCK:
-                _insert(database, block)
-                block = []
-        _insert(database, block)
-    database.run(
-        f"CREATE OR REPLACE TABLE {table} AS SELECT p.* EXCLUDE (group_name), g.group_name FROM {table} p "
-        f"LEFT JOIN named_groups g ON g.number = p.{by} ORDER BY position"
-    )
-    database.run("DROP TABLE named_groups")
-
-
-def _insert(database: Any, block: Sequence[tuple[int, str]]) -> None:
-    if block:
-        numbers, texts = zip(*block, strict=True)
-        database.run_on(
-            {"number": np.array(numbers, np.uint64), "text": objects(texts)},
-            "INSERT INTO named_groups SELECT number, text::VARCHAR FROM columns",
-        )
 
 
 def _matches(pattern: re.Pattern[str], photos: Photos) -> Iterator[str]:
@@ -124,7 +104,7 @@ def _from_file(path: str, parts: Sequence[Photos]) -> list[str]:
         index = NameIndex(photos.all_names() if absent else (), photos.root, path)
         found[absent] = photos.find([_other_form(index, names[i], path) for i in absent])
         is_known |= found >= 0
-        _fill(photos, "position", ((int(found[i]), named[names[i]]) for i in np.flatnonzero(found >= 0)))
+        photos.set_groups("position", ((int(found[i]), named[names[i]]) for i in np.flatnonzero(found >= 0)))
     unknown = [names[i] for i in np.flatnonzero(~is_known).tolist()]
     indexes = [NameIndex(photos.all_names(), photos.root, path) for photos in parts] if unknown else []
     for name in unknown[:20]:
@@ -198,7 +178,7 @@ def group_numbers(sources: Mapping[str, Photos]) -> dict[str, NDArray[np.int64]]
     Groups are numbered in order of their names, over all sources.
     """
     database = next(iter(sources.values())).database
-    rows = " UNION ALL ".join(f"SELECT group_name FROM {photos.table}" for photos in sources.values())
+    rows = " UNION ALL ".join(f"SELECT group_name FROM {photos.rows}" for photos in sources.values())
     database.run(
         "CREATE OR REPLACE TABLE group_numbers AS SELECT group_name, row_number() OVER (ORDER BY group_name) - 1 AS "
         f"number FROM (SELECT DISTINCT group_name FROM ({rows}) WHERE group_name IS NOT NULL)"
@@ -207,17 +187,35 @@ def group_numbers(sources: Mapping[str, Photos]) -> dict[str, NDArray[np.int64]]
         return None
     return {
         name: database.arrays(
-            f"SELECT coalesce(number, -1)::BIGINT AS x FROM {photos.table} LEFT JOIN group_numbers USING (group_name) "
+            f"SELECT coalesce(number, -1)::BIGINT AS x FROM {photos.rows} LEFT JOIN group_numbers USING (group_name) "
             "ORDER BY position"
         )["x"]
         for name, photos in sources.items()
     }
 
 
+def group_name(database: Database, number: int) -> str:
+    """The name of a group with a number that `group_numbers` gave."""
+    name: str = database.one("SELECT group_name FROM group_numbers WHERE number = ?", number)
+    return name
+
+
+def settled_groups(comparison: Comparison) -> dict[str, NDArray[np.int64]]:
+    """{split: numbers} of the groups of which the set has photos there, of those that `group_numbers` has numbered."""
+    return {
+        split: comparison.database.arrays(
+            f"SELECT DISTINCT number::BIGINT AS number FROM {comparison.set_rows} JOIN group_numbers "
+            "USING (group_name) WHERE split = ?",
+            split,
+        )["number"]
+        for split in ("train", "val")
+    }
+
+
 def fingerprint_of_groups(sources: Mapping[str, Photos]) -> str | None:
     """16 hex digits over the photos of each group and its name; None without groups."""
     database = next(iter(sources.values())).database
-    rows = " UNION ALL ".join(f"SELECT name, group_name FROM {photos.table}" for photos in sources.values())
+    rows = " UNION ALL ".join(f"SELECT name, group_name FROM {photos.rows}" for photos in sources.values())
     ((count, digest),) = database.run(
         "SELECT count(*), bit_xor(md5_number(name || '\\x00'::BLOB || encode(group_name))) "
         f"FROM ({rows}) WHERE group_name IS NOT NULL"
@@ -228,7 +226,7 @@ def fingerprint_of_groups(sources: Mapping[str, Photos]) -> str | None:
 def describe_groups(setting: GroupSetting, sources: Mapping[str, Photos]) -> list[str]:
     """A line about the groups of the photos."""
     database = next(iter(sources.values())).database
-    rows = " UNION ALL ".join(f"SELECT group_name FROM {photos.table}" for photos in sources.values())
+    rows = " UNION ALL ".join(f"SELECT group_name FROM {photos.rows}" for photos in sources.values())
     ((groups, grouped, largest, name, photos),) = database.run(
         "SELECT count(*) FILTER (group_name IS NOT NULL), sum(n) FILTER (group_name IS NOT NULL), "
         "max(n) FILTER (group_name IS NOT NULL), arg_max(group_name, n) FILTER (group_name IS NOT NULL), sum(n) "

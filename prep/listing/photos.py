@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.target import IGNORED, Target
 from resolute.prep.sources.archives.containers import container_stamps
-from resolute.prep.sources.image_ref import UNSEEN, ByteRange, Ignored, ImageRef, Source, is_url
+from resolute.prep.sources.image_ref import MISSING, UNSEEN, ByteRange, Ignored, ImageRef, Source, is_url
 from resolute.prep.sources.signature import ListingHash, signature_of_files
 from resolute.prep.sources.targets import describe_label, is_number
 from resolute.urls import without_credentials
@@ -51,7 +51,7 @@ _WRITTEN = "if(absolute AND path IS NOT NULL, path, name)"  # the name as the so
 
 @dataclass(frozen=True, kw_only=True)
 class Photos:
-    """The photos of a source, at least one, in the table `table` of `database`.
+    """The photos of a source, at least one, in the table `table` of `database`, which only this module names.
 
     `root` is what names of plain files are relative to; `classes` are all class names by number, including empty
     classes (none if targets are values); `ignored` counts things in the source that are not images of a class, by kind,
@@ -109,10 +109,37 @@ class Photos:
             found[i] = position
         return found
 
+    @property
+    def rows(self) -> str:
+        """The photos, for queries of other modules.
+
+        The columns are as above, with the full `path` of the file that holds a photo, and `missing` BOOLEAN: it was
+        listed and does not exist.
+        """
+        return f"(SELECT * REPLACE ({self._path} AS path), packed = {MISSING} AS missing FROM {self.table})"
+
+    def set_groups(self, by: str, groups: Iterable[tuple[int, str]]) -> None:
+        """Set `group_name` of the photos whose column `by` has the numbers; an empty text is no group."""
+        database = self.database
+        database.run("CREATE OR REPLACE TABLE named_groups (number UBIGINT, group_name VARCHAR)")
+        named = ((number, text) for number, text in groups if text)
+        with database.transaction():
+            while block := list(islice(named, _BLOCK)):
+                numbers, texts = zip(*block, strict=True)
+                database.run_on(
+                    {"number": np.array(numbers, np.uint64), "text": objects(texts)},
+                    "INSERT INTO named_groups SELECT number, text::VARCHAR FROM columns",
+                )
+        database.run(
+            f"CREATE OR REPLACE TABLE {self.table} AS SELECT p.* EXCLUDE (group_name), g.group_name FROM {self.table} "
+            f"p LEFT JOIN named_groups g ON g.number = p.{by} ORDER BY position"
+        )
+        database.run("DROP TABLE named_groups")
+
     def places(self, where: str = "true", *values: object) -> Iterator[tuple[int, ByteRange]]:
         """Yield the position and the location of the photos for which the SQL condition holds, by position."""
         for position, path, offset, nbytes, packed, size_bytes in self.database.rows(
-            f'SELECT position, {self.path}, "offset", nbytes, packed, size_bytes FROM {self.table} WHERE {where} '
+            f'SELECT position, {self._path}, "offset", nbytes, packed, size_bytes FROM {self.table} WHERE {where} '
             "ORDER BY position",
             *values,
         ):
@@ -120,7 +147,7 @@ class Photos:
             yield position, ByteRange(file, offset, nbytes, packed, size_bytes, self.stamps.get(file, ""))
 
     @property
-    def path(self) -> str:
+    def _path(self) -> str:
         """The SQL expression of the full path or URL of the file that holds a photo, BLOB."""
         folder = os.fsencode(self.root.rstrip("/") + "/").hex().upper()
         return f"coalesce(path, if(absolute, name, unhex('{folder}') || name))"
@@ -147,7 +174,7 @@ class Photos:
     @property
     def servers(self) -> tuple[str, ...]:
         """The URLs of photos on the web servers that have most of them, one for each, of a source that lists URLs."""
-        return listed_servers(self.database, f"(SELECT {self.path} AS path, packed FROM {self.table})")
+        return listed_servers(self.database, f"(SELECT {self._path} AS path, packed FROM {self.table})")
 
     def path_with_credentials(self) -> str | None:
         """A path or name in the table that is a URL with credentials; None if there is none."""

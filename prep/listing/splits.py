@@ -24,6 +24,7 @@ from resolute.prep.sources.tables.photo_names import AmbiguousName, NameIndex
 
 from .compare import Comparison
 from .copies import Copies, check_not_across, leaders
+from .groups import group_name, settled_groups
 from .photos import Photos
 
 __all__ = ["Split", "extend_splits", "make_splits"]
@@ -142,8 +143,8 @@ def extend_splits(
         if copies is not None and not drop:
             check_not_across(val.root, val, copied["train"], copied["val"])
         if groups is not None:
-            settled_groups = _settled_groups(comparison)
-            in_train, in_val = (np.append(groups[name], settled_groups[name]) for name in ("train", "val"))
+            old = settled_groups(comparison)
+            in_train, in_val = (np.append(groups[name], old[name]) for name in ("train", "val"))
             _refuse_divided(val.root, train, in_train, in_val)
         new_val = np.flatnonzero(~comparison.known["val"]).astype(np.uint32)
         splits = {"train": Split(photos=train, positions=positions[new]), "val": Split(photos=val, positions=new_val)}
@@ -161,9 +162,9 @@ def extend_splits(
         if copies is not None and not drop:
             _check_list(val_list, train, held_out, copied["train"])
         if groups is not None:
-            settled_groups, own = _settled_groups(comparison), groups["train"]
-            in_train, in_val = np.append(own[~held_out], settled_groups["train"]), own[held_out]
-            _refuse_divided(str(val_list), train, in_train, np.append(in_val, settled_groups["val"]))
+            old, own = settled_groups(comparison), groups["train"]
+            in_train, in_val = np.append(own[~held_out], old["train"]), own[held_out]
+            _refuse_divided(str(val_list), train, in_train, np.append(in_val, old["val"]))
     elif groups is not None:
         held_out = _hold_out_new_groups(train, comparison, copied.get("train"), groups["train"], val_frac, seed)
     else:
@@ -364,7 +365,7 @@ def _hold_out_new_groups(
     """(N,) bool: the photos of val, old ones and new ones; a group with older photos is where these are."""
     before = comparison.split_of["train"]
     was = {split: before == 1 + comparison.splits.index(split) for split in ("train", "val")}
-    settled = _settled_groups(comparison)
+    settled = settled_groups(comparison)
     members = {split: np.append(groups[was[split]], settled[split]) for split in ("train", "val")}
     _refuse_divided(photos.root, photos, members["train"], members["val"])
     together = _together(copies, groups)
@@ -389,23 +390,11 @@ def _hold_out_new_groups(
     return held_out
 
 
-def _settled_groups(comparison: Comparison) -> dict[str, NDArray[np.int64]]:
-    """{split: numbers} of the groups of which the set has photos there, of those that `group_numbers` has numbered."""
-    return {
-        split: comparison.database.arrays(
-            "SELECT DISTINCT number::BIGINT AS number FROM set_photos JOIN group_numbers USING (group_name) "
-            "WHERE split = ?",
-            split,
-        )["number"]
-        for split in ("train", "val")
-    }
-
-
 def _refuse_divided(where: str, photos: Photos, train: NDArray[np.int64], val: NDArray[np.int64]) -> None:
     """Raise `ResoluteError` if groups, by their numbers, are in both splits."""
     shared = np.intersect1d(train[train >= 0], val)
     if len(shared):
-        name = photos.database.one("SELECT group_name FROM group_numbers WHERE number = ?", int(shared[0]))
+        name = group_name(photos.database, int(shared[0]))
         raise ResoluteError(
             f"{where}: divides groups, got {len(shared)} with photos in train and in val, such as {name!a}, expected "
             "each on one side; correct it, or leave GROUP out: a run then reports its accuracy also without the "

@@ -13,19 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resolute.pipeline.dataset.target import Target
-from resolute.prep.listing.database import Database
 
+from .set_photos import SetPhotos
 from .tar_format import target_file
 
 __all__ = ["Duplicates", "target_json"]
 
 
 class Duplicates:
-    """Finds the samples that were made from identical files; their photos are those of the view `set_photos`."""
+    """Finds the samples that were made from identical files, among those of `photos`.
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        database.run("CREATE OR REPLACE TABLE digests (split VARCHAR, key UBIGINT, digest UBIGINT)")
+    Its tables `digests` (split, key, digest) and `duplicates` (digest, split, key, name, target) are its own.
+    """
+
+    def __init__(self, photos: SetPhotos) -> None:
+        self._photos, self._database = photos, photos.database
+        self._database.run("CREATE OR REPLACE TABLE digests (split VARCHAR, key UBIGINT, digest UBIGINT)")
 
     def add(self, split: str, pieces: Iterable[tuple[NDArray[Any], NDArray[Any]]]) -> None:
         """Take up samples of a split, (keys, digests) of equal length."""
@@ -45,7 +48,7 @@ class Duplicates:
         """
         self._database.run(
             "CREATE OR REPLACE TABLE duplicates AS SELECT digest, split, key, name, target FROM (SELECT * FROM digests "
-            "QUALIFY count(*) OVER (PARTITION BY digest) > 1) JOIN set_photos USING (split, key) "
+            f"QUALIFY count(*) OVER (PARTITION BY digest) > 1) JOIN {self._photos.rows} USING (split, key) "
             "ORDER BY digest, split, key"
         )
         names = ("groups", "extra", "two_labels", "across_splits")

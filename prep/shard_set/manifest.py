@@ -120,7 +120,7 @@ class _Finisher:
     ) -> None:
         self._store, self._work, self._records, self._photos = store, work, records, photos
         self._index = _Index(store, scratch)
-        self._duplicates = Duplicates(photos.database)
+        self._duplicates = Duplicates(photos)
         self._near = _NearCopies(store, work, records, photos, older)
         first, splits = len(older), work.generations[0].splits
         self._rejects = records.rejects() | (read_rejects(store, first - 1) if first else {})

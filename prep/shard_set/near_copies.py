@@ -16,7 +16,6 @@ import csv
 import hashlib
 import io
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -167,7 +166,7 @@ class NearCopies:
         has_train[0] = False
         pairs = [pair for pair in search.pairs if pair[2] >= WARNED]
         shown = np.unique(np.concatenate([np.flatnonzero(near), *(pair[:2] for pair in pairs)]).astype(np.int64))
-        about = dict(zip(shown.tolist(), self._about(rows, shown), strict=True))
+        about = dict(zip(shown.tolist(), self.photos.about(rows.splits[shown], rows.keys[shown]), strict=True))
         differ = {pair[:2]: about[pair[0]][1] != about[pair[1]][1] for pair in pairs}
         grouped = [pair for pair in pairs if pair[2] >= GROUPED]
         warned = [pair for pair in pairs if pair[2] < GROUPED]
@@ -193,16 +192,6 @@ class NearCopies:
             table=_table(rows, near, nearest, about),
             pairs=b"".join(_pair_lines(rows, pairs, about, target)),
         )
-
-    def _about(self, rows: _Rows, chosen: NDArray[np.int64]) -> list[tuple[str, Any]]:
-        """(name, target) of the photos of rows."""
-        asked = {"i": np.arange(len(chosen)), "split": rows.splits[chosen].astype(object), "key": rows.keys[chosen]}
-        found = self.photos.database.run_on(
-            asked,
-            "SELECT i, name, target FROM set_photos p JOIN columns c ON p.split = c.split::VARCHAR AND p.key = c.key "
-            "ORDER BY i",
-        )
-        return [(os.fsdecode(name), target) for _, name, target in found]
 
 
 def _places(rows: _Rows) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:

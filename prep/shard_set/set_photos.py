@@ -58,12 +58,14 @@ def photos_name(generation: int) -> str:
     return f"{RECORDS}/photos{generation_mark(generation, '-')}.parquet"
 
 
-def write_photos(database: Database, spec: GenerationSpec, scratch: Path) -> tuple[Path, GenerationSpec]:
-    """Write the photos of a generation in the table `planned` to a file in `scratch`; returns it and the complete
-    specification."""
+def write_photos(database: Database, planned: str, spec: GenerationSpec, scratch: Path) -> tuple[Path, GenerationSpec]:
+    """Write the photos of a generation, of the rows `planned` (see `shard_plan.py`), to a file in `scratch`.
+
+    Returns the file, and the complete specification.
+    """
     path = scratch / Path(photos_name(spec.number)).name
     # why not the columns of places: these differ from machine to machine, and may hold credentials
-    of_generation = f"FROM planned WHERE generation = {spec.number}"
+    of_generation = f"FROM {planned} WHERE generation = {spec.number}"
     has_groups = database.one(f"SELECT count(group_name) > 0 {of_generation}")
     rows = f"SELECT {_COLUMNS}{_GROUP if has_groups else ''} {of_generation} ORDER BY split, key"
     database.run(f"COPY ({rows}) TO '{database.path(path)}' (FORMAT parquet, COMPRESSION zstd)")
@@ -109,7 +111,7 @@ def lost_photos(store: Store, generation: int) -> ResoluteError:
 
 @dataclass(frozen=True)
 class SetPhotos:
-    """The photos of all generations of a set: the view `set_photos` with a column `generation` in `database`.
+    """The photos of all generations of a set: the view `set_photos` in `database`, which only this module names.
 
     `files` are local ones, by generation.
     """
@@ -145,6 +147,20 @@ class SetPhotos:
         )
         database.run(f"CREATE OR REPLACE VIEW set_photos AS {rows}")
         return cls(database, tuple(files))
+
+    @property
+    def rows(self) -> str:
+        """The photos, for queries of other modules: all columns above, and generation UINTEGER."""
+        return "set_photos"
+
+    def about(self, splits: NDArray[Any], keys: NDArray[np.uint64]) -> list[tuple[str, Any]]:
+        """(name, target) of the photos of samples, by their splits (n,) str and keys (n,)."""
+        found = self.database.run_on(
+            {"i": np.arange(len(keys)), "split": splits.astype(object), "key": keys},
+            "SELECT i, name, target FROM set_photos p JOIN columns c ON p.split = c.split::VARCHAR AND p.key = c.key "
+            "ORDER BY i",
+        )
+        return [(os.fsdecode(name), target) for _, name, target in found]
 
     def names(self, keys: Sequence[tuple[str, int]]) -> list[str]:
         """The names of the photos of samples (split, key)."""

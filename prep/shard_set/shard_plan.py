@@ -20,7 +20,7 @@ import numpy as np
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import label_digits
 from resolute.prep.convert.batch import EncodeOptions
-from resolute.prep.listing.compare import reject_columns
+from resolute.prep.listing.compare import Comparison
 from resolute.prep.listing.database import Database
 from resolute.prep.listing.photos import Photos, listed_servers, objects
 from resolute.prep.listing.splits import Split
@@ -33,8 +33,9 @@ from .generation import GenerationSpec
 from .shuffle import shuffled
 from .work_list import Shard, WorkList
 
-__all__ = ["ShardPlan", "ShardSpecs", "missing_shards", "plan_older", "plan_photos", "start_planned"]
+__all__ = ["PLANNED", "ShardPlan", "ShardSpecs", "missing_shards", "plan_no_photos", "plan_older", "plan_photos"]
 
+PLANNED = "planned"  # the table, for queries of other modules
 _CHUNK = 1 << 20
 
 
@@ -53,8 +54,8 @@ def plan_photos(database: Database, splits: Mapping[str, Split], spec: Generatio
         )
         parts.append(
             f"SELECT {n} AS number, {spec.number}::UINTEGER AS generation, '{split}' AS split, "
-            f"i::UBIGINT + {keys.start} AS key, name, size_bytes, target, packed = {MISSING} AS missing, group_name, "
-            f'{photos.path} AS path, "offset", nbytes, packed FROM {photos.table} JOIN keys_{n} USING (position)'
+            f"i::UBIGINT + {keys.start} AS key, name, size_bytes, target, missing, group_name, "
+            f'path, "offset", nbytes, packed FROM {photos.rows} JOIN keys_{n} USING (position)'
         )
     database.run(
         "CREATE TABLE planned AS SELECT * EXCLUDE (number), NULL::VARCHAR AS skip "
@@ -64,30 +65,27 @@ def plan_photos(database: Database, splits: Mapping[str, Split], spec: Generatio
         database.run(f"DROP TABLE keys_{n}")
 
 
-def start_planned(database: Database) -> None:
-    """Make the table `planned`, without rows, for the photos of the view `set_photos`."""
+def plan_no_photos(database: Database, set_rows: str) -> None:
+    """Make the table `planned`, without rows, for photos of a set, `set_rows` (see `SetPhotos.rows`)."""
     database.run(
         'CREATE TABLE planned AS SELECT *, NULL::BLOB AS path, NULL::BIGINT AS "offset", NULL::UBIGINT AS nbytes, '
-        "NULL::UTINYINT AS packed, NULL::VARCHAR AS skip FROM set_photos LIMIT 0"
+        f"NULL::UTINYINT AS packed, NULL::VARCHAR AS skip FROM {set_rows} LIMIT 0"
     )
 
 
 def plan_older(
-    database: Database,
     sources: Mapping[str, Photos],
+    comparison: Comparison,
     work: WorkList,
     shards: Iterable[Shard],
     rejects: Mapping[tuple[str, int], str],
 ) -> None:
-    """Add the photos of these `shards` to `planned`, from the set and its comparison with the sources (`compare`).
+    """Add the photos of these `shards` to `planned`, from the set and its comparison with the sources.
 
-    `rejects` {(split, key): reason} are rejected again, as those are that `compare` knew.
+    `rejects` {(split, key): reason} are rejected again, as those are that the comparison knows.
     """
-    database.run_on(
-        reject_columns(rejects),
-        "INSERT INTO rejected SELECT c.split::VARCHAR, c.key, c.reason::VARCHAR FROM columns c "
-        "ANTI JOIN rejected r ON r.split = c.split::VARCHAR AND r.key = c.key",
-    )
+    database = comparison.database
+    comparison.add_rejected(rejects)
     ranges = [(split, work.keys(split, number)) for split, number in shards]
     database.run_on(
         {
@@ -98,15 +96,15 @@ def plan_older(
         "CREATE OR REPLACE TABLE wanted AS SELECT split::VARCHAR AS split, first, stop FROM columns",
     )
     places = " UNION ALL ".join(
-        f"SELECT '{name}' AS source, position, {photos.path} AS path, \"offset\", nbytes, packed FROM {photos.table}"
+        f"SELECT '{name}' AS source, position, path, \"offset\", nbytes, packed FROM {photos.rows}"
         for name, photos in sources.items()
     )
     database.run(
         'INSERT INTO planned BY NAME SELECT DISTINCT ON (s.split, s.key) s.*, path, "offset", nbytes, packed, '
-        "r.reason AS skip FROM set_photos s JOIN wanted w ON s.split = w.split AND s.key >= w.first AND s.key < w.stop "
-        "JOIN compared c ON c.split = s.split AND c.key = s.key "
-        f"LEFT JOIN ({places}) p ON c.same AND p.source = c.source AND p.position = c.position "
-        "LEFT JOIN rejected r ON r.split = s.split AND r.key = s.key ORDER BY s.split, s.key"
+        f"c.reason AS skip FROM {comparison.set_rows} s "
+        "JOIN wanted w ON s.split = w.split AND s.key >= w.first AND s.key < w.stop "
+        f"JOIN {comparison.rows} c ON c.split = s.split AND c.key = s.key "
+        f"LEFT JOIN ({places}) p ON p.source = c.source AND p.position = c.position ORDER BY s.split, s.key"
     )
 
 
@@ -121,7 +119,7 @@ class ShardPlan:
     work: WorkList
     where: str  # OUT, for messages
     stamps: Mapping[str, str]
-    rows: str = "planned"
+    rows: str = PLANNED
 
     def spec(
         self,

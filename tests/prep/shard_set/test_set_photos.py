@@ -67,12 +67,12 @@ def test_the_specification_follows_from_the_rows_and_not_from_the_bytes_of_the_f
     tmp_path: Path, database: Database, kind: str
 ) -> None:
     plan_rows(database, kind, in_order=True)
-    path, spec = write_photos(database, SPEC, tmp_path)
+    path, spec = write_photos(database, "planned", SPEC, tmp_path)
     before = path.read_bytes()
     plan_rows(database, kind, in_order=False)
-    assert write_photos(database, SPEC, tmp_path)[1] == spec
+    assert write_photos(database, "planned", SPEC, tmp_path)[1] == spec
     assert path.read_bytes() == before, "in an order that is said"
-    assert write_photos(database, spec, tmp_path)[1] == spec
+    assert write_photos(database, "planned", spec, tmp_path)[1] == spec
     assert path.read_bytes() == before, "made again"
 
     store = in_store(tmp_path, path)
