@@ -115,7 +115,7 @@ def jobs_finish(options: JobsFinishOptions) -> None:
 def _checked(options: Options) -> Options:
     """The options with the resolutions of the set to extend. Raises `ResoluteError` without SRC."""
     if not options.src:
-        from resolute.prep.shard_set.source_record import missing_source_error
+        from resolute.prep.shard_set.set_source import missing_source_error
         from resolute.prep.storage.output import open_output
 
         raise missing_source_error(open_output(options.out), options.res, extend=options.extend)

@@ -20,8 +20,8 @@ from resolute.prep.listing.wording import describe_ignored, describe_target
 from resolute.prep.run.pool import open_pool
 from resolute.prep.run.stats import RunStats
 from resolute.prep.shard_set.existing_set import open_existing
+from resolute.prep.shard_set.set_source import variables_of, with_remembered
 from resolute.prep.shard_set.shard_plan import ShardPlan, plan_photos
-from resolute.prep.shard_set.source_record import variables_of, with_remembered
 from resolute.prep.shard_set.work_list import WorkList
 from resolute.prep.shard_set.writer import ShardSpec
 from resolute.prep.storage.output import open_output
@@ -94,7 +94,7 @@ def _duration(seconds: float) -> str:
 def _inputs(settings: Settings, database: Database, folder: Path) -> tuple[Inputs, list[str]]:
     """The images to convert, and lines about them."""
     if not settings.extend:
-        inputs = split_inputs(settings, *list_sources(settings, database, folder / "spool"))
+        inputs = split_inputs(settings, *list_sources(settings, database, folder / "scan_cache"))
         return inputs, [
             *inputs.about,
             f"{settings.src}: {counted(inputs.images, 'image')}, {describe_target(inputs.target)}, {_counts(inputs)}; "
@@ -103,7 +103,7 @@ def _inputs(settings: Settings, database: Database, folder: Path) -> tuple[Input
         ]
     store = open_output(settings.out)
     existing = check_extendable(store, settings, open_existing(store, rebuild=False))
-    sources, ignored = list_sources(settings, database, folder / "spool", known_classes=existing.newest.classes)
+    sources, ignored = list_sources(settings, database, folder / "scan_cache", known_classes=existing.newest.classes)
     comparison = compare_with_set(store, existing, sources, folder)
     inputs = extension_inputs(settings, existing, sources, ignored, comparison)
     spec = extension_spec(settings, store, existing, inputs, comparison)

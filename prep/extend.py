@@ -27,7 +27,7 @@ from resolute.prep.shard_set.existing_set import CHANGES, ExistingSet, describe_
 from resolute.prep.shard_set.generation import GenerationSpec
 from resolute.prep.shard_set.manifest import read_rejects
 from resolute.prep.shard_set.set_photos import SetPhotos, photo_files
-from resolute.prep.shard_set.source_record import is_other_source, read_record
+from resolute.prep.shard_set.set_source import is_other_source, read_source_json
 from resolute.prep.storage.output import Store
 
 from .settings import Settings
@@ -128,7 +128,7 @@ def extension_spec(
     settings: Settings, store: Store, existing: ExistingSet, inputs: Inputs, comparison: Comparison
 ) -> GenerationSpec:
     """The specification of the generation to add. Raises `ResoluteError` if the source is not that of the set."""
-    previous, record = existing.newest, read_record(store)
+    previous, record = existing.newest, read_source_json(store)
     if is_other_source(record, settings) and comparison.removed:
         assert record is not None
         raise ResoluteError(

@@ -19,7 +19,7 @@ from resolute.prep.shard_set.existing_set import stored_manifest
 from resolute.prep.shard_set.manifest import finalize_set, write_rejects
 from resolute.prep.shard_set.record import Records
 from resolute.prep.shard_set.set_photos import SetPhotos
-from resolute.prep.shard_set.source_record import write_record
+from resolute.prep.shard_set.set_source import write_source_json
 from resolute.prep.shard_set.work_list import WorkList
 from resolute.prep.storage.output import LOCK, RUN_FOLDER, LocalStore, Store
 from resolute.scratch import ScratchFolder
@@ -85,7 +85,7 @@ def finish(
     check_lock()
     manifest = finalize_set(store, todo, records, photos, older, scratch)
     delete_orphans(store, manifest["files"])
-    write_record(store, todo.variables, todo.signature)
+    write_source_json(store, todo.variables, todo.signature)
     delete_run_files(store)
     return manifest
 
@@ -146,7 +146,7 @@ def scratch_folder(stack: ExitStack, store: Store) -> Path:
 
 def scan_cache_folder(store: Store, scratch: Path) -> Path:
     """Folder for unpacked sources without random access: inside OUT if OUT is local, so that it survives a kill."""
-    return store.root / RUN_FOLDER / "spool" if isinstance(store, LocalStore) else scratch / "spool"
+    return store.root / RUN_FOLDER / "scan_cache" if isinstance(store, LocalStore) else scratch / "scan_cache"
 
 
 def delete_run_files(store: Store) -> None:

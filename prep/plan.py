@@ -35,6 +35,14 @@ from resolute.prep.shard_set.generation import GenerationSpec, spec_name
 from resolute.prep.shard_set.manifest import write_info_files
 from resolute.prep.shard_set.record import Records, record_name
 from resolute.prep.shard_set.set_photos import SetPhotos, local_photos, lost_photos, photos_name, put_file, write_photos
+from resolute.prep.shard_set.set_source import (
+    check_replaced_source,
+    is_other_source,
+    read_source_json,
+    variables_of,
+    with_remembered,
+    write_source_json,
+)
 from resolute.prep.shard_set.shard_plan import (
     PLANNED,
     ShardPlan,
@@ -42,14 +50,6 @@ from resolute.prep.shard_set.shard_plan import (
     plan_no_photos,
     plan_older,
     plan_photos,
-)
-from resolute.prep.shard_set.source_record import (
-    check_replaced_source,
-    is_other_source,
-    read_record,
-    variables_of,
-    with_remembered,
-    write_record,
 )
 from resolute.prep.shard_set.work_list import PLAN_FOLDER, WORK_LIST, Shard, WorkList
 from resolute.prep.sources.archives.containers import content_hash
@@ -196,7 +196,7 @@ def _repair(sources: _Sources, existing: ExistingSet) -> _Wanted:
     if existing.is_complete(store, sources.settings.resolutions):
         delete_partial(store)  # such as that of a report whose writer was killed
         delete_run_files(store)
-        write_record(store, variables_of(sources.settings), sources.signature())
+        write_source_json(store, variables_of(sources.settings), sources.signature())
         if store.size(CARD) is None:
             write_card(store, manifest)
         return []
@@ -337,7 +337,7 @@ def _plan(
         has_shards = any(records.resolutions(*shard) for shard in todo.generations[-1])
         _check_same_archives(store, photos, has_shards=has_shards)
     if store.size(MANIFEST) is None:  # why: that of a finished set describes it until it is replaced
-        write_record(store, variables_of(settings))
+        write_source_json(store, variables_of(settings))
     rejects = {at: why for at, why in records.rejects().items() if (at[0], todo.shard_of(*at)) not in missing}
     names = SetPhotos.open(database, files)
     check_rejects(store, todo, names, rejects | photos.not_there(missing))
@@ -393,7 +393,7 @@ def _write_photos(
 def _refuse_other(store: Store, existing: ExistingSet, now: GenerationSpec, settings: Settings) -> None:
     """Raise `ResoluteError`, listing the differences between the set at OUT and what is wanted `now`."""
     differences = describe_differences(existing.newest.to_json(), now.to_json())
-    record = read_record(store)
+    record = read_source_json(store)
     if existing.manifest is not None and existing.newest.settings == now.settings:
         differences += "; EXTEND=1 (--extend) adds new photos to the set"
     if existing.manifest is not None and is_other_source(record, settings):

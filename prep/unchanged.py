@@ -15,14 +15,14 @@ from typing import Any
 from resolute.errors import ResoluteError
 from resolute.files import PARTIAL
 from resolute.pipeline.dataset.manifest import VERSION
-from resolute.pipeline.dataset.source_record import SOURCE_RECORD
+from resolute.pipeline.dataset.source_json import SOURCE_JSON
 from resolute.pipeline.dataset.target import Target
 from resolute.prep.listing.open_sources import open_sources
 from resolute.prep.listing.wording import describe_target
 from resolute.prep.shard_set.cards import CARD
 from resolute.prep.shard_set.existing_set import DAMAGED, stored_manifest
 from resolute.prep.shard_set.record import lost_files
-from resolute.prep.shard_set.source_record import record_of, with_remembered
+from resolute.prep.shard_set.set_source import source_json_of, with_remembered
 from resolute.prep.sources.signature import has_signature
 from resolute.prep.sources.tables.group_column import parse_group
 from resolute.prep.storage.output import RUN_FOLDER, Store, open_output
@@ -41,12 +41,12 @@ def unchanged_set(settings: Settings) -> dict[str, Any] | None:
         return None
     store = open_output(settings.out)
     try:
-        record, manifest = json.loads(store.read(SOURCE_RECORD)), stored_manifest(store)
+        record, manifest = json.loads(store.read(SOURCE_JSON)), stored_manifest(store)
         signature: dict[str, str] = record["signature"]
         if manifest is None or manifest["version"] != VERSION or not _is_whole(store, manifest, settings):
             return None
         settings = with_remembered(settings, store)
-        is_same = json.loads(record_of(settings, signature)) == record and _is_current(settings, signature)
+        is_same = json.loads(source_json_of(settings, signature)) == record and _is_current(settings, signature)
         return manifest if is_same else None
     # No set, a damaged one, or a source that cannot be read: `build` says what it is.
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ResoluteError):

@@ -19,19 +19,19 @@ from resolute.errors import ResoluteError, StorageError
 from resolute.files import PARTIAL
 from resolute.fork_server import fork_server
 from resolute.pipeline.dataset.manifest import FORMAT, MANIFEST, READ_VERSIONS, VERSION, is_sealed, join_manifest
-from resolute.pipeline.dataset.source_record import SOURCE_RECORD, missing_set_hint
+from resolute.pipeline.dataset.source_json import SOURCE_JSON, missing_set_hint
 from resolute.prep.shard_set.cards import CARD
 from resolute.prep.shard_set.existing_set import CHANGES, DAMAGED
 from resolute.prep.shard_set.file_check import Damage, check_file, init_worker, read_with_retry
 from resolute.prep.shard_set.record import record_name
-from resolute.prep.shard_set.source_record import read_record, rerun_command
+from resolute.prep.shard_set.set_source import read_source_json, rerun_command
 from resolute.prep.storage.hashed_file import FileInfo
 from resolute.prep.storage.output import RUN_FOLDER, Store
 
 __all__ = ["VerifyResult", "summary", "to_rebuild", "verify", "write_damaged_list"]
 
 # Files of a set that its manifest does not list.
-_OUTSIDE = frozenset({MANIFEST, DAMAGED, SOURCE_RECORD, CHANGES, CARD, "report.html"})
+_OUTSIDE = frozenset({MANIFEST, DAMAGED, SOURCE_JSON, CHANGES, CARD, "report.html"})
 _MAX_NAMED = 8  # shards or unexpected files listed by name
 
 
@@ -96,7 +96,7 @@ def _read_manifest(store: Store) -> tuple[dict[str, Any] | None, str]:
     try:
         data = read_with_retry(store, MANIFEST, lambda: store.read(MANIFEST))
     except Damage:
-        hint = missing_set_hint(rerun_command(store), read_record(store))
+        hint = missing_set_hint(rerun_command(store), read_source_json(store))
         raise ResoluteError(f"{store.where}/{MANIFEST}: not found, expected a finished shard set; {hint}") from None
     try:
         manifest: dict[str, Any] = json.loads(data)

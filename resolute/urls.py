@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -28,7 +29,7 @@ __all__ = [
 ]
 
 _LOCAL = ("file://", "local://")
-_SCHEMES = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://")
+_SCHEMES = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]+")  # two letters: C:// is a drive
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)?://")
 _END_OF_URL = re.compile(r"[\s'\"<>]")
 _END_OF_AUTHORITY = re.compile(r"[/?#]")
@@ -46,7 +47,13 @@ _SECRET_QUERY = re.compile(
 
 def is_url(path: str | Path) -> bool:
     """Whether `path` begins with a scheme, as `s3://...`, or with a chain of fsspec's, as `simplecache::s3://...`."""
-    return _SCHEMES.match(str(path)) is not None
+    scheme, mark, _ = str(path).partition("://")
+    return bool(mark) and _is_scheme(scheme)
+
+
+@lru_cache(1024)  # listings have millions of URLs of a few schemes
+def _is_scheme(text: str) -> bool:
+    return _SCHEMES.fullmatch(text) is not None
 
 
 def local_path(path: str | Path) -> str | None:

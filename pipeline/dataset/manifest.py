@@ -30,7 +30,7 @@ from resolute.pipeline.storage.base import Files
 from resolute.pipeline.storage.local import retry_local
 from resolute.urls import is_url
 
-from .source_record import missing_set_hint, read_record, repair_hint, shards_command
+from .source_json import missing_set_hint, read_source_json, repair_hint, shards_command
 
 __all__ = [
     "FORMAT",
@@ -77,7 +77,7 @@ def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
                 f"{files.root}: got WebDataset tars, expected a finished shard set; make one of them: run `resolute "
                 f"shards --src {files.root} --out shards`"
             ) from None
-        record = read_record(files)
+        record = read_source_json(files)
         hint = missing_set_hint(shards_command(files.root, (), record), record)
         raise ResoluteError(f"{where}: not found, expected a finished shard set; {hint}") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -87,7 +87,7 @@ def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
     if got not in [(FORMAT, version) for version in READ_VERSIONS]:
         raise ResoluteError(
             f"{where}: got format {got[0]} version {got[1]}, expected {FORMAT} version {VERSION}; "
-            f"rebuild it: run {shards_command(files.root, _stored(manifest), read_record(files), rebuild=True)}"
+            f"rebuild it: run {shards_command(files.root, _stored(manifest), read_source_json(files), rebuild=True)}"
         )
     if not is_sealed(text):
         raise _damaged(files, where, manifest)
@@ -95,7 +95,7 @@ def read_manifest(files: Files) -> tuple[dict[str, Any], str]:
         raise ResoluteError(
             f"{where}: made with DROP=1 by an earlier version, got a set that leaves out {left_out} photos of its "
             "shards, expected one that holds all of them; use that version, or rebuild the set: run "
-            f"{shards_command(files.root, _stored(manifest), read_record(files), rebuild=True)}"
+            f"{shards_command(files.root, _stored(manifest), read_source_json(files), rebuild=True)}"
         )
 
     def read(name: str) -> bytes:
@@ -166,7 +166,7 @@ def _timm_info(lengths: Mapping[str, Mapping[str, int]], prefix: str) -> bytes:
 
 def _damaged(files: Files, where: str, manifest: Mapping[str, Any]) -> ResoluteError:
     is_older = manifest["version"] != VERSION
-    command = shards_command(files.root, _stored(manifest), read_record(files), rebuild=is_older)
+    command = shards_command(files.root, _stored(manifest), read_source_json(files), rebuild=is_older)
     return ResoluteError(
         f"{where}: damaged, got bytes that do not match its own hash, expected them as prep wrote them; run {command}, "
         f"which {'makes the set anew' if is_older else 'repairs it'}"

@@ -26,7 +26,7 @@ from resolute.pipeline.storage.local import retry_local
 from .format import GROUP, STORED, groups_name, index_name, key_name, names_name, tar_name
 from .groups import components, deal, together
 from .manifest import read_manifest
-from .source_record import read_record, repair_hint, shards_command
+from .source_json import read_source_json, repair_hint, shards_command
 from .target import Target
 
 __all__ = ["ShardSet", "Split", "fold_numbers", "stored_resolutions"]
@@ -187,7 +187,7 @@ class ShardSet:
 
     def command_that_adds(self, resolutions: Iterable[int]) -> str:
         """The `make shards` command that adds `resolutions` (px) to this set, for messages."""
-        return shards_command(self.root, {*self.resolutions, *resolutions}, read_record(self.files))
+        return shards_command(self.root, {*self.resolutions, *resolutions}, read_source_json(self.files))
 
     def close(self) -> None:
         """Close the files. Records and batches already returned stay valid."""
@@ -235,7 +235,7 @@ class ShardSet:
         if max(needed, default=0) > stored[-1]:
             raise ResoluteError(
                 f"{root}: no shards at {max(needed)} px, got {','.join(map(str, stored))}; "
-                f"run {shards_command(files.root, {*stored, *needed}, read_record(files))}"
+                f"run {shards_command(files.root, {*stored, *needed}, read_source_json(files))}"
             )
         requested = tuple(sorted({next(size for size in stored if size >= res) for res in needed}))
         generations = manifest["generations"]

@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
 from resolute.prep.sources.fetch import fetch
-from resolute.prep.sources.image_ref import MISSING, UNSEEN, ZIPPED, ByteRange, is_url
+from resolute.prep.sources.image_ref import MISSING, UNSEEN, ZIPPED, ByteRange
 from resolute.prep.sources.reject import Reject
 from resolute.prep.storage.thread_map import thread_map
-from resolute.urls import without_credentials
+from resolute.urls import is_url, without_credentials
 
 from .database import Database
 from .photos import Photos
 
-__all__ = ["Copies", "check_not_across", "find_copies", "leaders", "refuse_same_files"]
+__all__ = ["ExactCopies", "check_not_across", "find_copies", "leaders", "refuse_same_files"]
 
 _PIECE_BYTES = 4096
 _THREADS = 8
@@ -38,7 +38,7 @@ _NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copies:
+class ExactCopies:
     """Groups of photos with equal bytes: `groups` maps each source to (N,) i8, -1 for a photo without a copy."""
 
     groups: Mapping[str, NDArray[np.int64]]
@@ -74,23 +74,23 @@ def _real(path: str) -> str:
     return without_credentials(path) if is_url(path) else os.path.realpath(path)
 
 
-def find_copies(sources: Mapping[str, Photos], *, remote: bool = False) -> Copies | None:
+def find_copies(sources: Mapping[str, Photos], *, remote: bool = False) -> ExactCopies | None:
     """The exact copies among all photos; None if these are behind URLs, unless `remote`: then they are read too."""
     is_remote = any(photos.is_remote for photos in sources.values())
     if is_remote and not remote:
         return None
     database = next(iter(sources.values())).database
     rows = " UNION ALL ".join(
-        f'SELECT {n}::UTINYINT AS source, position, path, "offset", nbytes, packed, size_bytes FROM {photos.rows}'
+        f'SELECT {n}::UTINYINT AS source, position, path, "offset", nbytes, stored_as, size_bytes FROM {photos.rows}'
         for n, photos in enumerate(sources.values())
     )
     database.run(
         f"CREATE OR REPLACE TABLE equal_sizes AS SELECT * FROM ({rows}) "
-        f"WHERE (size_bytes > 0 AND packed <> {MISSING}) OR packed = {UNSEEN} "
+        f"WHERE (size_bytes > 0 AND stored_as <> {MISSING}) OR stored_as = {UNSEEN} "
         "QUALIFY count(*) OVER (PARTITION BY size_bytes) > 1"
     )
     # why: a piece of packed bytes says nothing, so that photos of this size have to be read
-    whole = "true" if is_remote else (f"size_bytes IN (SELECT size_bytes FROM equal_sizes WHERE packed = {ZIPPED})")
+    whole = "true" if is_remote else (f"size_bytes IN (SELECT size_bytes FROM equal_sizes WHERE stored_as = {ZIPPED})")
     stamps = {path: stamp for photos in sources.values() for path, stamp in photos.stamps.items()}
     servers = [url for photos in sources.values() for url in photos.servers] if is_remote else []
     _digest_photos(database, "pieces", f"NOT {whole}", stamps, servers, _piece, _PER_CALL)
@@ -112,7 +112,7 @@ def find_copies(sources: Mapping[str, Photos], *, remote: bool = False) -> Copie
         groups[name][found["position"][own]] = numbers[own]
     for table in ("equal_sizes", "pieces", "wholes"):
         database.run(f"DROP TABLE {table}")
-    return Copies(groups=groups)
+    return ExactCopies(groups=groups)
 
 
 def _recurring(table: str) -> str:
@@ -135,15 +135,15 @@ def _digest_photos(
     """
     database.run(f"CREATE OR REPLACE TABLE {table} (source UTINYINT, position UINTEGER, digest UBIGINT)")
     photos = database.rows(
-        f'SELECT source, position, path, "offset", nbytes, packed, size_bytes FROM equal_sizes WHERE {chosen} '
+        f'SELECT source, position, path, "offset", nbytes, stored_as, size_bytes FROM equal_sizes WHERE {chosen} '
         "ORDER BY source, position"
     )
 
     def work(block: Sequence[tuple[Any, ...]]) -> list[tuple[int, int, int]]:
         digests = []
-        for source, at, path, offset, nbytes, packed, size_bytes in block:
+        for source, at, path, offset, nbytes, stored_as, size_bytes in block:
             file = os.fsdecode(path)
-            place = ByteRange(file, offset, nbytes, packed, size_bytes, stamps.get(file, ""))
+            place = ByteRange(file, offset, nbytes, stored_as, size_bytes, stamps.get(file, ""))
             digests.append((source, at, digest(place, servers)))
         return digests
 

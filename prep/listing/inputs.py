@@ -13,13 +13,14 @@ from resolute.pipeline.dataset.target import Target
 from resolute.prep.settings import Settings
 from resolute.prep.sources.archive import ArchiveSource
 from resolute.prep.sources.folders.image_folder import ImageFolderSource
-from resolute.prep.sources.image_ref import Source, is_url
+from resolute.prep.sources.image_ref import Source
 from resolute.prep.sources.part_source import PartSource
 from resolute.prep.sources.tables.group_column import parse_group
 from resolute.prep.sources.webdataset import WebDatasetSource
+from resolute.urls import is_url
 
 from .class_file import read_classes
-from .copies import Copies, find_copies, refuse_same_files
+from .copies import ExactCopies, find_copies, refuse_same_files
 from .database import Database
 from .groups import describe_groups, fingerprint_of_groups, group_numbers, set_groups
 from .label_checks import LabelledBy, refuse_doubtful_labels
@@ -42,7 +43,7 @@ class Inputs:
     splits: Mapping[str, Split]
     sources: Mapping[str, Photos]
     ignored: Counter[str]
-    copies: Copies | None = None  # None: not looked for
+    copies: ExactCopies | None = None  # None: not looked for
 
     @property
     def target(self) -> Target:
@@ -125,7 +126,7 @@ def list_sources(
     named = (*known_classes, *(class_file.names if class_file is not None else ()))
     opened: dict[str, tuple[Source, Photos]] = {}
     for name, source in open_sources(settings, scan_cache, lambda: sources["train"].classes, named_classes=named):
-        _refuse_unreachable_copies(settings, source)
+        _refuse_unreachable(settings, source)
         if name == "train":
             photos = list_photos(
                 source,
@@ -185,7 +186,7 @@ def split_inputs(settings: Settings, sources: Mapping[str, Photos], ignored: Cou
     return Inputs(splits=splits, sources=sources, ignored=ignored + Counter({COPIES: left_out}), copies=copies)
 
 
-def copies_of(settings: Settings, sources: Mapping[str, Photos]) -> Copies | None:
+def copies_of(settings: Settings, sources: Mapping[str, Photos]) -> ExactCopies | None:
     """The exact copies among the photos; None if they are not to be looked for."""
     has_val = settings.val_source is not None or settings.val_list is not None or settings.held_out_frac > 0
     if settings.duplicates == "keep" or (settings.duplicates is None and not has_val):
@@ -201,9 +202,9 @@ def _labelled_by(source: Source) -> LabelledBy:
     return "samples" if isinstance(source, WebDatasetSource) else "table"
 
 
-def _refuse_unreachable_copies(settings: Settings, source: Source) -> None:
+def _refuse_unreachable(settings: Settings, source: Source) -> None:
     """Raise `ResoluteError` if images would be unpacked to a local disk that other nodes cannot read."""
-    if source.copies and settings.engine != "local" and is_url(settings.out):
+    if source.unpacks and settings.engine != "local" and is_url(settings.out):
         engine = "ENGINE=ray" if settings.engine == "ray" else "`resolute jobs plan`"
         raise ResoluteError(
             f"{source.root}: must be unpacked where all nodes can read it, got {engine} and OUT={settings.out}, "

@@ -8,7 +8,7 @@ The table is in a `Database`, so that the number of photos is not limited by mem
     absolute     BOOLEAN    `name` is a path or URL itself, and not below root
     offset       BIGINT     of its bytes in `path`; -1: the entire file
     nbytes       UBIGINT    from `offset`
-    packed       UTINYINT   PLAIN, ZIPPED, MISSING or UNSEEN
+    stored_as    UTINYINT   PLAIN, ZIPPED, MISSING or UNSEEN
     size_bytes   UBIGINT    of the image file itself
     target       UINTEGER (class number), UINTEGER[] (class numbers of labels, ascending; of those that are ignored,
                  plus `IGNORED`) or FLOAT[] (values)
@@ -32,10 +32,10 @@ from numpy.typing import NDArray
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.target import IGNORED, Target
 from resolute.prep.sources.archives.containers import container_stamps
-from resolute.prep.sources.image_ref import MISSING, UNSEEN, ByteRange, Ignored, ImageRef, Source, is_url
+from resolute.prep.sources.image_ref import MISSING, UNSEEN, ByteRange, Ignored, ImageRef, Source
 from resolute.prep.sources.signature import ListingHash, signature_of_files
 from resolute.prep.sources.targets import describe_label, is_number
-from resolute.urls import without_credentials
+from resolute.urls import is_url, without_credentials
 
 from .classes import MAX_CLASSES, are_listed_names, by_name, by_number
 from .database import Database
@@ -116,7 +116,7 @@ class Photos:
         The columns are as above, with the full `path` of the file that holds a photo, and `missing` BOOLEAN: it was
         listed and does not exist.
         """
-        return f"(SELECT * REPLACE ({self._path} AS path), packed = {MISSING} AS missing FROM {self.table})"
+        return f"(SELECT * REPLACE ({self._path} AS path), stored_as = {MISSING} AS missing FROM {self.table})"
 
     def set_groups(self, by: str, groups: Iterable[tuple[int, str]]) -> None:
         """Set `group_name` of the photos whose column `by` has the numbers; an empty text is no group."""
@@ -138,13 +138,13 @@ class Photos:
 
     def places(self, where: str = "true", *values: object) -> Iterator[tuple[int, ByteRange]]:
         """Yield the position and the location of the photos for which the SQL condition holds, by position."""
-        for position, path, offset, nbytes, packed, size_bytes in self.database.rows(
-            f'SELECT position, {self._path}, "offset", nbytes, packed, size_bytes FROM {self.table} WHERE {where} '
+        for position, path, offset, nbytes, stored_as, size_bytes in self.database.rows(
+            f'SELECT position, {self._path}, "offset", nbytes, stored_as, size_bytes FROM {self.table} WHERE {where} '
             "ORDER BY position",
             *values,
         ):
             file = os.fsdecode(path)
-            yield position, ByteRange(file, offset, nbytes, packed, size_bytes, self.stamps.get(file, ""))
+            yield position, ByteRange(file, offset, nbytes, stored_as, size_bytes, self.stamps.get(file, ""))
 
     @property
     def _path(self) -> str:
@@ -174,7 +174,7 @@ class Photos:
     @property
     def servers(self) -> tuple[str, ...]:
         """The URLs of photos on the web servers that have most of them, one for each, of a source that lists URLs."""
-        return listed_servers(self.database, f"(SELECT {self._path} AS path, packed FROM {self.table})")
+        return listed_servers(self.database, f"(SELECT {self._path} AS path, stored_as FROM {self.table})")
 
     def path_with_credentials(self) -> str | None:
         """A path or name in the table that is a URL with credentials; None if there is none."""
@@ -229,12 +229,12 @@ class Photos:
 
 
 def listed_servers(database: Database, rows: str) -> tuple[str, ...]:
-    """URLs on different web servers among `rows`, a table with the columns path and packed; those of most rows first.
+    """URLs on different web servers among `rows`, with the columns path and stored_as; those of most rows first.
 
     They are `servers` for `fetch_many`.
     """
     found = database.run(
-        f"SELECT min(path) FROM {rows} WHERE packed = {UNSEEN} AND starts_with(path::VARCHAR, 'http') "
+        f"SELECT min(path) FROM {rows} WHERE stored_as = {UNSEEN} AND starts_with(path::VARCHAR, 'http') "
         "GROUP BY regexp_extract(path::VARCHAR, '^https?://([^/?#]*)', 1) ORDER BY count(*) DESC, 1 "
         f"LIMIT {_SERVERS}"
     )
@@ -358,14 +358,14 @@ def _insert(
                 database.run(
                     f"CREATE OR REPLACE TABLE listed_{table} (place UBIGINT, name BLOB, path BLOB, absolute BOOLEAN, "
                     f'"offset" BIGINT, '
-                    f"nbytes UBIGINT, packed UTINYINT, size_bytes UBIGINT, target {_TARGETS[kind]}, line UINTEGER)"
+                    f"nbytes UBIGINT, stored_as UTINYINT, size_bytes UBIGINT, target {_TARGETS[kind]}, line UINTEGER)"
                 )
             fields = list(zip(*block, strict=True))
             target = "target" if kind == "class" else f"target::{_TARGETS[kind]}"
             database.run_on(
                 _columns(source, fields, kind, labels, count),
-                f'INSERT INTO listed_{table} SELECT place, name, path, absolute, "offset", nbytes, packed, size_bytes, '
-                f"{target}, line FROM columns",
+                f'INSERT INTO listed_{table} SELECT place, name, path, absolute, "offset", nbytes, stored_as, '
+                f"size_bytes, {target}, line FROM columns",
             )
             listing.add(fields)
             count += len(block)
@@ -376,7 +376,7 @@ def _columns(
     source: Source, fields: Sequence[Sequence[Any]], kind: str, labels: dict[str | Ignored, int], first: int
 ) -> dict[str, NDArray[Any]]:
     """The columns of `listed_TABLE` for the fields of a block of images, after the `first` images; labels as text."""
-    texts, own_labels, sizes, containers, offsets, packed, file_sizes, lines = fields
+    texts, own_labels, sizes, containers, offsets, stored_as, file_sizes, lines = fields
     paths: list[bytes | None] = [os.fsencode(container) if container else None for container in containers]
     names = os.fsencode("\0".join(texts)).split(b"\0")  # why at once: it is five times as fast
     pairs = zip(texts, containers, strict=True)
@@ -411,7 +411,7 @@ def _columns(
         "absolute": absolute,
         "offset": np.array(offsets, np.int64),
         "nbytes": nbytes,
-        "packed": np.array(packed, np.uint8),
+        "stored_as": np.array(stored_as, np.uint8),
         "size_bytes": np.where(of_files < 0, nbytes, of_files.astype(np.uint64)),
         "target": targets,
         "line": np.array(lines, np.uint32),
@@ -428,7 +428,7 @@ def _sort(source: Source, database: Database, table: str, kind: str, numbers: ND
         target, join = "number", "JOIN columns ON label = target"
     elif kind == "labels":
         target, values = "list_sort(list_transform(target, lambda each: (?::UINTEGER[])[each + 1]))", [numbers.tolist()]
-    rest = 'name, path, absolute, "offset", nbytes, packed, size_bytes, line'
+    rest = 'name, path, absolute, "offset", nbytes, stored_as, size_bytes, line'
     # why the path of a file: two URLs may differ in their credentials alone
     database.run_on(
         {"label": np.arange(len(numbers), dtype=np.uint32), "number": numbers},

@@ -23,7 +23,7 @@ from resolute.pipeline.plan.permutation import permute, stream_key
 from resolute.prep.sources.tables.photo_names import AmbiguousName, NameIndex
 
 from .compare import Comparison
-from .copies import Copies, check_not_across, leaders
+from .copies import ExactCopies, check_not_across, leaders
 from .groups import group_name, settled_groups
 from .photos import Photos
 
@@ -55,7 +55,7 @@ def make_splits(
     val_list: Path | None = None,
     val_frac: float = 0.1,
     seed: int = 0,
-    copies: Copies | None = None,
+    copies: ExactCopies | None = None,
     drop: bool = False,
     groups: Mapping[str, NDArray[np.int64]] | None = None,
 ) -> dict[str, Split]:
@@ -119,7 +119,7 @@ def extend_splits(
     val_list: Path | None = None,
     val_frac: float = 0.1,
     seed: int = 0,
-    copies: Copies | None = None,
+    copies: ExactCopies | None = None,
     drop: bool = False,
     groups: Mapping[str, NDArray[np.int64]] | None = None,
 ) -> dict[str, Split]:

@@ -37,8 +37,9 @@ from resolute.prep.run.stats import RunStats, ShardReport
 from resolute.prep.shard_set.tar_format import BLOCK_BYTES, member, target_file
 from resolute.prep.shard_set.writer import ShardSpec, ShardWriter
 from resolute.prep.sources.fetch import fetch_many
-from resolute.prep.sources.image_ref import ByteRange, is_url
+from resolute.prep.sources.image_ref import ByteRange
 from resolute.prep.storage.output import Store
+from resolute.urls import is_url
 
 __all__ = ["convert", "serve"]
 

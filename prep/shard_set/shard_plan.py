@@ -1,7 +1,7 @@
 """`ShardPlan`: the photos of the shards that are to be made, as rows of one table, by split and key.
 
 The table `planned` has the columns of `set_photos.py` and generation, path (full; NULL: the photo is gone or has
-changed), offset, nbytes, packed (as in `photos.py`) and skip (why it is rejected without being read, or NULL). The
+changed), offset, nbytes, stored_as (as in `photos.py`) and skip (why it is rejected without being read, or NULL). The
 place of a photo in the shards is a pure function of settings and inputs.
 
 For jobs on other machines the table is one Parquet file, of which a job reads the rows of its shards.
@@ -55,7 +55,7 @@ def plan_photos(database: Database, splits: Mapping[str, Split], spec: Generatio
         parts.append(
             f"SELECT {n} AS number, {spec.number}::UINTEGER AS generation, '{split}' AS split, "
             f"i::UBIGINT + {keys.start} AS key, name, size_bytes, target, missing, group_name, "
-            f'path, "offset", nbytes, packed FROM {photos.rows} JOIN keys_{n} USING (position)'
+            f'path, "offset", nbytes, stored_as FROM {photos.rows} JOIN keys_{n} USING (position)'
         )
     database.run(
         "CREATE TABLE planned AS SELECT * EXCLUDE (number), NULL::VARCHAR AS skip "
@@ -69,7 +69,7 @@ def plan_no_photos(database: Database, set_rows: str) -> None:
     """Make the table `planned`, without rows, for photos of a set, `set_rows` (see `SetPhotos.rows`)."""
     database.run(
         'CREATE TABLE planned AS SELECT *, NULL::BLOB AS path, NULL::BIGINT AS "offset", NULL::UBIGINT AS nbytes, '
-        f"NULL::UTINYINT AS packed, NULL::VARCHAR AS skip FROM {set_rows} LIMIT 0"
+        f"NULL::UTINYINT AS stored_as, NULL::VARCHAR AS skip FROM {set_rows} LIMIT 0"
     )
 
 
@@ -96,11 +96,11 @@ def plan_older(
         "CREATE OR REPLACE TABLE wanted AS SELECT split::VARCHAR AS split, first, stop FROM columns",
     )
     places = " UNION ALL ".join(
-        f"SELECT '{name}' AS source, position, path, \"offset\", nbytes, packed FROM {photos.rows}"
+        f"SELECT '{name}' AS source, position, path, \"offset\", nbytes, stored_as FROM {photos.rows}"
         for name, photos in sources.items()
     )
     database.run(
-        'INSERT INTO planned BY NAME SELECT DISTINCT ON (s.split, s.key) s.*, path, "offset", nbytes, packed, '
+        'INSERT INTO planned BY NAME SELECT DISTINCT ON (s.split, s.key) s.*, path, "offset", nbytes, stored_as, '
         f"c.reason AS skip FROM {comparison.set_rows} s "
         "JOIN wanted w ON s.split = w.split AND s.key >= w.first AND s.key < w.stop "
         f"JOIN {comparison.rows} c ON c.split = s.split AND c.key = s.key "
@@ -137,7 +137,7 @@ class ShardPlan:
         """
         keys = generation.keys(split, number)[:limit]
         rows = self.database.run(
-            f'SELECT key, path, "offset", nbytes, packed, size_bytes, target, skip FROM {self.rows} '
+            f'SELECT key, path, "offset", nbytes, stored_as, size_bytes, target, skip FROM {self.rows} '
             "WHERE split = ? AND key BETWEEN ? AND ? ORDER BY key",
             split,
             keys.start,
@@ -162,11 +162,11 @@ class ShardPlan:
             skip={i: row[7] for i, row in enumerate(rows) if row[7] is not None},
         )
 
-    def _place(self, path: bytes | None, offset: int, nbytes: int, packed: int, size_bytes: int) -> ByteRange:
+    def _place(self, path: bytes | None, offset: int, nbytes: int, stored_as: int, size_bytes: int) -> ByteRange:
         if path is None:
-            return ByteRange("", packed=MISSING)
+            return ByteRange("", stored_as=MISSING)
         file = os.fsdecode(path)
-        return ByteRange(file, offset, nbytes, packed, size_bytes, self.stamps.get(file, ""))
+        return ByteRange(file, offset, nbytes, stored_as, size_bytes, self.stamps.get(file, ""))
 
     def check_there(self) -> None:
         """Raise `ResoluteError` if photos of finished shards that are to be made again are gone or have changed."""
@@ -185,7 +185,7 @@ class ShardPlan:
     def not_there(self, shards: Iterable[Shard]) -> dict[tuple[str, int], str]:
         """{(split, key): reason} of the photos of `shards` that did not exist when the source was listed."""
         wanted, shard_of = set(shards), self.work.shard_of
-        rows = self.database.run(f"SELECT split, key FROM {self.rows} WHERE packed = {MISSING} AND skip IS NULL")
+        rows = self.database.run(f"SELECT split, key FROM {self.rows} WHERE stored_as = {MISSING} AND skip IS NULL")
         return {(split, key): NOT_THERE for split, key in rows if (split, shard_of(split, key)) in wanted}
 
     @property
@@ -216,8 +216,8 @@ class ShardPlan:
     def copy_to(self, path: Path) -> None:
         """Write the rows to a Parquet file."""
         self.database.run(
-            f'COPY (SELECT split, key, path, "offset", nbytes, packed, size_bytes, target, skip FROM {self.rows}) TO '
-            f"'{self.database.path(path)}' (FORMAT parquet, COMPRESSION zstd)"
+            f'COPY (SELECT split, key, path, "offset", nbytes, stored_as, size_bytes, target, skip FROM {self.rows}) '
+            f"TO '{self.database.path(path)}' (FORMAT parquet, COMPRESSION zstd)"
         )
 
 

@@ -63,7 +63,7 @@ class ArchiveSource:
         self.root = common_root(paths)
         self.ignored: Counter[str] = Counter()
         self.listed = 0
-        self.copies = any(map(is_compressed, paths))
+        self.unpacks = any(map(is_compressed, paths))
         self.target = SourceTarget()
         self.files, self._scan_cache, self._look, self._known = paths, scan_cache, look, known
         self._setting, self._zip_names = setting, zip_names
@@ -103,7 +103,7 @@ class ArchiveSource:
                     own.add(digest)
                     # why not in all: then names of a set would change when a further archive is added
                     shown = f"{file}/{name}" if digest in taken else name
-                yield ImageRef(shown, label, row.nbytes, images.data_path, row.offset, row.packed, row.size_bytes)
+                yield ImageRef(shown, label, row.nbytes, images.data_path, row.offset, row.stored_as, row.size_bytes)
             taken |= own
         self._check_names(archives, are_known=bool(labels) and labels.issubset(self._known))
         if look is not None:
@@ -199,9 +199,9 @@ def _scan(scan_cache: Path, zip_names: str | None, path: str, stop: Stop) -> Sca
     if _is_zip(path):
         how = "zip" if zip_names is None else f"zip {zip_names}"
         return cached_scan(scan_cache, path, how, lambda out: _fill_from_zip(path, zip_names, out), stop=stop)
-    copies = is_compressed(path)
+    unpacks = is_compressed(path)
     return cached_scan(
-        scan_cache, path, "tar of folders", lambda out: _fill_from_tar(path, out, copies), copies=copies, stop=stop
+        scan_cache, path, "tar of folders", lambda out: _fill_from_tar(path, out, unpacks), unpacks=unpacks, stop=stop
     )
 
 
@@ -256,13 +256,13 @@ def _decodings(raw: bytes) -> str:
     return ", ".join(texts) or "in none of gbk, shift_jis, cp1252"
 
 
-def _fill_from_tar(path: str, out: ScanWriter, copies: bool) -> None:
+def _fill_from_tar(path: str, out: ScanWriter, unpacks: bool) -> None:
     with open_tar(path) as members:
         for member in members:
             out.listed += member.kind != "folder"
             if (name := _image_name(member.name, member.kind, out)) is None:
                 continue
-            if copies and member.nbytes <= MAX_BYTES:
+            if unpacks and member.nbytes <= MAX_BYTES:
                 out.add(name, (), member.read())
             else:  # why: too large for an image; it is listed, but never read, and becomes a reject
                 out.note(name, (), member.offset, member.nbytes, PLAIN)

@@ -27,11 +27,12 @@ from resolute.pipeline.storage.read_at import read_at
 from resolute.prep.sources.reject import NOT_THERE, Reject
 from resolute.prep.storage.retry import attempts, retry
 from resolute.prep.storage.thread_map import thread_map
+from resolute.urls import is_url
 
 from .archives.containers import changed, difference
 from .archives.zip_directory import HEADER_BYTES, TAIL_BYTES, content_start, unzip
 from .filesystem import is_version, version_stamp
-from .image_ref import MAX_BYTES, MISSING, UNSEEN, ZIPPED, ByteRange, is_url
+from .image_ref import MAX_BYTES, MISSING, UNSEEN, ZIPPED, ByteRange
 from .web import STALL_S, RangesIgnored, read_ranges
 
 __all__ = ["MAX_BYTES", "fetch", "fetch_many"]
@@ -80,7 +81,7 @@ def fetch_many(
     remote: list[int] = []  # positions in `byte_ranges`
     for i, byte_range in enumerate(byte_ranges):
         nbytes = max(byte_range.nbytes, byte_range.size_bytes)
-        if byte_range.packed == MISSING:
+        if byte_range.stored_as == MISSING:
             done[i] = Reject(NOT_THERE)
         elif nbytes > MAX_BYTES:
             done[i] = _too_large(nbytes)
@@ -227,8 +228,8 @@ def _read_range(byte_range: ByteRange) -> bytes:
 
 
 def _read_member(descriptor: int, byte_range: ByteRange) -> bytes:
-    _, offset, nbytes, packed, size_bytes, _ = byte_range
-    if packed == ZIPPED:
+    _, offset, nbytes, stored_as, size_bytes, _ = byte_range
+    if stored_as == ZIPPED:
         header = _pread(descriptor, offset, HEADER_BYTES)
         rest_bytes = content_start(header) - HEADER_BYTES + nbytes + TAIL_BYTES
         return unzip(header + _pread(descriptor, offset + HEADER_BYTES, rest_bytes), nbytes, size_bytes)
@@ -249,8 +250,8 @@ def _fetch_remote(
 ) -> list[bytes | Reject | None]:
     spans: list[_Span] = []
     for byte_range in byte_ranges:
-        slack = HEADER_BYTES + _HEADER_SLACK + TAIL_BYTES if byte_range.packed == ZIPPED else 0
-        if byte_range.packed == UNSEEN:  # why + 1: the extra byte shows that the file is larger
+        slack = HEADER_BYTES + _HEADER_SLACK + TAIL_BYTES if byte_range.stored_as == ZIPPED else 0
+        if byte_range.stored_as == UNSEEN:  # why + 1: the extra byte shows that the file is larger
             spans.append((byte_range, 0, ahead_bytes + 1))
         elif byte_range.offset < 0:
             spans.append((byte_range, None, None))
@@ -266,7 +267,7 @@ def _fetch_remote(
                 done[i] = _unpack(byte_range, data)
             elif len(data) > MAX_BYTES:
                 raise _too_large(len(data))
-            elif byte_range.packed == UNSEEN:
+            elif byte_range.stored_as == UNSEEN:
                 done[i] = None if len(data) == ahead_bytes + 1 else data
             elif byte_range.nbytes not in (0, len(data)):  # 0: unknown
                 raise _other_size(strip_credentials(byte_range.path), len(data), byte_range.nbytes)
@@ -276,8 +277,8 @@ def _fetch_remote(
 
 
 def _unpack(byte_range: ByteRange, data: bytes) -> bytes:
-    _, offset, nbytes, packed, size_bytes, _ = byte_range
-    if packed != ZIPPED:
+    _, offset, nbytes, stored_as, size_bytes, _ = byte_range
+    if stored_as != ZIPPED:
         return _require_length(data, nbytes)
     needed = content_start(data) + nbytes
     if len(data) < needed:  # the header is unusually long
@@ -336,7 +337,7 @@ def _fetch_spans(spans: Sequence[_Span], servers: Sequence[str] = ()) -> list[by
 
 def _is_listed_url(span: _Span) -> bool:
     """Whether it is a photo on any web server, from a list of URLs, rather than part of one store."""
-    return span[0].packed == UNSEEN and span[0].path.startswith(("http://", "https://"))
+    return span[0].stored_as == UNSEEN and span[0].path.startswith(("http://", "https://"))
 
 
 def _may_try_again(span: _Span, deadline: float) -> bool:
@@ -362,7 +363,7 @@ def _is_fault_of_host(problem: object, span: _Span) -> bool:
 def _any_answers(urls: Sequence[str], failed: Set[str]) -> bool:
     """Whether a web server other than those that have `failed` answers now, with whatever it is."""
     by_host = {_host(url): url for url in reversed(urls) if _host(url) not in failed}
-    chosen = [ByteRange(url, packed=UNSEEN) for url in [*by_host.values()][-_WITNESSES:]]
+    chosen = [ByteRange(url, stored_as=UNSEEN) for url in [*by_host.values()][-_WITNESSES:]]
     answers = _request([(each, 0, 1) for each in chosen], time.monotonic() + STALL_S)
     return any(
         isinstance(answer, bytes | FileNotFoundError) or (getattr(answer, "status", None) or 500) in range(300, 500)
@@ -446,7 +447,7 @@ def _classify(result: object, span: _Span) -> bytes | Reject | None:
     Raises `ResoluteError` for a server that ignores byte ranges, or an archive that has changed.
     """
     byte_range, start, end = span
-    unseen = byte_range.packed == UNSEEN
+    unseen = byte_range.stored_as == UNSEEN
     if isinstance(result, ResoluteError) and not isinstance(result, StorageError):
         raise result
     if isinstance(result, RangesIgnored):

@@ -20,8 +20,8 @@ from braceexpand import braceexpand
 from resolute.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
 from resolute.pipeline.storage.drivers import GONE, file_system, http_status
 from resolute.prep.storage.retry import is_outage, is_retryable, retry
+from resolute.urls import is_url
 
-from .image_ref import is_url
 from .names import ignore_reason, is_image
 
 __all__ = [

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from resolute.pipeline.dataset.target import TargetKind
@@ -23,7 +21,6 @@ __all__ = [
     "Label",
     "Source",
     "SourceTarget",
-    "is_url",
 ]
 
 
@@ -38,10 +35,9 @@ class Ignored(NamedTuple):
 
 Label = str | tuple[str | Ignored, ...] | tuple[float, ...]
 
-# Values of `packed`: plain bytes at the offset; a zip local header there, followed by stored or deflated content; a
+# Values of `stored_as`: plain bytes at the offset; a zip local header there, followed by stored or deflated content; a
 # file that was missing from an existing folder when the source was listed; a URL from a list, not requested yet.
 PLAIN, ZIPPED, MISSING, UNSEEN = 0, 1, 2, 3
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+")
 MAX_BYTES = 1 << 28  # of one image file or archive member; larger ones are never read
 
 
@@ -61,14 +57,14 @@ class ImageRef(NamedTuple):
     nbytes: int
     container: str = ""
     offset: int = -1
-    packed: int = PLAIN
+    stored_as: int = PLAIN
     size_bytes: int = -1
     line: int = 0
 
     @classmethod
     def file(cls, name: str, label: Label, nbytes: int | None, line: int = 0) -> ImageRef:
         """A plain file below the source's root; `nbytes` is None if it was listed but does not exist."""
-        return cls(name, label, nbytes or 0, packed=MISSING if nbytes is None else PLAIN, line=line)
+        return cls(name, label, nbytes or 0, stored_as=MISSING if nbytes is None else PLAIN, line=line)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +106,7 @@ class Source(Protocol):
     numbered: bool  # labels are class numbers
     label_names: Sequence[str] | None  # names of those numbers, if the source has them
     target: SourceTarget  # complete when the first image is yielded
-    copies: bool  # the images are unpacked into the scan cache, for lack of random access
+    unpacks: bool  # the images are unpacked into the scan cache, for lack of random access
     files: Sequence[str]  # archives, tars and lists that are read; without wildcards
     stamps: Sequence[str]  # their states before they were read, if they alone decide what is listed; else none
 
@@ -126,17 +122,6 @@ class ByteRange(NamedTuple):
     path: str
     offset: int = -1
     nbytes: int = 0
-    packed: int = PLAIN
+    stored_as: int = PLAIN
     size_bytes: int = 0
     stamp: str = ""
-
-
-def is_url(path: str) -> bool:
-    """Whether fsspec has to open `path`, as `s3://...`; plain paths and drive letters are not URLs."""
-    scheme, mark, _ = path.partition("://")
-    return bool(mark) and _is_scheme(scheme)
-
-
-@lru_cache(1024)  # listings have millions of URLs of a few schemes
-def _is_scheme(text: str) -> bool:
-    return _SCHEME.fullmatch(text) is not None

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from resolute.console import counted
 from resolute.errors import ResoluteError, StorageError
+from resolute.urls import is_url
 
 from .filesystem import file_size, list_folder, path_kind, version_stamp, without_query
 from .folders.image_folder import Counts, walk
-from .image_ref import MISSING, UNSEEN, ImageRef, Label, SourceTarget, is_url
+from .image_ref import MISSING, UNSEEN, ImageRef, Label, SourceTarget
 from .names import is_image, other_file_kind, safe_below, safe_relative_path
 from .tables.forms import is_text, not_utf8
 from .tables.photo_names import EXACT, WITHOUT_SUFFIX, AmbiguousName, NameIndex, differences
@@ -85,7 +86,7 @@ class LabelTableSource:
     """
 
     label_names: Sequence[str] | None = None
-    copies = False
+    unpacks = False
     files: Sequence[str] = ()
     stamps: Sequence[str] = ()
 
@@ -238,7 +239,7 @@ class LabelTableSource:
                         raise
                     row = (written, label, line)
                     raise StorageError(str(_not_there(self._labels, self.root, [row], 0, files, self._name))) from None
-                if image.packed == MISSING:
+                if image.stored_as == MISSING:
                     missing.append((written, label, line))
                 yield image
             else:
@@ -335,7 +336,7 @@ class LabelListSource:
     """
 
     label_names: Sequence[str] | None = None
-    copies = False
+    unpacks = False
     stamps: Sequence[str] = ()
 
     def __init__(
@@ -409,13 +410,13 @@ class LabelListSource:
                 image = _file_there(root, same, label, line)
             if image is None:
                 image = self._named(name, label, line, is_remote=is_remote)
-            if image.packed == MISSING:
+            if image.stored_as == MISSING:
                 missing += 1
                 if len(examples) < 20:
                     examples.append((written, label, line))
             if isinstance(label, str):
                 seen.add(label)
-            are_urls = are_urls and image.packed == UNSEEN
+            are_urls = are_urls and image.stored_as == UNSEEN
             yield image
         if renamed:
             self.target = replace(self.target, about=(*self.target.about, _said(self._src, renamed)))

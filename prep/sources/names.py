@@ -8,8 +8,7 @@ import shlex
 from collections.abc import Iterable
 
 from resolute.errors import ResoluteError
-
-from .image_ref import is_url
+from resolute.urls import is_url
 
 __all__ = [
     "SUFFIXES",

@@ -42,7 +42,7 @@ class ParquetSource(ScannedSource):
     def __init__(
         self, paths: Sequence[str], columns: str | None, scan_cache: Path, setting: TargetSetting = AUTO
     ) -> None:
-        super().__init__(paths, scan_cache, copies=True, setting=setting)
+        super().__init__(paths, scan_cache, unpacks=True, setting=setting)
         self._columns = columns
 
     def _scan(self, path: str, stop: Stop) -> ScanResult:
@@ -52,7 +52,7 @@ class ParquetSource(ScannedSource):
         def fill(out: ScanWriter) -> None:
             _fill(path, self._columns, out, with_blank=with_blank)
 
-        return cached_scan(self._scan_cache, path, how, fill, copies=True, stop=stop)
+        return cached_scan(self._scan_cache, path, how, fill, unpacks=True, stop=stop)
 
 
 def holds_images(path: str) -> bool:

@@ -25,10 +25,10 @@ from resolute.errors import Interrupted, ResoluteError
 from resolute.files import atomic_file, atomic_write, delete_partial, write_errors
 from resolute.pipeline.storage.obstore_client import end_requests
 from resolute.pipeline.storage.threads import DaemonPool
-from resolute.urls import without_credentials
+from resolute.urls import is_url, without_credentials
 
 from .filesystem import common_root, file_name, version_stamp
-from .image_ref import PLAIN, ImageRef, SourceTarget, is_url
+from .image_ref import PLAIN, ImageRef, SourceTarget
 from .names import refuse_split_names
 from .targets import AUTO, Cell, Targets, TargetSetting
 
@@ -65,7 +65,7 @@ class ScanRow(NamedTuple):
     cells: Sequence[Cell]
     offset: int
     nbytes: int
-    packed: int
+    stored_as: int
     size_bytes: int
 
 
@@ -110,12 +110,12 @@ class ScanWriter:
         self.seen: dict[str, list[str]] = {}
 
     def note(
-        self, name: str, cells: Sequence[Cell], offset: int, nbytes: int, packed: int = PLAIN, size_bytes: int = -1
+        self, name: str, cells: Sequence[Cell], offset: int, nbytes: int, stored_as: int = PLAIN, size_bytes: int = -1
     ) -> None:
         """Add an image that stays where it is: `nbytes` from `offset`. Raises `Interrupted` if the scan is stopped."""
         if self._stop.is_set():
             raise Interrupted(f"{self._where}: its scan was stopped")
-        row = ScanRow(name, cells, offset, nbytes, packed, nbytes if size_bytes < 0 else size_bytes)
+        row = ScanRow(name, cells, offset, nbytes, stored_as, nbytes if size_bytes < 0 else size_bytes)
         line = json.dumps(row).encode("ascii") + b"\n"  # why JSON: its escapes preserve names that are not valid text
         with write_errors(self._where):
             self._rows.write(line)
@@ -166,12 +166,12 @@ def cached_scan(
     how: str,
     fill: Callable[[ScanWriter], None],
     *,
-    copies: bool = False,
+    unpacks: bool = False,
     stop: threading.Event | None = None,
 ) -> ScanResult:
     """The scan of the file `path` by `fill`: from the cache if neither the file nor `how` has changed, else a new one.
 
-    `copies`: the images' bytes are in the blob. `stop`, once set, ends the scan. Several threads may scan different
+    `unpacks`: the images' bytes are in the blob. `stop`, once set, ends the scan. Several threads may scan different
     files. Raises the errors of `fill`, and `ResoluteError` if the disk refuses; partial results are never used.
     """
     absolute = without_credentials(path) if is_url(path) else os.path.abspath(path)  # noqa: PTH100
@@ -182,7 +182,7 @@ def cached_scan(
         stem += "-" + hashlib.sha256(os.fsencode(part)).hexdigest()[:16]
     rows, blob, about = (folder / f"{stem}.{kind}" for kind in ("rows", "blob", "json"))
     identity: dict[str, Any] = {"version": _VERSION, "path": absolute, "how": how, "stamp": stamp}
-    if not copies and not is_url(path):  # why: a file that replaces it may have its size and mtime
+    if not unpacks and not is_url(path):  # why: a file that replaces it may have its size and mtime
         identity["ctime"] = os.stat(path).st_ctime_ns  # noqa: PTH116
     info = _usable(rows, blob, about, identity)
     if info is None:
@@ -192,7 +192,7 @@ def cached_scan(
         info = identity | _fill(rows, blob, fill, stop or Stop())
         with write_errors(about):
             atomic_write(about, json.dumps(info).encode("ascii"))
-    data_path = str(blob) if copies else path
+    data_path = str(blob) if unpacks else path
     return ScanResult(
         data_path=data_path,
         rows_file=rows,
@@ -250,7 +250,7 @@ class ScannedSource(ABC):
         paths: Sequence[str],
         scan_cache: Path,
         *,
-        copies: bool,
+        unpacks: bool,
         setting: TargetSetting = AUTO,
         note: str | None = None,
     ) -> None:
@@ -259,7 +259,7 @@ class ScannedSource(ABC):
         self.listed = 0
         self.numbered = True
         self.label_names: Sequence[str] | None = None
-        self.copies = copies
+        self.unpacks = unpacks
         self.target = SourceTarget()
         self.files, self._scan_cache, self._setting, self._note = paths, scan_cache, setting, note
         _check_file_names(self.root, paths)

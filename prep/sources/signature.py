@@ -33,10 +33,10 @@ class ListingHash:
 
     def add(self, block: Sequence[Sequence[Any]]) -> None:
         """Add images, of which `block` holds each field of `ImageRef`."""
-        names, labels, nbytes, _, _, packed, file_bytes, _ = block
+        names, labels, nbytes, _, _, stored_as, file_bytes, _ = block
         for texts in (names, map(str, labels)):
             self._hash.update("\0".join(texts).encode("utf-8", "surrogatepass") + b"\0\0")
-        for numbers in (nbytes, packed, file_bytes):
+        for numbers in (nbytes, stored_as, file_bytes):
             self._hash.update(array("q", numbers).tobytes())
 
     def signature(self) -> str:

@@ -48,7 +48,7 @@ class WebDatasetSource(ScannedSource):
         note: str | None = None,
         image: Sequence[str] = (),
     ) -> None:
-        super().__init__(paths, scan_cache, copies=any(map(is_compressed, paths)), setting=setting, note=note)
+        super().__init__(paths, scan_cache, unpacks=any(map(is_compressed, paths)), setting=setting, note=note)
         self._image = image
 
     def _scan(self, path: str, stop: Stop) -> ScanResult:
@@ -58,7 +58,7 @@ class WebDatasetSource(ScannedSource):
             path,
             how,
             lambda out: _Scan(path, out, self._image).fill(),
-            copies=is_compressed(path),
+            unpacks=is_compressed(path),
             stop=stop,
         )
 
@@ -154,7 +154,7 @@ class _Scan:
 
     def __init__(self, path: str, out: ScanWriter, image: Sequence[str]) -> None:
         self._path, self._out, self._image = path, out, image
-        self._copies = is_compressed(path)
+        self._unpacks = is_compressed(path)
         self._kinds: Counter[str] = Counter()  # extensions of the images of samples with several
 
     def fill(self) -> None:
@@ -190,7 +190,7 @@ class _Scan:
         last = extension.rpartition(".")[2]
         if _is_image(extension):
             is_meant = not self._image or f".{extension}".endswith(tuple(f".{kind}" for kind in self._image))
-            if self._copies and is_meant and member.nbytes <= MAX_BYTES:  # why: larger ones are never read
+            if self._unpacks and is_meant and member.nbytes <= MAX_BYTES:  # why: larger ones are never read
                 return _Member(self._out.copy(member.read()), member.nbytes)
             return _Member(member.offset, member.nbytes)
         if last not in _LABELS:

@@ -12,8 +12,8 @@ import pytest
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.prep.sources.image_ref import is_url
 from resolute.prep.storage.output import OutputBucket
+from resolute.urls import is_url
 from tests.support.http_server import RangeHandler, serving
 from tests.support.source_formats import list_source, pack_parquet, pack_samples, pack_table, pack_tar, pack_zip
 

@@ -140,7 +140,7 @@ def test_a_job_without_the_photos_ends_with_one_line_and_rejects_none(
     lost = jobs.src
     if kind == "tar.gz":  # unpacked photos lie in OUT, which then is what the machine lacks
         jobs.src = pack(tmp_path, kind, make_tree(tmp_path / "tree"), "top/")
-        lost = jobs.out / ".prep" / "spool"
+        lost = jobs.out / ".prep" / "scan_cache"
     assert jobs.plan("--max-bad", 1, "--val-frac", 0)[0] == 0
     away = lost.rename(lost.with_name("away"))
     ran = jobs.range(":")

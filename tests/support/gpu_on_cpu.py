@@ -38,7 +38,7 @@ class FinishOnCpu:
         self,
         source: torch.Tensor,
         target: torch.Tensor,
-        packed: torch.Tensor,
+        stored_as: torch.Tensor,
         noise: torch.Tensor,
         fill: torch.Tensor,
         scales: torch.Tensor,
@@ -52,18 +52,18 @@ class FinishOnCpu:
         MIXES: bool,
         **options: Any,
     ) -> None:
-        assert tuple(packed.shape) == (len(source), fields) or not (ERASES or MIXES)
+        assert tuple(stored_as.shape) == (len(source), fields) or not (ERASES or MIXES)
         images = source.clone()
-        boxes = packed[:, erase : erase + ERASE_FIELDS].tolist() if ERASES else []
+        boxes = stored_as[:, erase : erase + ERASE_FIELDS].tolist() if ERASES else []
         for image, (x, y, w, h, top, left) in zip(images, boxes, strict=False):
             rows = (top + torch.arange(h)) % NOISE_PX
             columns = (left + torch.arange(w)) % NOISE_PX
             patch = fill.to(torch.uint8).expand(h, w, 3) if top < 0 else noise[rows][:, columns]
             image[y : y + h, x : x + w] = patch
         mixed = images.clone()
-        for i, (mode, partner, _, x, y, w, h) in enumerate(packed[:, mix:].tolist() if MIXES else ()):
+        for i, (mode, partner, _, x, y, w, h) in enumerate(stored_as[:, mix:].tolist() if MIXES else ()):
             if mode == MIXUP:
-                lam = packed[i, mix + 2].view(torch.float32)
+                lam = stored_as[i, mix + 2].view(torch.float32)
                 mixed[i] = (images[i] * lam + images[partner] * (1 - lam) + 0.5).to(torch.uint8)
             elif mode == CUTMIX:
                 mixed[i, y : y + h, x : x + w] = images[partner, y : y + h, x : x + w]

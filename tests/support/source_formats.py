@@ -107,7 +107,7 @@ def pack_parquet(path: Path, rows: Sequence[tuple[bytes | None, str, int]], name
 def list_source(work: Path, src: str | Path, **options: Any) -> Photos:
     work.mkdir(exist_ok=True)
     database = Database(Path(tempfile.mkdtemp(dir=work)))
-    return list_photos(open_source(str(src), scan_cache=work / "spool", **options), database, "photos")
+    return list_photos(open_source(str(src), scan_cache=work / "scan_cache", **options), database, "photos")
 
 
 def contents(photos: Photos) -> list[bytes | Reject | None]:

@@ -132,7 +132,7 @@ def preprocess(
     cannot be read.
     """
     is_broken_link = path.is_symlink() and not path.exists()
-    data = fetch(ByteRange(str(path), packed=MISSING if is_broken_link else PLAIN))
+    data = fetch(ByteRange(str(path), stored_as=MISSING if is_broken_link else PLAIN))
     image = Image.fromarray(decode(data, bits=grey_bits))
     short = round(res * margin)
     scale = short / min(image.size)

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 
 from resolute.errors import ResoluteError, StorageError, strip_credentials
 from resolute.pipeline.storage.read_at import read_at
-from resolute.prep.sources.image_ref import is_url
 from resolute.prep.storage.retry import retry
+from resolute.urls import is_url
 
 __all__ = ["changed", "check_containers", "container_stamps", "content_hash", "difference"]
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from resolute.prep.sources.filesystem import Entry, list_folder
-from resolute.prep.sources.image_ref import ImageRef, SourceTarget, is_url
+from resolute.prep.sources.image_ref import ImageRef, SourceTarget
 from resolute.prep.sources.names import ignore_reason, is_image, other_file_kind
 from resolute.prep.sources.targets import AUTO, TargetSetting
 from resolute.prep.storage.thread_map import thread_map
+from resolute.urls import is_url
 
 from .look import Look
 
@@ -38,7 +39,7 @@ class ImageFolderSource(Counts):
 
     numbered = False
     label_names: Sequence[str] | None = None
-    copies = False
+    unpacks = False
     files: Sequence[str] = ()
     stamps: Sequence[str] = ()
 

@@ -17,8 +17,9 @@ from typing import NamedTuple
 from resolute.errors import ResoluteError
 from resolute.prep.sources.archives.tar_members import stem
 from resolute.prep.sources.filesystem import file_name, list_folder
-from resolute.prep.sources.image_ref import ImageRef, is_url
+from resolute.prep.sources.image_ref import ImageRef
 from resolute.prep.sources.targets import is_word_for_none
+from resolute.urls import is_url
 
 from .folder_names import (
     are_counted,

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from resolute.errors import ResoluteError
 from resolute.prep.sources.filesystem import file_name
-from resolute.prep.sources.image_ref import is_url
 from resolute.prep.sources.names import is_image
+from resolute.urls import is_url
 
 from .forms import (
     CocoForm,

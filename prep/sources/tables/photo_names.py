@@ -16,8 +16,8 @@ from itertools import combinations
 from pathlib import Path
 from urllib.parse import unquote
 
-from resolute.prep.sources.image_ref import is_url
 from resolute.prep.sources.names import is_image, safe_relative_path
+from resolute.urls import is_url
 
 __all__ = ["EXACT", "SAME_STEM", "WITHOUT_SUFFIX", "AmbiguousName", "NameIndex", "differences"]
 

@@ -35,7 +35,7 @@ class ListedSource:
     ) -> None:
         self.root, self.numbered, self.label_names = root, numbered, names
         self.target = SourceTarget()
-        self.copies = False
+        self.unpacks = False
         self.files: Sequence[str] = ()
         self.stamps: Sequence[str] = ()
         self.ignored: Counter[str] = Counter(hidden=2)
@@ -83,7 +83,7 @@ def expected(images: Iterable[ImageRef]) -> list[tuple[str, Label, ByteRange]]:
                 image.container or (image.name if image.name.startswith("/") else f"src/{image.name}"),
                 image.offset,
                 image.nbytes,
-                image.packed,
+                image.stored_as,
                 image.nbytes if image.size_bytes < 0 else image.size_bytes,
             ),
         )

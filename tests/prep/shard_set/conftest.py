@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resolute.pipeline.dataset.source_record import record_bytes
+from resolute.pipeline.dataset.source_json import source_json_bytes
 from tests.conftest import make_photos
 from tests.support.cli import prep as run_prep
 
@@ -40,7 +40,7 @@ def copied(made: Path, tmp_path: Path) -> Path:
 def own_photos(made: Path, copied: Path, tmp_path: Path) -> Path:
     """A copy of the photos, of which `copied` is the set."""
     photos = Path(shutil.copytree(made / "photos", tmp_path / "photos"))
-    (copied / "source.json").write_bytes(record_bytes({"SRC": str(photos), "SHARD_SAMPLES": "20"}))
+    (copied / "source.json").write_bytes(source_json_bytes({"SRC": str(photos), "SHARD_SAMPLES": "20"}))
     return photos
 
 

@@ -81,7 +81,7 @@ def test_damaged_archives_are_reported(tmp_path: Path, work: Path) -> None:
         path = pack_tar(tmp_path / f"p.tar.{how}", files.items(), how)
         path.write_bytes(path.read_bytes()[:-30])
         assert f"p.tar.{how}: cannot be read" in error_of(path)
-        assert not list((work / "spool").glob(".*.partial"))
+        assert not list((work / "scan_cache").glob(".*.partial"))
     data = pack_zip(tmp_path / "p.zip", files.items()).read_bytes()
     (tmp_path / "p.zip").write_bytes(data[:-200])
     assert "a zip archive that cannot be used: File is not a zip file" in error_of(tmp_path / "p.zip")
@@ -202,7 +202,7 @@ def test_of_samples_with_several_images_the_setting_chooses(
     kinds = ShardsOptions(src="x", image=image).images
     images = list(open_source(str(tmp_path / "x.tar.gz"), scan_cache=work, image=kinds))
     assert [image.name for image in images] == [f"x.tar.gz/{name}" for name in expected.split()]
-    places = [ByteRange(image.container, image.offset, image.nbytes, image.packed, image.nbytes) for image in images]
+    places = [ByteRange(image.container, image.offset, image.nbytes, image.stored_as, image.nbytes) for image in images]
     assert fetch_many(places) == [data[members.split().index(name)] for name in expected.split()]
 
 
@@ -282,11 +282,11 @@ def test_the_scan_cache_is_reused_until_the_file_changes_or_the_cache_is_damaged
 
     def assert_listed(*, scans: int, blobs: int) -> None:
         assert_same_images(list_source(work, path), files)
-        assert (len(opened), len(list((work / "spool").glob("*.blob")))) == (scans, blobs)
+        assert (len(opened), len(list((work / "scan_cache").glob("*.blob")))) == (scans, blobs)
 
     assert_listed(scans=1, blobs=1)
     assert_listed(scans=1, blobs=1)
-    (blob,) = (work / "spool").glob("*.blob")
+    (blob,) = (work / "scan_cache").glob("*.blob")
     blob.write_bytes(blob.read_bytes()[:-1])
     assert_listed(scans=2, blobs=1)
     del files["dog/1.jpg"]

@@ -180,7 +180,7 @@ def _(tmp: Path) -> dict[str, Any]:
 def test_every_entry_is_yielded_or_counted_as_ignored(tmp_path: Path, work: Path, kind: str) -> None:
     make, listed = MAKERS[kind]
     options = make(tmp_path)
-    opened: Source = open_source(str(options.pop("src")), scan_cache=work / "spool", **options)
+    opened: Source = open_source(str(options.pop("src")), scan_cache=work / "scan_cache", **options)
     for _ in range(2):  # the second time from the cache of scans
         yielded = sum(1 for _ in opened)
         assert (opened.listed, yielded + sum(opened.ignored.values())) == (listed, listed), opened.ignored

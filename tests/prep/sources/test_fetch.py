@@ -36,7 +36,7 @@ def test_unreadable_files_are_rejected_with_a_reason(tmp_path: Path) -> None:
     with (tmp_path / "huge").open("wb") as file:
         file.truncate(fetching.MAX_BYTES + 1)
     for place, reason in (
-        (ByteRange(f"{tmp_path}/gone", packed=MISSING), "not there: no such file when"),
+        (ByteRange(f"{tmp_path}/gone", stored_as=MISSING), "not there: no such file when"),
         (ByteRange(f"{tmp_path}/pipe"), "unreadable: not a regular file"),
         (ByteRange(str(tmp_path)), "unreadable: Is a directory"),
         (ByteRange(f"{tmp_path}/loop"), "unreadable: Too many levels"),
@@ -125,7 +125,7 @@ def test_remote_files_byte_ranges_and_zip_members_are_fetched(tmp_path: Path, s3
         fs.pipe(f"{s3_server}/{name}", data)
     asked = [place._replace(path=f"{s3_server}/a.zip") for place in members]
     asked += [ByteRange(f"{s3_server}/b", *part) for part in ((), (2, 3), (1, 0), (8, 5, PLAIN))]
-    asked += [ByteRange(f"{s3_server}/{name}", packed=UNSEEN) for name in ("b", "empty", "gone")]
+    asked += [ByteRange(f"{s3_server}/{name}", stored_as=UNSEEN) for name in ("b", "empty", "gone")]
     assert list(map(str, fetch_many(asked))) == [
         *map(str, files.values()),
         "b'0123456789'",
@@ -190,7 +190,7 @@ def test_a_server_that_is_gone_loses_its_photos_and_a_network_that_is_gone_loses
     monkeypatch.setattr(fetching.time, "sleep", lambda wait_s: None)
     fetching._failing_hosts.clear()
     other = "https://here/good" if others_answer else "https://gone/good"
-    asked = [ByteRange("https://gone/bad", packed=UNSEEN), ByteRange(other, packed=UNSEEN)]
+    asked = [ByteRange("https://gone/bad", stored_as=UNSEEN), ByteRange(other, stored_as=UNSEEN)]
     if others_answer:
         reject, data = fetch_many(asked)
         assert str(reject).startswith("no such server: ")

@@ -81,7 +81,7 @@ class Case:
             source = open_source(str(table), scan_cache=self.folder / "work", max_bad=max_bad)
         else:
             source = open_source(str(self.photos), labels=str(table), scan_cache=self.folder / "work", max_bad=max_bad)
-        got = {image.name: image.label for image in source if image.packed != MISSING}
+        got = {image.name: image.label for image in source if image.stored_as != MISSING}
         self.about = source.target.about
         return got
 

@@ -78,13 +78,13 @@ def test_a_permanent_answer_of_a_web_server_rejects_its_photo_and_one_that_may_c
     with serving(tmp_path, RefusingHandler) as port:
         url = f"http://127.0.0.1:{port}"
         statuses = (400, 401, 403, 404, 410, 451)
-        rejects = fetch_many([ByteRange(f"{url}/{status}-x.jpg", packed=UNSEEN) for status in statuses])
+        rejects = fetch_many([ByteRange(f"{url}/{status}-x.jpg", stored_as=UNSEEN) for status in statuses])
         assert list(map(str, rejects)) == [
             f"{'not there' if status in (404, 410) else 'refused'}: 'HTTP status {status}'" for status in statuses
         ]
         for status in (407, 408, 429, 500, 503):
             with pytest.raises(StorageError, match=f"got 'HTTP status {status}' 3 times"):
-                fetch_many([ByteRange(f"{url}/{status}-x.jpg", packed=UNSEEN)])
+                fetch_many([ByteRange(f"{url}/{status}-x.jpg", stored_as=UNSEEN)])
         with pytest.raises(StorageError, match="got 'HTTP status 403' 3 times"):  # of an archive
             fetch_many([ByteRange(f"{url}/403-x.tar", 0, 4)])
 
@@ -134,14 +134,14 @@ def test_photos_of_a_web_server_that_fails_are_rejected_while_another_one_answer
     (tmp_path / "a.jpg").write_bytes(b"data")
     with serving(tmp_path) as port, failing_server(tmp_path, how) as (url, handler):
         good = f"http://127.0.0.1:{port}/a.jpg"
-        bad = [ByteRange(f"{url}/{i}.jpg", packed=UNSEEN) for i in range(3)]
-        data, *rejects = fetch_many([ByteRange(good, packed=UNSEEN), *bad])
+        bad = [ByteRange(f"{url}/{i}.jpg", stored_as=UNSEEN) for i in range(3)]
+        data, *rejects = fetch_many([ByteRange(good, stored_as=UNSEEN), *bad])
         assert data == b"data"
         host = url.removeprefix("http://")
         assert all(str(reject).startswith(f"unavailable host: {host}, got '") for reject in rejects), rejects
         if how not in ("refuse", "drop"):  # drop: aiohttp itself asks again
             assert handler.asked == 9
-            fetch_many([ByteRange(good, packed=UNSEEN), *bad])
+            fetch_many([ByteRange(good, stored_as=UNSEEN), *bad])
             assert handler.asked == 12  # the next photos of the server are asked for once
         # a batch of this server alone, and no server that answers
         for servers in ([], [f"{url}/x.jpg"]):
@@ -149,14 +149,14 @@ def test_photos_of_a_web_server_that_fails_are_rejected_while_another_one_answer
                 fetch_many(bad, servers=servers)
         assert all(isinstance(reject, Reject) for reject in fetch_many(bad, servers=[f"{url}/x.jpg", good]))
         with pytest.raises(StorageError, match="cannot be fetched"):  # of an archive
-            fetch_many([ByteRange(f"{url}/x.tar", 512, 4), ByteRange(good, packed=UNSEEN)])
+            fetch_many([ByteRange(f"{url}/x.tar", 512, 4), ByteRange(good, stored_as=UNSEEN)])
 
 
 def test_a_photo_of_a_web_server_that_answers_again_is_read(tmp_path: Path, quick: None) -> None:
     (tmp_path / "a.jpg").write_bytes(b"data")
     with serving(tmp_path) as port, failing_server(tmp_path, 503) as (url, handler):
-        good = ByteRange(f"http://127.0.0.1:{port}/a.jpg", packed=UNSEEN)
-        bad = ByteRange(f"{url}/a.jpg", packed=UNSEEN)
+        good = ByteRange(f"http://127.0.0.1:{port}/a.jpg", stored_as=UNSEEN)
+        bad = ByteRange(f"{url}/a.jpg", stored_as=UNSEEN)
         assert isinstance(fetch_many([good, bad])[1], Reject)
         handler.do_GET = RangeHandler.do_GET  # type: ignore[method-assign]
         assert fetch_many([good, bad]) == [b"data", b"data"]
@@ -216,14 +216,14 @@ def test_of_a_server_that_ignores_byte_ranges_no_more_is_read_than_was_asked_for
         ):
             fetch(ByteRange(f"{url}/x.tar", 512, 1000))
         assert fetch(ByteRange(f"{url}/x.zip", 0, 1000)) == bytes(1000)
-        assert fetch_many([ByteRange(f"{url}/x.jpg", packed=UNSEEN)], ahead_bytes=10_000) == [None]
+        assert fetch_many([ByteRange(f"{url}/x.jpg", stored_as=UNSEEN)], ahead_bytes=10_000) == [None]
     assert EndlessHandler.sent < 64 << 20  # what sockets hold
 
 
 def test_a_whole_file_of_a_server_that_ignores_byte_ranges_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"data")
     with serving(tmp_path, SimpleHTTPRequestHandler) as port:
-        assert fetch(ByteRange(f"http://127.0.0.1:{port}/a.jpg", packed=UNSEEN)) == b"data"
+        assert fetch(ByteRange(f"http://127.0.0.1:{port}/a.jpg", stored_as=UNSEEN)) == b"data"
 
 
 def test_a_remote_file_whose_size_changed_since_listing_ends_the_run(work: Path) -> None:

@@ -77,6 +77,6 @@ def test_a_hub_that_refuses_or_fails_rejects_no_photo_and_hides_no_set(
     monkeypatch.setattr("huggingface_hub.utils._http._DEFAULT_RETRY_ON_STATUS_CODES", ())
     hub.handler.status = status
     with pytest.raises(StorageError, match=rf"cannot be fetched, got 'HTTP status {status}' 2 times"):
-        fetch_many([ByteRange(f"{url}/cat/0.jpg", packed=UNSEEN)])
+        fetch_many([ByteRange(f"{url}/cat/0.jpg", stored_as=UNSEEN)])
     with pytest.raises(ResoluteError, match="the store refused the request"):
         open_output(url).names()

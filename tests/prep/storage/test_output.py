@@ -333,7 +333,7 @@ def test_the_scratch_folder_of_a_killed_process_is_deleted_and_one_in_use_is_not
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     killed = (
         "import os; from resolute.scratch import ScratchFolder; folder = ScratchFolder();"
-        "(folder.path / 'spool').write_bytes(b'x'); os.kill(os.getpid(), 9)"
+        "(folder.path / 'scan_cache').write_bytes(b'x'); os.kill(os.getpid(), 9)"
     )
     used = ScratchFolder()
     subprocess.run([sys.executable, "-c", killed], env={**os.environ, "TMPDIR": str(tmp_path / "tmp")}, check=False)
@@ -358,7 +358,7 @@ def test_partial_files_of_a_killed_source_scan_are_deleted_by_the_next(tmp_path:
     for _ in range(2):
         subprocess.run([sys.executable, "-c", killed, work, source], check=False)
         assert len(list(work.iterdir())) == 2  # of this attempt alone
-    fill = partial(cached_scan, work, how="how", fill=lambda out: out.add("a.jpg", ["a"], b"whole"), copies=True)
+    fill = partial(cached_scan, work, how="how", fill=lambda out: out.add("a.jpg", ["a"], b"whole"), unpacks=True)
     scan_all(work, lambda path, stop: fill(path), [str(source)])
     assert sorted(path.suffix for path in work.iterdir()) == [".blob", ".json", ".rows"]
 

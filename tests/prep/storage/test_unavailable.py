@@ -151,7 +151,7 @@ def test_a_missing_file_of_a_list_is_a_reject_and_a_missing_folder_is_unavailabl
     (tmp_path / "p" / "a.jpg").write_bytes(b"1234")
     (tmp_path / "list.txt").write_text(f"{root}p/a.jpg 0\n{root}p/gone.jpg 1\n{root}p/a.jpg/b.jpg 1\n")
     source = open_source(str(tmp_path / "list.txt"), scan_cache=tmp_path)
-    listed = {image.name.rpartition("p/")[2] or image.name: (image.nbytes, image.packed) for image in source}
+    listed = {image.name.rpartition("p/")[2] or image.name: (image.nbytes, image.stored_as) for image in source}
     assert listed == {"a.jpg": (4, 0), "gone.jpg": (0, MISSING), "a.jpg/b.jpg": (0, 0)}
     _, place = next(list_photos(source, Database(tmp_path), "photos").places())
     assert fetch(place) == b"1234"

@@ -13,7 +13,7 @@ import pytest
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.dataset.source_record import parse_record, record_bytes, shards_command
+from resolute.pipeline.dataset.source_json import parse_source_json, shards_command, source_json_bytes
 from tests.support.fake_make import Make
 from tests.support.trees import tree
 
@@ -95,11 +95,13 @@ def test_a_rebuild_never_replaces_the_set_of_another_source(
         assert tree(copied) == before
 
 
-def test_a_source_record_holds_no_credentials_and_its_command_is_quoted_for_shells(
+def test_source_json_holds_no_credentials_and_its_command_is_quoted_for_shells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    record = parse_record(record_bytes({"SRC": "https://me:secret@host/a.zip?token=secret", "VAL": "v/{0..3}.tar"}))
+    record = parse_source_json(
+        source_json_bytes({"SRC": "https://me:secret@host/a.zip?token=secret", "VAL": "v/{0..3}.tar"})
+    )
     assert record == {"SRC": "https://host/a.zip?token=***", "VAL": str(tmp_path / "v/{0..3}.tar")}
     assert shards_command("o", [64, 32], {**record, "SRC": "it's"}) == (
         "`make shards SRC='it'\"'\"'s' VAL='v/{0..3}.tar' OUT=o RES=32,64`"

@@ -18,21 +18,21 @@ from resolute.pipeline.storage.base import Files
 from resolute.urls import local_path
 
 __all__ = [
-    "SOURCE_RECORD",
+    "SOURCE_JSON",
     "missing_set_hint",
-    "parse_record",
-    "read_record",
-    "record_bytes",
+    "parse_source_json",
+    "read_source_json",
     "repair_hint",
     "shards_command",
+    "source_json_bytes",
 ]
 
-SOURCE_RECORD = "source.json"
+SOURCE_JSON = "source.json"
 _PATHS = frozenset({"SRC", "LABELS", "CLASSES", "VAL", "VAL_LABELS", "VAL_LIST"})  # recorded as absolute paths, or URLs
 _FORMAT = "resolute-source-1"
 
 
-def record_bytes(variables: Mapping[str, object], signature: Mapping[str, str] | None = None) -> bytes:
+def source_json_bytes(variables: Mapping[str, object], signature: Mapping[str, str] | None = None) -> bytes:
     """The file's content for the `make shards` variables (without OUT and RES); those that are None are left out.
 
     `signature` is the state of the source of a finished set.
@@ -45,7 +45,7 @@ def record_bytes(variables: Mapping[str, object], signature: Mapping[str, str] |
     return (json.dumps(record, indent=1) + "\n").encode()
 
 
-def parse_record(data: bytes | None) -> dict[str, str] | None:
+def parse_source_json(data: bytes | None) -> dict[str, str] | None:
     """The variables in the content of a `source.json`; None if it is missing or damaged."""
     try:
         record = json.loads(data or b"")
@@ -56,10 +56,10 @@ def parse_record(data: bytes | None) -> dict[str, str] | None:
     return variables if is_valid else None
 
 
-def read_record(files: Files) -> dict[str, str] | None:
+def read_source_json(files: Files) -> dict[str, str] | None:
     """The arguments the set was made with, for messages; None if they are unknown or cannot be read."""
     try:
-        return parse_record(files.local(SOURCE_RECORD).read_bytes())
+        return parse_source_json(files.local(SOURCE_JSON).read_bytes())
     except (OSError, ResoluteError):
         return None
 

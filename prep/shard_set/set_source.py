@@ -13,7 +13,7 @@ from typing import Any
 from resolute.console import say
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.manifest import MANIFEST
-from resolute.pipeline.dataset.source_record import SOURCE_RECORD, parse_record, record_bytes, shards_command
+from resolute.pipeline.dataset.source_json import SOURCE_JSON, parse_source_json, shards_command, source_json_bytes
 from resolute.prep.settings import JobsPlanOptions, Settings
 from resolute.prep.storage.output import Store
 
@@ -24,30 +24,30 @@ __all__ = [
     "check_replaced_source",
     "is_other_source",
     "missing_source_error",
-    "read_record",
-    "record_of",
+    "read_source_json",
     "rerun_command",
+    "source_json_of",
     "variables_of",
     "with_remembered",
-    "write_record",
+    "write_source_json",
 ]
 
 _OF_A_RUN = frozenset({"src", "out", "res", "rebuild", "extend"})  # settings that are not those of the set's contents
 
 
-def write_record(store: Store, variables: Mapping[str, str], signature: Mapping[str, str] | None = None) -> None:
+def write_source_json(store: Store, variables: Mapping[str, str], signature: Mapping[str, str] | None = None) -> None:
     """Record `variables_of` the set at `store`, and the signature of its source once it is finished.
 
     Raises `ResoluteError` if it cannot be written.
     """
-    data = record_bytes(variables, signature)
+    data = source_json_bytes(variables, signature)
     if _read(store) != data:
-        store.write(SOURCE_RECORD, data)
+        store.write(SOURCE_JSON, data)
 
 
 def variables_of(settings: Settings) -> dict[str, str]:
     """The `make shards` variables of a set with these settings, except OUT and RES, without credentials."""
-    variables = parse_record(record_of(settings))
+    variables = parse_source_json(source_json_of(settings))
     assert variables is not None
     return variables
 
@@ -57,11 +57,11 @@ def with_remembered(settings: Settings, store: Store) -> Settings:
     is_there = store.size(MANIFEST) is not None or bool(record_names(store))
     if settings.max_bad is not None or settings.rebuild or not is_there:
         return settings
-    max_bad = (read_record(store) or {}).get("MAX_BAD")
+    max_bad = (read_source_json(store) or {}).get("MAX_BAD")
     return settings if max_bad is None else replace(settings, max_bad=float(max_bad))
 
 
-def record_of(settings: Settings, signature: Mapping[str, str] | None = None) -> bytes:
+def source_json_of(settings: Settings, signature: Mapping[str, str] | None = None) -> bytes:
     """The content of the record of a set with these settings."""
     defaults = Settings(src="-", out="-", res=settings.res)
     variables: dict[str, object] = {"SRC": settings.src}
@@ -69,12 +69,12 @@ def record_of(settings: Settings, signature: Mapping[str, str] | None = None) ->
         value = getattr(settings, field.name)
         if field.name not in _OF_A_RUN and value != getattr(defaults, field.name):
             variables[field.name.upper()] = value
-    return record_bytes(variables, signature)
+    return source_json_bytes(variables, signature)
 
 
-def read_record(store: Store) -> dict[str, str] | None:
+def read_source_json(store: Store) -> dict[str, str] | None:
     """The `make shards` variables that the set was made with, except OUT and RES; None if they are not recorded."""
-    return parse_record(_read(store))
+    return parse_source_json(_read(store))
 
 
 def is_other_source(record: Mapping[str, str] | None, settings: Settings) -> bool:
@@ -93,7 +93,7 @@ def check_replaced_source(store: Store, settings: Settings, existing: ExistingSe
     photos = existing.source.get("classes")  # why not all of it: extensions have split them otherwise
     if photos == source["classes"] or not (store.size(MANIFEST) or store.size("index/train.npy")):
         return  # why the index: it is there if the manifest of a finished set was deleted
-    record = read_record(store)
+    record = read_source_json(store)
     if is_other_source(record, settings):
         assert record is not None
         raise ResoluteError(
@@ -112,7 +112,7 @@ def missing_source_error(store: Store, resolutions: tuple[int, ...] = (), *, ext
 
     `resolutions` (px) are the requested ones; those of the set are added.
     """
-    record = read_record(store)
+    record = read_source_json(store)
     if record is None:
         return ResoluteError(
             "SRC: got none, expected the photos (a folder, a list, an archive, a URL); set SRC=photos (--src)"
@@ -124,11 +124,11 @@ def missing_source_error(store: Store, resolutions: tuple[int, ...] = (), *, ext
 def rerun_command(store: Store, resolutions: Iterable[int] = (), *, rebuild: bool = False, extend: bool = False) -> str:
     """The command that made the set at `store`, with its resolutions (px) and `resolutions`."""
     stored = [int(name) for name in store.folders() if name.isdecimal()]
-    return shards_command(store.where, {*stored, *resolutions}, read_record(store), rebuild=rebuild, extend=extend)
+    return shards_command(store.where, {*stored, *resolutions}, read_source_json(store), rebuild=rebuild, extend=extend)
 
 
 def _read(store: Store) -> bytes | None:
     try:
-        return store.read(SOURCE_RECORD)
+        return store.read(SOURCE_JSON)
     except (FileNotFoundError, NotADirectoryError):
         return None
