@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _LOCAL = ("file://", "local://")
-_SCHEMES = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]+")  # two letters: C:// is a drive
+_SCHEMES = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)?://")
 _END_OF_URL = re.compile(r"[\s'\"<>]")
 _END_OF_AUTHORITY = re.compile(r"[/?#]")

@@ -353,7 +353,7 @@ def test_partial_files_of_a_killed_source_scan_are_deleted_by_the_next(tmp_path:
         "def fill(out):\n"
         "    out.add('a.jpg', ['a'], b'half'); os.kill(os.getpid(), 9)\n"
         "folder, path = Path(sys.argv[1]), sys.argv[2]\n"
-        "scan_all(folder, lambda path, stop: cached_scan(folder, path, 'how', fill, copies=True), [path])"
+        "scan_all(folder, lambda path, stop: cached_scan(folder, path, 'how', fill, unpacks=True), [path])"
     )
     for _ in range(2):
         subprocess.run([sys.executable, "-c", killed, work, source], check=False)
