@@ -51,11 +51,13 @@ _UNIT = re.compile(r"(.*\S)\s*(?:\[([^\[\]]+)\]|\(([^()]+)\))")
 _ONES, _ZEROS = frozenset({"1", "1.0", "true"}), frozenset({"0", "0.0", "false"})
 _BLANK = frozenset({"", "nan", "na", "n/a", "<na>", "none", "null"})  # in columns of 0 and 1, as pandas and R write it
 _BIT = re.compile(r"[+-]?[01](\.0*)?")
-_USUAL_MARKS: dict[object, str] = {
-    cell: mark for mark in ("1", "0", "-1") for cell in (mark, f"{mark}.0", int(mark))
-} | {"": "", None: ""}
+_MARKS: dict[object, str] = {cell: mark for mark in ("1", "0", "-1") for cell in (mark, f"{mark}.0", int(mark))} | {
+    "": "",
+    None: "",
+}
 _NOT_FINITE = frozenset({"nan", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity"})
 _WHOLE_FLOAT = re.compile(r"(0|[1-9]\d*)(\.0*)?")
+_SHORT = 64  # characters of a cell that may be kept in memory once parsed
 _MAX_SEEN = 1 << 17  # different cells of a column that are remembered, so as to look at each once
 _NO_LABEL = frozenset({"-1", "-1.0"})  # as a class. Source: `datasets`' ClassLabel, and scikit-learn's semi-supervised
 # Written for a missing label, without case, separators and brackets. Not "empty" and "other", which are classes of
@@ -74,6 +76,7 @@ _SIGNS_FOR_NONE = re.compile(r"[?.\-_\u2013\u2014\uff1f]+")
 _MAX_FLOAT32 = 3.4028234663852886e38  # without NumPy, which imports slowly
 _SHOWN_VALUES = 12  # of a target in words
 _EXAMPLES = 3  # images shown
+_NAMES = ("text", "words", "boolean")  # in `_Column.examples`, what can only be names beside numbers
 
 
 class TargetSetting(NamedTuple):
@@ -219,47 +222,23 @@ def name_and_unit(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...
     return bare, tuple((match[2] or match[3]).strip() if match else "" for match in matches)
 
 
-class _Column:
-    """The kinds of the cells of a column; `examples` maps each kind to its first cell and the place of that."""
+class _Parsed(NamedTuple):
+    """What a cell holds. `items` are the labels or numbers in it, none if it is missing; `number` is that of an integer
+    or a float.
 
-    def __init__(self, name: str, setting: TargetSetting = AUTO) -> None:
-        self.name, self._setting = name, setting
-        self.are_whole_floats = False  # labels are whole numbers, and some are written with a point, as pandas does
-        self._may_be_whole_floats = True
-        self.are_whole = True  # the numbers that are no text
-        self.examples: dict[str, tuple[Cell, Place]] = {}
-        self.in_unit_range = True  # of the numbers
-        self.numbered = True  # all labels are class numbers
-        self.marks: set[str] = set()  # of its cells up to the first "?", see `_mark`
-        self._seen: set[str] = set()
+    `mark` is what the cell means in columns of 0 and 1: "1", "0", "-1", "" (blank) or "?" (none of these). `note` is
+    what a text may be besides: "words", "separated" (by a bar or semicolon), "decimal comma", "not finite", "boolean"
+    or "bad list"; and "vector" for a list of numbers with fractions.
+    """
 
-    def add(self, cell: Cell, place: Place, form: _Form) -> None:
-        if isinstance(cell, str):
-            if cell in self._seen:
-                return
-            if len(self._seen) < _MAX_SEEN:
-                self._seen.add(cell)
-        kind = "no label" if self._setting.is_no_label(cell) else form.kind(cell)
-        if "?" not in self.marks:
-            self.marks.add(_mark(cell))
-        self.examples.setdefault(kind, (cell, place))
-        if kind in ("whole", "fraction", "minus one"):
-            self.in_unit_range &= 0 <= float(cell) <= 1  # type: ignore[arg-type]
-        if isinstance(cell, float):
-            self.are_whole = self.are_whole and cell.is_integer()
-        if kind not in ("blank", "minus one", "no label"):
-            is_whole = isinstance(cell, str) and _WHOLE_FLOAT.fullmatch(cell) is not None
-            self._may_be_whole_floats = self._may_be_whole_floats and is_whole
-            self.are_whole_floats = self._may_be_whole_floats and (self.are_whole_floats or "." in str(cell))
-        if kind not in ("blank", "minus one", "bad list", "no label"):
-            self.numbered = self.numbered and all(map(form.is_class_number, form.items(cell)))
+    type: Literal["missing", "integer", "float", "list", "text"]
+    items: Sequence[str | int | float]
+    mark: str
+    number: float | None = None
+    note: str = ""
 
-    def only(self, *kinds: str) -> bool:
-        return self.examples.keys() <= set(kinds)
 
-    def first(self, *kinds: str) -> tuple[Cell, Place] | None:
-        """The first example of the first of `kinds` that occurs."""
-        return next((self.examples[kind] for kind in kinds if kind in self.examples), None)
+_NOTHING = _Parsed("missing", (), "")
 
 
 @dataclass(frozen=True)
@@ -269,61 +248,135 @@ class _Form:
     is_text: bool
     separator: str | None
 
-    def kind(self, cell: Cell) -> str:
+    def parse(self, cell: Cell) -> _Parsed:
         if cell is None or cell == "":
-            return "blank"
+            return _NOTHING
         if isinstance(cell, list):
-            return "vector" if any(isinstance(item, float) for item in cell) else "list"
+            return _parsed_list(cell)
         if not isinstance(cell, str):
-            if cell in (0, 1):
-                return "bit" if isinstance(cell, int) else "bit with a fraction"
-            return "fraction" if isinstance(cell, float) else "minus one" if cell == -1 else "whole"
-        return self._kind_of_text(cell) if self.is_text else "text"
-
-    def _kind_of_text(self, text: str) -> str:
-        if _NUMBER.fullmatch(text):
-            value = float(text)
-            if value in (0, 1) and text in _ONES | _ZEROS:
-                return "bit"
-            if value == -1:
-                return "minus one"
-            return "whole" if _is_float32(value) and value.is_integer() else "fraction"
-        lower = text.lower()
-        if lower in _ONES | _ZEROS:
-            return "bit word"
-        if lower in _NOT_FINITE:
-            return "not finite"
-        if text[0] == "[" and text[-1] == "]":
-            items = _parse_list(text)
-            return "bad list" if items is None else self.kind(items)
-        if _DECIMAL_COMMA.fullmatch(text):
-            return "decimal comma"
-        if "|" in text or ";" in text:
-            return "separated text"
-        return "several words" if " " in text or "," in text else "text"
-
-    def items(self, cell: Cell) -> list[str | int | float]:
-        """The labels or numbers in a cell: those of a list, those between separators, or the cell; none if blank."""
-        if cell is None or cell == "":
-            return []
-        if isinstance(cell, list):
-            return cell
-        if isinstance(cell, str) and self.is_text:
-            if self.separator is not None:
-                return [part for part in map(str.strip, cell.split(self.separator)) if part]
-            if cell[0] == "[" and cell[-1] == "]" and (items := _parse_list(cell)) is not None:
-                return items
-        return [cell]
+            mark = "" if cell != cell else _MARKS.get(cell, "?")  # why: NaN is blank
+            return _Parsed("float" if isinstance(cell, float) else "integer", (cell,), mark, cell)
+        if not self.is_text:
+            return _Parsed("text", (cell,), _mark(cell))
+        parsed = _parse_short(cell) if len(cell) <= _SHORT else _parse_text(cell)
+        if self.separator is None:
+            return parsed
+        return parsed._replace(items=[part for part in map(str.strip, cell.split(self.separator)) if part])
 
     def is_class_number(self, item: str | int | float) -> bool:
         return self.is_text and is_number(item) if isinstance(item, str) else isinstance(item, int)
+
+    def marks(self, cells: tuple[Cell, ...]) -> list[str]:
+        """The `mark` of each cell."""
+        try:
+            return [_MARKS[cell] for cell in cells]  # most rows, and several times as fast
+        except (KeyError, TypeError):  # the latter: of a list
+            return [self.parse(cell).mark for cell in cells]
+
+
+def _parse_text(text: str) -> _Parsed:
+    """Parse a cell that is not blank, in a table of text."""
+    if _NUMBER.fullmatch(text):
+        value = float(text)
+        is_whole = abs(value) <= _MAX_FLOAT32 and value.is_integer()
+        mark = _mark(text) if abs(value) <= 1 else "?"
+        return _Parsed("integer" if is_whole else "float", (text,), mark, value)
+    if text[0] == "[" and text[-1] == "]":
+        items = _parse_list(text)
+        return _Parsed("text", (text,), "?", note="bad list") if items is None else _parsed_list(items)
+    lower = text.lower()
+    if lower in _ONES | _ZEROS:
+        note = "boolean"
+    elif lower in _NOT_FINITE:
+        note = "not finite"
+    elif _DECIMAL_COMMA.fullmatch(text):
+        note = "decimal comma"
+    elif "|" in text or ";" in text:
+        note = "separated"
+    else:
+        note = "words" if " " in text or "," in text else ""
+    return _Parsed("text", (text,), _mark(text), note=note)
+
+
+_parse_short = lru_cache(maxsize=1 << 12)(_parse_text)
+
+
+def _parsed_list(items: Sequence[str | int | float]) -> _Parsed:
+    return _Parsed("list", items, "?", note="vector" if any(isinstance(item, float) for item in items) else "")
+
+
+def _parse_list(text: str) -> list[str | int | float] | None:
+    """The items of a list in JSON, or as Python prints it; None for anything else."""
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            parsed = parse(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if isinstance(parsed, list) and all(isinstance(item, str | int | float) for item in parsed):
+            return parsed
+    return None
+
+
+def _mark(text: str) -> str:
+    text = text.strip().lower()
+    if text in _BLANK:
+        return ""
+    if _BIT.fullmatch(text):
+        return str(int(float(text)))
+    return "1" if text in _ONES else "0" if text in _ZEROS else "?"
+
+
+class _Column:
+    """What the cells of a column hold; `examples` maps each note, or else type, of `_Parsed` to its first cell and the
+    place of that; and "no label", for words that say so."""
+
+    def __init__(self, name: str, setting: TargetSetting, form: _Form) -> None:
+        self.name, self._setting, self._form = name, setting, form
+        self.are_whole_floats = False  # labels are whole numbers, and some are written with a point, as pandas does
+        self._may_be_whole_floats = True
+        self.are_whole = True  # the numbers
+        self.has_fractions = False  # numbers with a fraction other than 0.0 and 1.0
+        self.examples: dict[str, tuple[Cell, Place]] = {}
+        self.in_unit_range = True  # of the numbers
+        self.numbered = True  # all labels are class numbers
+        self.marks: set[str] = set()  # of its cells up to the first "?"
+        self._seen: set[str] = set()
+
+    def add(self, cell: Cell, place: Place) -> None:
+        if isinstance(cell, str):
+            if cell in self._seen:
+                return
+            if len(self._seen) < _MAX_SEEN:
+                self._seen.add(cell)
+        parsed = self._form.parse(cell)
+        is_no_label = self._setting.is_no_label(cell)
+        if "?" not in self.marks:
+            self.marks.add(parsed.mark)
+        self.examples.setdefault("no label" if is_no_label else parsed.note or parsed.type, (cell, place))
+        if is_no_label or parsed.type == "missing":
+            return
+        number = parsed.number
+        if number is not None:
+            self.in_unit_range = self.in_unit_range and 0 <= number <= 1
+            self.are_whole = self.are_whole and (parsed.type == "integer" or float(number).is_integer())
+            self.has_fractions = self.has_fractions or (parsed.type == "float" and number not in (0, 1))
+        if parsed.type == "integer" and number == -1:
+            return
+        is_whole = isinstance(cell, str) and _WHOLE_FLOAT.fullmatch(cell) is not None
+        self._may_be_whole_floats = self._may_be_whole_floats and is_whole
+        self.are_whole_floats = self._may_be_whole_floats and (self.are_whole_floats or "." in str(cell))
+        self.numbered = self.numbered and all(map(self._form.is_class_number, parsed.items))
+
+    def first(self, *kinds: str) -> tuple[Cell, Place] | None:
+        """The first example of the first of `kinds` that occurs."""
+        return next((self.examples[kind] for kind in kinds if kind in self.examples), None)
 
 
 class _Bits:
     """The rows of several columns, as far as they are columns of 0 and 1."""
 
-    def __init__(self, setting: TargetSetting) -> None:
-        self._setting = setting
+    def __init__(self, setting: TargetSetting, form: _Form) -> None:
+        self._setting, self._form = setting, form
         self.other: tuple[int, Cell, Place] | None = None  # the first cell that is something else; none after it counts
         self.blank = self.uncertain = 0  # cells
         self.with_blank = self.partly_blank = 0  # rows with blank cells, and those that have others too
@@ -335,7 +388,7 @@ class _Bits:
     def add(self, cells: tuple[Cell, ...], place: Place) -> None:
         if self.other is not None:
             return
-        marks = _marks(cells)
+        marks = self._form.marks(cells)
         if "?" in marks:
             at = marks.index("?")
             self.other = at, cells[at], place
@@ -403,9 +456,9 @@ class Targets:
     ) -> None:
         self._path, self._setting, self._are_chosen = path, setting, are_chosen
         self._form = _Form(is_text, setting.separator)
-        self._columns = [_Column(name, setting) for name in columns or ["target"]]
+        self._columns = [_Column(name, setting, self._form) for name in columns or ["target"]]
         self._rows = 0
-        self._bits = _Bits(setting)
+        self._bits = _Bits(setting, self._form)
         self._first: list[tuple[str, tuple[Cell, ...], Place]] = []
 
     def add(self, name: str, cells: tuple[Cell, ...], place: Place) -> None:
@@ -414,10 +467,10 @@ class Targets:
         if len(self._first) < _EXAMPLES:
             self._first.append((name, cells, place))
         if len(cells) == 1:
-            self._columns[0].add(cells[0], place, self._form)
+            self._columns[0].add(cells[0], place)
             return
         for column, cell in zip(self._columns, cells, strict=True):
-            column.add(cell, place, self._form)
+            column.add(cell, place)
         self._bits.add(cells, place)
 
     def meaning(self) -> Meaning:
@@ -468,14 +521,14 @@ class Targets:
     def _several_words(self, kind: TargetKind) -> str:
         words = None
         if kind == "class" and self._setting.kind is None and len(self._columns) == 1:
-            words = self._columns[0].first("several words")
+            words = self._columns[0].first("words")
         return "" if words is None else _shown(words[0])
 
     def _width(self) -> int:
         """How many numbers the first target has."""
         examples = self._columns[0].examples
-        first = next((example for kind, example in examples.items() if kind not in ("blank", "no label")), None)
-        return 1 if first is None else len(self._form.items(first[0]))
+        first = next((example for kind, example in examples.items() if kind not in ("missing", "no label")), None)
+        return 1 if first is None else len(self._form.parse(first[0]).items)
 
     def _one(self, column: _Column) -> tuple[TargetKind, str]:
         """(kind, how it was recognised) of the targets in a single column."""
@@ -483,9 +536,11 @@ class Targets:
         if self._is_signed(column):
             return "labels", f"column {name} holds -1 and 1"
         if kind is None and column.marks == {"-1", "1"} and not self._setting.drop_unlabelled:
-            raise ResoluteError(
-                f"{self._path}: column {name}: got -1 and 1 alone, expected classes; set TARGET=labels if a photo with "
-                f"1 has the label {name} and one with -1 has not, or UNLABELLED=drop if -1 means unlabelled"
+            raise self._ambiguous(
+                f"column {name}",
+                "-1 and 1 alone",
+                f"TARGET=labels if a photo with 1 has the label {name} and one with -1 has not, or UNLABELLED=drop if "
+                "-1 means unlabelled",
             )
         if kind != "class" and (bad := column.first("bad list")):
             raise self._error(
@@ -496,51 +551,48 @@ class Targets:
             )
         # One label that is written with spaces looks like several of them.
         is_one_label = kind == "labels" and self._setting.separator is None and self._form.is_text
-        if is_one_label and (words := column.first("separated text", "several words")):
-            raise self._error(
-                words,
-                f"in column {name}",
-                "one label, or a list in JSON",
-                "say what separates labels with TARGET=labels:space, :comma, :semicolon or :bar (a sign that no label "
-                "has, if there is one label in each cell)",
+        if is_one_label and (words := column.first("separated", "words")):
+            raise self._ambiguous(
+                f"column {name}",
+                _example(words),
+                "TARGET=labels:space, :comma, :semicolon or :bar, which say what separates labels (a sign that no "
+                "label has, if there is one label in each cell)",
             )
         if kind is not None:
             return kind, ""
-        if column.examples.keys() & {"list", "vector"}:
-            if not column.only("list", "vector", "blank"):
-                raise self._mixed(column, "list" if "list" in column.examples else "vector")
+        if lists := column.first("list", "vector"):
+            if others := [kind for kind in column.examples if kind not in ("list", "vector", "missing")]:
+                raise self._mixed(column, lists, *_NAMES, *others)
             if "vector" in column.examples:
                 return "values", f"column {name} holds lists of numbers"
             return "labels", f"column {name} holds lists"
-        if mixed := column.first("separated text"):
-            raise self._error(
-                mixed,
-                f"in column {name}",
-                "one class, a number, or a list in JSON",
-                "set TARGET=labels:bar or labels:semicolon if these are several labels, or TARGET=class",
+        if separated := column.first("separated"):
+            raise self._ambiguous(
+                f"column {name}",
+                _example(separated),
+                "TARGET=labels:bar or labels:semicolon if these are several labels, or TARGET=class if it is one",
             )
-        if mixed := column.first("decimal comma"):
-            raise self._error(
-                mixed,
-                f"in column {name}",
-                "a number with a decimal point, or labels",
-                "write 0.5 for 0,5, or set TARGET=labels:comma or TARGET=class",
+        if decimal := column.first("decimal comma"):
+            raise self._ambiguous(
+                f"column {name}",
+                _example(decimal),
+                "TARGET=labels:comma if these are several labels, or TARGET=class if it is one (a number is written "
+                "with a point, 0.5 for 0,5)",
             )
-        if column.first("fraction", "bit with a fraction"):
-            if column.first("text", "several words", "bit word"):
-                raise self._mixed(column, "fraction" if "fraction" in column.examples else "bit with a fraction")
+        if number := column.first("float"):
+            if column.first(*_NAMES):
+                raise self._mixed(column, number, *_NAMES)
             if not self._form.is_text and column.are_whole and not name_and_unit([name])[1][0]:
-                cell, place = column.first("fraction", "bit with a fraction") or ("", "")
-                raise ResoluteError(
-                    f"{self._path}: {_place(place)}: column {name}: got {_shown(cell)} and other whole numbers stored "
-                    "as floats, expected one meaning; set TARGET=class for class numbers, or TARGET=values for numbers "
-                    "to predict"
+                raise self._ambiguous(
+                    f"column {name}",
+                    f"{_example(number)} and other whole numbers stored as floats",
+                    "TARGET=class for class numbers, or TARGET=values for numbers to predict",
                 )
             return "values", f"column {name} holds numbers with fractions"
-        if words := column.first("several words"):
+        if words := column.first("words"):
             hint = f"(if cells such as {_shown(words[0])} are several labels, set TARGET=labels:space or labels:comma)"
             return "class", f"column {name} holds texts {hint}"
-        if column.first("text", "bit word", "not finite"):
+        if column.first("text", "boolean", "not finite"):
             return "class", f"column {name} holds texts"
         if name_and_unit([name])[1][0]:
             return "values", f"column {name} holds numbers with a unit"
@@ -567,7 +619,7 @@ class Targets:
             if self._bits.one_each and self._setting.uncertain != "ignore":
                 return "class", f"{what}, a single 1 in each row (for several labels set TARGET=labels)"
             return "labels", what
-        others = ("text", "several words", "separated text", "decimal comma", "list", "vector", "bad list")
+        others = ("text", "words", "separated", "decimal comma", "list", "vector", "bad list")
         texts = [column for column in columns if column.first(*others)]
         if texts and not self._are_chosen:
             raise ResoluteError(
@@ -583,15 +635,15 @@ class Targets:
                 "correct it, or leave the column out of COLUMNS",
             )
         of_bits = [column for column in columns if column.marks <= {"0", "1", "-1", ""} and column.marks != {""}]
-        if any("fraction" in column.examples for column in columns) and all(column.in_unit_range for column in columns):
+        if any(column.has_fractions for column in columns) and all(column.in_unit_range for column in columns):
             return "values", f"{count} columns of numbers from 0 to 1"
         if of_bits and not self._are_chosen:
             names = [column.name for column in of_bits]
             rest = [name for name in self._names if name not in names]
-            raise ResoluteError(
-                f"{self._path}: ambiguous columns, got {len(names)} of 0 and 1 ({_first(names)}) and {len(rest)} of "
-                f"other numbers ({_first(rest)}), expected targets of one kind; name the image's and the targets' "
-                f"with COLUMNS, such as COLUMNS=image,{rest[0]}"
+            raise self._ambiguous(
+                "columns",
+                f"{len(names)} of 0 and 1 ({_first(names)}) and {len(rest)} of other numbers ({_first(rest)})",
+                f"COLUMNS, which names the image's and those of one kind, such as COLUMNS=image,{rest[0]}",
             )
         return "values", f"{count} columns of numbers"
 
@@ -618,11 +670,9 @@ class Targets:
                 else "UNCERTAIN=0 or UNCERTAIN=1"
             )
         if seen:
-            numbers = "" if setting.kind or bits.blank else "; or set TARGET=values if these are numbers to predict"
-            raise ResoluteError(
-                f"{self._path}: {count} columns of 0 and 1: got {' and '.join(seen)}, expected settings that say what "
-                f"these mean; set {', and '.join(ways)}{numbers}"
-            )
+            if not setting.kind and not bits.blank:
+                ways.append("or TARGET=values if these are numbers to predict")
+            raise self._ambiguous(f"{count} columns of 0 and 1", " and ".join(seen), ", and ".join(ways))
 
     def _first_place(self, first: tuple[int, Place]) -> str:
         at, place = first
@@ -636,16 +686,16 @@ class Targets:
         cell, place = example or ("", "")
         return _error(self._path, place, _shown(cell), where, expected, do)
 
-    def _mixed(self, column: _Column, kind: str) -> ResoluteError:
-        """The error for a column with cells of one kind beside others."""
-        other = next(each for each in column.examples.values() if each != column.examples[kind])
-        other = column.first("text", "several words", "bit word") or other
-        cell, place = column.examples[kind]
-        return self._error(
-            other,
-            f"in column {column.name}, in which {_place(place)} has {_shown(cell)}",
-            "cells of one kind",
-            "correct it, or set TARGET=class if these are names",
+    def _ambiguous(self, where: str, seen: str, settings: str) -> ResoluteError:
+        """The error for what could mean two things: what was `seen`, and the `settings` that say which is meant."""
+        return ResoluteError(f"{self._path}: ambiguous {where}, got {seen}, expected one meaning; set {settings}")
+
+    def _mixed(self, column: _Column, example: tuple[Cell, Place], *others: str) -> ResoluteError:
+        """The error for a column with a cell such as `example` beside the first of `others`."""
+        return self._ambiguous(
+            f"column {column.name}",
+            f"{_example(example)} and {_example(column.first(*others))}",
+            "TARGET=class if these are names, or correct it",
         )
 
 
@@ -727,7 +777,7 @@ class Meaning:
             return None
         if cell is None or (cell == "" and not (self.kind == "labels" and self.form.is_text)):
             return None
-        items = self.form.items(cell)
+        items = self.form.parse(cell).items
         if self.kind == "values":
             numbers = tuple(self._number(self.columns[0], item, place) for item in items)
             if len(numbers) != len(self.names):
@@ -761,7 +811,7 @@ class Meaning:
                 do = "correct it, or leave out such photos with UNLABELLED=drop"
                 raise self._error(place, got, missing[0], "a number", do)
             return tuple([self._number(name, cell, place) for name, cell in zip(self.columns, cells, strict=True)])
-        marks, setting = _marks(cells), self.setting
+        marks, setting = self.form.marks(cells), self.setting
         for mark, name, cell in zip(marks, self.columns, cells, strict=True):
             # why again: the file may have changed since all of it was read
             is_known = setting.uncertain is not None or self.signs if mark == "-1" else mark != "?"
@@ -789,9 +839,9 @@ class Meaning:
         return ones[0]
 
     def _number(self, name: str, cell: Cell, place: Place) -> float:
-        is_written = isinstance(cell, str) and self.form.is_text and _NUMBER.fullmatch(cell)
-        if (is_written or isinstance(cell, int | float)) and _is_float32(value := float(cell)):  # type: ignore[arg-type]
-            return value
+        number = self.form.parse(cell).number
+        if number is not None and abs(number) <= _MAX_FLOAT32:  # as it is stored
+            return float(number)
         is_decimal = isinstance(cell, str) and _DECIMAL_COMMA.fullmatch(cell)
         raise self._error(
             place, _shown(cell), name, "a number with a decimal point" if is_decimal else "a finite number"
@@ -825,6 +875,12 @@ def _shown(cell: Cell) -> str:
     return "nothing" if cell is None or cell == "" else repr(cell[:80] if isinstance(cell, str) else cell)[:100]
 
 
+def _example(example: tuple[Cell, Place] | None) -> str:
+    """A cell and its place."""
+    cell, place = example or ("", "")
+    return f"{_shown(cell)} ({_place(place)})"
+
+
 def _first(names: Sequence[str], limit: int = 5) -> str:
     return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
 
@@ -836,43 +892,3 @@ def _counted(count: int, noun: str) -> str:
 def _is_missing(cell: Cell) -> bool:
     """Whether there is no number to predict."""
     return cell is None or (isinstance(cell, str) and (not cell or is_word_for_none(cell)))
-
-
-def _marks(cells: tuple[Cell, ...]) -> list[str]:
-    """`_mark` of each."""
-    try:
-        return [_USUAL_MARKS[cell] for cell in cells]  # most rows, and several times as fast
-    except (KeyError, TypeError):  # the latter: of a list
-        return [*map(_mark, cells)]
-
-
-def _mark(cell: Cell) -> str:
-    """What a cell means in columns of 0 and 1: "1", "0", "-1", "" (blank) or "?" (none of these)."""
-    return "?" if isinstance(cell, list) else _mark_of(cell)
-
-
-@lru_cache(maxsize=1 << 12)
-def _mark_of(cell: str | float | None) -> str:
-    text = str(cell).strip().lower()
-    if text in _BLANK:
-        return ""
-    if _BIT.fullmatch(text):
-        return str(int(float(text)))
-    return "1" if text in _ONES else "0" if text in _ZEROS else "?"
-
-
-def _is_float32(value: float) -> bool:
-    """Whether `value` is finite as float32, as which it is stored."""
-    return abs(value) <= _MAX_FLOAT32
-
-
-def _parse_list(text: str) -> list[str | int | float] | None:
-    """The items of a list in JSON, or as Python prints it; None for anything else."""
-    for parse in (json.loads, ast.literal_eval):
-        try:
-            parsed = parse(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            continue
-        if isinstance(parsed, list) and all(isinstance(item, str | int | float) for item in parsed):
-            return parsed
-    return None
