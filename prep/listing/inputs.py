@@ -139,7 +139,7 @@ def list_sources(
             )
             if class_file is not None and class_file.about is not None:
                 photos = replace(photos, about=(class_file.about, *photos.about))
-            if class_file is None and source.label_names is None and photos.target.kind != "values":
+            if class_file is None and source.listing.label_names is None and photos.target.kind != "values":
                 refuse_doubtful_labels(
                     settings.labels or settings.src,
                     photos.classes,

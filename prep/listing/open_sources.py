@@ -82,7 +82,9 @@ def open_sources(
             labels=settings.labels if is_shared or split is not None else settings.val_labels,
             part="val",
             columns=settings.columns,
-            target=setting._replace(kind=src.target.kind, separator=src.target.separator, signs=src.target.signs),
+            target=setting._replace(
+                kind=src.listing.target.kind, separator=src.listing.target.separator, signs=src.listing.target.signs
+            ),
             elsewhere=settings.src if is_shared else None,
             only_rows=settings.val is None,
             known_classes=classes(),

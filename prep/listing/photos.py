@@ -274,22 +274,23 @@ def list_photos(
     labels: dict[str | Ignored, int] = {}
     listing = ListingHash()
     count = _insert(source, database, table, labels, listing)
-    ignored = Counter(source.ignored)
+    found = source.listing
+    ignored = Counter(found.ignored)
     if not count:
         ignored_text = describe_ignored(ignored)
         raise ResoluteError(
             f"{source.root}: no classes, got no image with a class (ignored: {ignored_text}), expected one folder per "
             f"class, or one label per image; point {'SRC' if training is None else 'VAL'} at the class folders' parent"
         )
-    kind = source.target.kind
+    kind = found.target.kind
     if training is not None:
         classes, class_numbers = training.classes, training.class_numbers
         _check_same_target(source, training)
     names: tuple[str, ...] = ()
     numbers = np.zeros(1, np.uint32)
-    numbered = source.numbered and source.label_names is None
+    numbered = found.numbered and found.label_names is None
     if kind == "values":
-        target = Target(kind=kind, names=source.target.names, units=source.target.units)
+        target = Target(kind=kind, names=found.target.names, units=found.target.units)
     else:
         # why not the ignored ones: each is the label of a column too, and these are all there
         own = tuple(label for label in labels if isinstance(label, str))
@@ -308,7 +309,7 @@ def list_photos(
             known_classes,
             are_names=are_names,
         )
-        target = Target(kind=kind, names=names, ignored=source.target.ignored)
+        target = Target(kind=kind, names=names, ignored=found.target.ignored)
         numbers = np.array(
             [number_of[n] if isinstance(n, str) else number_of[n.label] + IGNORED for n in labels], np.uint32
         )
@@ -327,17 +328,17 @@ def list_photos(
         count=count - repeated,
         classes=names,
         ignored=dict(ignored),
-        listed=source.listed,
+        listed=found.listed,
         target=target,
-        about=source.target.about,
-        warnings=source.target.warnings,
+        about=found.target.about,
+        warnings=found.target.warnings,
         numbered=numbered,
-        columns=source.target.classes,
+        columns=found.target.classes,
         class_numbers=class_numbers,
-        signature=signature_of_files(source.files, source.stamps) if source.stamps else listing.signature(),
+        signature=signature_of_files(source.files, found.stamps) if found.stamps else listing.signature(),
     )
     # why zip without strict: most sources have no stamps
-    listed = dict(zip(source.files, source.stamps, strict=False))
+    listed = dict(zip(source.files, found.stamps, strict=False))
     return replace(photos, stamps=container_stamps(photos.containers, listed))
 
 
@@ -353,8 +354,8 @@ def _insert(
     with database.transaction():
         while block := list(islice(images, _BLOCK)):
             if not kind:  # why here: the source knows its targets when it has yielded the first image
-                kind = source.target.kind
-                labels.update({name: n for n, name in enumerate(source.target.classes)})
+                kind = source.listing.target.kind
+                labels.update({name: n for n, name in enumerate(source.listing.target.classes)})
                 database.run(
                     f"CREATE OR REPLACE TABLE listed_{table} (place UBIGINT, name BLOB, path BLOB, absolute BOOLEAN, "
                     f'"offset" BIGINT, '
@@ -460,7 +461,7 @@ def _two_targets(source: Source, name: str) -> ResoluteError:
     images = [image for image in source if image.name == name]
     first = images[0]
     conflicting = next(image for image in images if image.label != first.label)
-    target = source.target
+    target = source.listing.target
     texts = []
     for image in (first, conflicting):
         text = repr(describe_label(image.label, target.names, target.units))
@@ -473,7 +474,7 @@ def _two_targets(source: Source, name: str) -> ResoluteError:
 
 def _check_same_target(source: Source, training: Photos) -> None:
     """Raise `ResoluteError` unless the targets of a validation source are of the kind and names of `training`."""
-    own, target = source.target, training.target
+    own, target = source.listing.target, training.target
     if own.kind != target.kind:
         raise ResoluteError(
             f"{source.root}: targets of another kind, got {own.kind}, expected {target.kind} as in {training.root}; "
@@ -526,10 +527,10 @@ def _number_classes(
             image = first_with(label)
             name = label if image is None else image.name
             raise ResoluteError(f"{src}: {name!r} has no text as its label, got {label!r}, expected text; correct it")
-    if source.numbered:
+    if source.listing.numbered:
         names, numbers = by_number(
             labels,
-            names=source.label_names,
+            names=source.listing.label_names,
             classes=classes,
             src=src,
             listed_in=listed_in,

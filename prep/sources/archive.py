@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from .archives.zip_directory import SeveralVolumes, ZipMember, zip_members
 from .filesystem import common_root, file_name, open_file, without_query
 from .folders.folder_names import is_table
 from .folders.look import Look
-from .image_ref import MAX_BYTES, PLAIN, ZIPPED, ImageRef, SourceTarget
+from .image_ref import MAX_BYTES, PLAIN, ZIPPED, ImageRef, Listing, SourceTarget
 from .names import ignore_reason, is_image, other_file_kind, safe_relative_path
 from .scan_cache import ScanResult, ScanRow, ScanWriter, Stop, cached_scan, scan_all
 from .targets import AUTO, TargetSetting
@@ -46,10 +45,6 @@ class ArchiveSource:
     `zip_names` is the encoding of names in zips that are not marked as UTF-8.
     """
 
-    numbered = False
-    label_names: Sequence[str] | None = None
-    stamps: Sequence[str] = ()
-
     def __init__(
         self,
         paths: Sequence[str],
@@ -61,10 +56,8 @@ class ArchiveSource:
         zip_names: str | None = None,
     ) -> None:
         self.root = common_root(paths)
-        self.ignored: Counter[str] = Counter()
-        self.listed = 0
+        self.listing = Listing()
         self.unpacks = any(map(is_compressed, paths))
-        self.target = SourceTarget()
         self.files, self._scan_cache, self._look, self._known = paths, scan_cache, look, known
         self._setting, self._zip_names = setting, zip_names
 
@@ -72,12 +65,12 @@ class ArchiveSource:
         return self._setting.with_class_folders(self._images(), self.root)
 
     def _images(self) -> Iterator[ImageRef]:
-        self.ignored.clear()
+        self.listing = Listing()
         archives = scan_all(self._scan_cache, partial(_scan, self._scan_cache, self._zip_names), self.files)
-        self.stamps = [archive.stamp for archive in archives]
-        self.listed = sum(archive.listed for archive in archives)
+        self.listing.stamps = [archive.stamp for archive in archives]
+        self.listing.listed = sum(archive.listed for archive in archives)
         for archive in archives:
-            self.ignored.update(archive.ignored)
+            self.listing.ignored.update(archive.ignored)
         inside = self._inside(archives)
         repeated, taken = _repeated(inside), set[int]()
         look = None if self._look is None else self._look()
@@ -90,12 +83,12 @@ class ArchiveSource:
             for name, row in images:
                 label, slash, _ = name.partition("/")
                 if slash and self._setting.drops_folder(label):
-                    self.ignored["unlabelled"] += 1
+                    self.listing.ignored["unlabelled"] += 1
                     continue
                 if look is not None:
                     look.photo(name)
                 if not slash:
-                    self.ignored["outside class folders"] += 1
+                    self.listing.ignored["outside class folders"] += 1
                     continue
                 labels.add(label)
                 shown = name
@@ -125,7 +118,7 @@ class ArchiveSource:
             f"{path}: the name {name}; if it matters, set ZIP_NAMES to its encoding, such as ZIP_NAMES=gbk"
             for path, name in _seen(self.files, archives, _FILE_ENCODING)
         ]
-        self.target = SourceTarget(about=tuple(about[:_LINES]), warnings=tuple(warnings[:_LINES]))
+        self.listing.target = SourceTarget(about=tuple(about[:_LINES]), warnings=tuple(warnings[:_LINES]))
         if tops is not None or len(archives) == 1:
             return [_Inside(archive, cut=top) for archive, top in zip(archives, tops or [""], strict=True)]
         # why the other stem: sets that were made before call n01.tar.gz n01.tar

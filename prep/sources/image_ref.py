@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from resolute.pipeline.dataset.target import TargetKind
@@ -19,6 +19,7 @@ __all__ = [
     "Ignored",
     "ImageRef",
     "Label",
+    "Listing",
     "Source",
     "SourceTarget",
 ]
@@ -92,23 +93,47 @@ class SourceTarget:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(kw_only=True)
+class Listing:
+    """What an iteration over a source has found besides the images; complete when it has ended.
+
+    `listed` is counted where entries are read, before anything is known about them, and equals the images that were
+    yielded and those in `ignored`.
+    """
+
+    listed: int = 0  # entries that were read: files, members of archives, samples, rows
+    # kind -> count: hidden, junk, other files (by suffix where usual), unsafe names, ...
+    ignored: Counter[str] = field(default_factory=Counter)
+    numbered: bool = False  # labels are class numbers
+    label_names: Sequence[str] | None = None  # names of those numbers, if the source has them
+    target: SourceTarget = SourceTarget()  # complete when the first image is yielded, but for its warnings
+    stamps: Sequence[str] = ()  # states of the files before they were read, if they alone decide what is listed
+
+
 class Source(Protocol):
     """The images of a source of one format.
 
-    Iterating yields each image once, in ascending order of `os.fsencode(name)` where that is free. The other attributes
-    are complete after an iteration; a source may be iterated again. `listed` is counted where entries are read, before
-    anything is known about them, and equals the images that were yielded and those in `ignored`.
+    Iterating yields each image once, in ascending order of `os.fsencode(name)` where that is free. Each iteration
+    begins a new `listing`.
     """
 
-    root: str  # folder or URL that names are relative to; the archive or file itself, for messages
-    ignored: Counter[str]  # kind -> count: hidden, junk, other files (by suffix where usual), unsafe names, ...
-    listed: int  # entries that were read: files, members of archives, samples, rows
-    numbered: bool  # labels are class numbers
-    label_names: Sequence[str] | None  # names of those numbers, if the source has them
-    target: SourceTarget  # complete when the first image is yielded
-    unpacks: bool  # the images are unpacked into the scan cache, for lack of random access
-    files: Sequence[str]  # archives, tars and lists that are read; without wildcards
-    stamps: Sequence[str]  # their states before they were read, if they alone decide what is listed; else none
+    @property
+    def root(self) -> str:
+        """The folder or URL that names are relative to; the archive or file itself, for messages."""
+        ...
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether the images are unpacked into the scan cache, for lack of random access."""
+        ...
+
+    @property
+    def files(self) -> Sequence[str]:
+        """The archives, tars and lists that are read; without wildcards."""
+        ...
+
+    @property
+    def listing(self) -> Listing: ...
 
     def __iter__(self) -> Iterator[ImageRef]: ...
 

@@ -13,8 +13,8 @@ from resolute.errors import ResoluteError, StorageError
 from resolute.urls import is_url
 
 from .filesystem import file_size, list_folder, path_kind, version_stamp, without_query
-from .folders.image_folder import Counts, walk
-from .image_ref import MISSING, UNSEEN, ImageRef, Label, SourceTarget
+from .folders.image_folder import walk
+from .image_ref import MISSING, UNSEEN, ImageRef, Label, Listing
 from .names import is_image, other_file_kind, safe_below, safe_relative_path
 from .tables.forms import is_text, not_utf8
 from .tables.photo_names import EXACT, WITHOUT_SUFFIX, AmbiguousName, NameIndex, differences
@@ -27,22 +27,22 @@ __all__ = ["BothFolders", "FolderFiles", "LabelListSource", "LabelTableSource", 
 Row = tuple[str, Label, int]  # the name as it is written, the target and the line
 
 
-class FolderFiles(NameIndex, Counts):
-    """The image files below a folder, by any form of their names; `sizes` are in bytes. Others count in `ignored`, and
-    all files in `listed`.
+class FolderFiles(NameIndex):
+    """The image files below a folder, by any form of their names; `sizes` are in bytes. Others count in `listing`
+    as ignored, and all files as listed.
 
     `table` is the path of the table that names them, to whose folder names may be relative.
     """
 
     def __init__(self, root: str, table: str = "") -> None:
-        Counts.__init__(self)
+        self.listing = Listing()
         self.root = root
         self.sizes: dict[str, int | None] = {}
-        for name, entry in walk(root, self):
+        for name, entry in walk(root, self.listing):
             if entry.kind == "file" and is_image(name):
                 self.sizes[name] = entry.nbytes
             else:
-                self.ignored[other_file_kind(name)] += entry.kind == "file"
+                self.listing.ignored[other_file_kind(name)] += entry.kind == "file"
         super().__init__(self.sizes, root, table)
 
 
@@ -85,10 +85,8 @@ class LabelTableSource:
     an iteration.
     """
 
-    label_names: Sequence[str] | None = None
     unpacks = False
     files: Sequence[str] = ()
-    stamps: Sequence[str] = ()
 
     def __init__(
         self,
@@ -113,10 +111,7 @@ class LabelTableSource:
         hints_at_group: bool = False,
     ) -> None:
         self.root = src
-        self.ignored: Counter[str] = Counter()
-        self.listed = 0
-        self.numbered = True
-        self.target = SourceTarget()
+        self.listing = Listing()
         self._labels, self._setting, self._columns = labels, target, columns
         self._known_classes, self._max_bad, self._name, self._note = known_classes, max_bad, setting, note
         self._elsewhere, self._only_files, self._only_rows = elsewhere, only_files, only_rows
@@ -125,11 +120,10 @@ class LabelTableSource:
         self._group, self._hints_at_group = group, hints_at_group
 
     def __iter__(self) -> Iterator[ImageRef]:
-        self.ignored.clear()
-        self.listed = 0
+        self.listing = Listing()
         files = self._files(self.root)
         if not self._only_rows:
-            self.ignored.update(files.ignored)
+            self.listing.ignored.update(files.listing.ignored)
         others = None if self._elsewhere is None else self._files(self._elsewhere)
         table = TargetTable(
             self._labels,
@@ -145,10 +139,10 @@ class LabelTableSource:
             hints_at_group=self._hints_at_group,
         )
         self.table = table
-        self.target = table.target()
+        self.listing.target = table.target()
         if self._note is not None:
-            self.target = replace(self.target, about=(self._note, *self.target.about))
-        self.numbered = table.numbered
+            self.listing.target = replace(self.listing.target, about=(self._note, *self.listing.target.about))
+        self.listing.numbered = table.numbered
         named: set[str] = set()  # the files of rows
         unknown: list[Row] = []
         rows = 0
@@ -165,12 +159,12 @@ class LabelTableSource:
                 continue
             if name is None and self._only_files:
                 continue
-            self.listed += 1
+            self.listing.listed += 1
             if name is not None:
                 named.add(name)
-            several = self.target.several_words
+            several = self.listing.target.several_words
             if self._setting.is_dropped(label, self._labels, name or written, line, several_words=several):
-                self.ignored["unlabelled"] += 1
+                self.listing.ignored["unlabelled"] += 1
                 continue
             assert label is not None
             if name is None:
@@ -179,21 +173,21 @@ class LabelTableSource:
             yield ImageRef.file(name, label, files.sizes[name], line)
         yield from self._others(table, files, unknown, named, rows, is_remote=is_remote)
         if not self._only_rows:
-            self.listed += files.listed - len(named)  # a file and its row count once
+            self.listing.listed += files.listing.listed - len(named)  # a file and its row count once
         if self._also is not None:
             rows_of_val = TargetTable(self._also, self._columns, photos=files, name="VAL_LABELS").rows()
             of_val = {name for written, _, line in rows_of_val if (name := self._find(files, written, line))} - named
-            self.listed -= len(of_val)
+            self.listing.listed -= len(of_val)
             named |= of_val
         if not self._only_rows:
             of_others = [(self._find(files, row[0], row[2]), part) for row, part in table.other_rows()]
             others_named = {name for name, _ in of_others if name is not None} - named
             left_out = sum(part is None for _, part in of_others)
-            self.ignored[LEFT_OUT] += left_out
-            self.listed += left_out - len(others_named)
+            self.listing.ignored[LEFT_OUT] += left_out
+            self.listing.listed += left_out - len(others_named)
             named |= others_named
-            self.ignored["unlabelled"] += len(files.sizes.keys() - named)
-        self.ignored += Counter()
+            self.listing.ignored["unlabelled"] += len(files.sizes.keys() - named)
+        self.listing.ignored += Counter()
 
     def _files(self, root: str) -> FolderFiles:
         return self._listed.get(root) or FolderFiles(root, self._labels)
@@ -230,7 +224,7 @@ class LabelTableSource:
                 continue
             below = safe_below(self.root, written)
             if below is None and is_remote:
-                self.ignored["unsafe names"] += 1
+                self.listing.ignored["unsafe names"] += 1
             elif below is None:
                 try:
                     image = _named_image(self.root, written, label, line, is_remote=False)
@@ -253,7 +247,9 @@ class LabelTableSource:
                     raise not_utf8(self._labels, line, repr(written))
                 yield ImageRef.file(below or written, label, None, line)
         if renamed:
-            self.target = replace(self.target, about=(*self.target.about, _said(self._labels, renamed)))
+            self.listing.target = replace(
+                self.listing.target, about=(*self.listing.target.about, _said(self._labels, renamed))
+            )
         if len(missing) > max(self._max_bad > 0, self._max_bad * rows):
             raise _not_there(self._labels, self.root, missing, rows, files, self._name)
 
@@ -335,9 +331,7 @@ class LabelListSource:
     `LabelTableSource`.
     """
 
-    label_names: Sequence[str] | None = None
     unpacks = False
-    stamps: Sequence[str] = ()
 
     def __init__(
         self,
@@ -356,11 +350,8 @@ class LabelListSource:
     ) -> None:
         self._part = part
         self.root = without_query(src).rpartition("/")[0] or ("/" if src.startswith("/") else ".")
-        self.ignored: Counter[str] = Counter()
-        self.listed = 0
+        self.listing = Listing()
         self.files: Sequence[str] = (src,)
-        self.numbered = True
-        self.target = SourceTarget()
         self._src, self._setting, self._max_bad, self._name = src, target, max_bad, setting
         self.table = TargetTable(
             src,
@@ -377,11 +368,10 @@ class LabelListSource:
         )
 
     def __iter__(self) -> Iterator[ImageRef]:
-        self.ignored.clear()
-        self.listed = 0
+        self.listing = Listing()
         stamp = version_stamp(self._src)
-        self.target = self.table.target()
-        self.numbered = self.table.numbered
+        self.listing.target = self.table.target()
+        self.listing.numbered = self.table.numbered
         root, is_remote = self.root, is_url(self.root)
         scheme = f"{root.partition('://')[0]}://"
         are_urls = True
@@ -392,16 +382,16 @@ class LabelListSource:
         examples: list[Row] = []  # of names that are not there
         for written, label, line in self.table:
             rows += 1
-            self.listed += 1
+            self.listing.listed += 1
             name = written.removeprefix("./")
             if is_remote and (  # it must not name files of this machine
                 "::" in name or not (name.startswith(scheme) if is_url(name) else safe_relative_path(name))
             ):
-                self.ignored["unsafe names"] += 1
+                self.listing.ignored["unsafe names"] += 1
                 continue
-            several = self.target.several_words
+            several = self.listing.target.several_words
             if label not in seen and self._setting.is_dropped(label, self._src, name, line, several_words=several):
-                self.ignored["unlabelled"] += 1
+                self.listing.ignored["unlabelled"] += 1
                 continue
             assert label is not None
             image = None if is_remote or is_url(name) else _file_there(root, name, label, line)
@@ -419,15 +409,17 @@ class LabelListSource:
             are_urls = are_urls and image.stored_as == UNSEEN
             yield image
         if renamed:
-            self.target = replace(self.target, about=(*self.target.about, _said(self._src, renamed)))
+            self.listing.target = replace(
+                self.listing.target, about=(*self.listing.target.about, _said(self._src, renamed))
+            )
         if missing > max(self._max_bad > 0, self._max_bad * rows):
             raise self._explained(examples, missing, rows)
         if self._part == "train":
             left_out = sum(part is None for _, part in self.table.other_rows())
-            self.ignored[LEFT_OUT] += left_out
-            self.listed += left_out
-            self.ignored += Counter()
-        self.stamps = (stamp,) if are_urls else ()
+            self.listing.ignored[LEFT_OUT] += left_out
+            self.listing.listed += left_out
+            self.listing.ignored += Counter()
+        self.listing.stamps = (stamp,) if are_urls else ()
 
     def _named(self, name: str, label: Label, line: int, *, is_remote: bool) -> ImageRef:
         """As `_named_image`. Raises `StorageError` if not even the folder of the image is there: it may come back."""

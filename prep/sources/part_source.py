@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from resolute.errors import ResoluteError
 
-from .image_ref import ImageRef, Source
+from .image_ref import ImageRef, Listing, Source
 from .tables.split_column import LEFT_OUT, Part, SplitSetting
 
 __all__ = ["PartSource"]
@@ -22,16 +22,28 @@ class PartSource:
 
     def __init__(self, source: Source, split: SplitSetting, part: Part) -> None:
         self.whole, self._split, self._part = source, split, part
-        self.ignored: Counter[str] = Counter()
-        self.listed = 0
+        self._ignored: Counter[str] = Counter()
+        self._listed = 0
 
-    def __getattr__(self, name: str) -> Any:
-        """All else is as in the source."""
-        return getattr(self.whole, name)
+    @property
+    def listing(self) -> Listing:
+        return replace(self.whole.listing, ignored=self._ignored, listed=self._listed)
+
+    @property
+    def root(self) -> str:
+        return self.whole.root
+
+    @property
+    def unpacks(self) -> bool:
+        return self.whole.unpacks
+
+    @property
+    def files(self) -> Sequence[str]:
+        return self.whole.files
 
     def __iter__(self) -> Iterator[ImageRef]:
         assert self._split.pattern is not None
-        self.ignored.clear()
+        self._ignored.clear()
         counts: Counter[Part | None] = Counter()
         for image in self.whole:
             found = self._split.pattern.search(image.name)
@@ -44,9 +56,9 @@ class PartSource:
             counts[part] += 1
             if part == self._part:
                 yield image
-        self.listed = counts[self._part]
+        self._listed = counts[self._part]
         if self._part == "train":
-            self.ignored.update(self.whole.ignored)
-            self.ignored[LEFT_OUT] += counts[None]
-            self.listed = self.whole.listed - counts["val"]
-            self.ignored += Counter()
+            self._ignored.update(self.whole.listing.ignored)
+            self._ignored[LEFT_OUT] += counts[None]
+            self._listed = self.whole.listing.listed - counts["val"]
+            self._ignored += Counter()

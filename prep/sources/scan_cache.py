@@ -28,7 +28,7 @@ from resolute.pipeline.storage.threads import DaemonPool
 from resolute.urls import is_url, without_credentials
 
 from .filesystem import common_root, file_name, version_stamp
-from .image_ref import PLAIN, ImageRef, SourceTarget
+from .image_ref import PLAIN, ImageRef, Listing
 from .names import refuse_split_names
 from .targets import AUTO, Cell, Targets, TargetSetting
 
@@ -73,7 +73,7 @@ class ScanResult(NamedTuple):
     """The scan of one source file; `data_path` is the file that holds the bytes: the source itself or the blob.
 
     `stamp` is the state of the source file, "" if it is unknown; `columns` are the names of the columns of targets.
-    `listed` is as in `Source`; `seen` are names by what they show, as in `ScanWriter.see`.
+    `listed` is as in `Listing`; `seen` are names by what they show, as in `ScanWriter.see`.
     """
 
     data_path: str
@@ -97,7 +97,7 @@ class ScanResult(NamedTuple):
 class ScanWriter:
     """Collects the images of a source file during a scan; passed to `fill` by `cached_scan`.
 
-    `listed` and `ignored` are as in `Source`, but without what the targets decide.
+    `listed` and `ignored` are as in `Listing`, but without what the targets decide.
     """
 
     def __init__(self, stop: threading.Event, where: Path, rows: BinaryIO, blob: BinaryIO) -> None:
@@ -243,8 +243,6 @@ def _fill(rows: Path, blob: Path, fill: Callable[[ScanWriter], None], stop: thre
 class ScannedSource(ABC):
     """Base class of a `Source` of files that are scanned once each; `numbered` if all labels are integers."""
 
-    stamps: Sequence[str] = ()
-
     def __init__(
         self,
         paths: Sequence[str],
@@ -255,44 +253,39 @@ class ScannedSource(ABC):
         note: str | None = None,
     ) -> None:
         self.root = common_root(paths)
-        self.ignored: Counter[str] = Counter()
-        self.listed = 0
-        self.numbered = True
-        self.label_names: Sequence[str] | None = None
+        self.listing = Listing()
         self.unpacks = unpacks
-        self.target = SourceTarget()
         self.files, self._scan_cache, self._setting, self._note = paths, scan_cache, setting, note
         _check_file_names(self.root, paths)
 
     def __iter__(self) -> Iterator[ImageRef]:
-        self.ignored.clear()
-        self.label_names = None
+        self.listing = listing = Listing()
         scans = scan_all(self._scan_cache, self._scan, self.files)
-        self.stamps = [scan.stamp for scan in scans]
-        self.listed = sum(scan.listed for scan in scans)
+        listing.stamps = [scan.stamp for scan in scans]
+        listing.listed = sum(scan.listed for scan in scans)
         for path, scan in zip(self.files, scans, strict=True):
-            self.ignored.update(scan.ignored)
+            listing.ignored.update(scan.ignored)
             if scan.label_names != scans[0].label_names:
                 raise ResoluteError(
                     f"{path}: class names differ from {self.files[0]}, got {scan.label_names}, expected "
                     f"{scans[0].label_names}; prepare the files separately"
                 )
-        self.label_names = scans[0].label_names
+        listing.label_names = scans[0].label_names
         targets = Targets(self.root, scans[0].columns, self._setting, is_text=False)
         for scan in scans:
             for row in scan.rows():
                 if row.cells:
                     targets.add(row.name, tuple(row.cells), row.name)
         meaning = targets.meaning()
-        self.numbered = meaning.numbered
-        self.target = meaning.source_target(self.label_names)
+        listing.numbered = meaning.numbered
+        listing.target = meaning.source_target(listing.label_names)
         if self._note is not None:
-            self.target = replace(self.target, about=(self._note, *self.target.about))
+            listing.target = replace(listing.target, about=(self._note, *listing.target.about))
         for scan in scans:
             for row in scan.rows():
                 label = meaning.label(tuple(row.cells), row.name) if row.cells else None
-                if self._setting.is_dropped(label, self.root, row.name, several_words=self.target.several_words):
-                    self.ignored["unlabelled"] += 1
+                if self._setting.is_dropped(label, self.root, row.name, several_words=listing.target.several_words):
+                    listing.ignored["unlabelled"] += 1
                     continue
                 assert label is not None
                 yield ImageRef(row.name, label, row.nbytes, scan.data_path, row.offset)

@@ -31,8 +31,8 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.crops import centre_crops
 from resolute.prep.convert.decode import Reject, decode
 from resolute.prep.sources.fetch import fetch
-from resolute.prep.sources.folders.image_folder import Counts, walk
-from resolute.prep.sources.image_ref import MISSING, PLAIN, ByteRange
+from resolute.prep.sources.folders.image_folder import walk
+from resolute.prep.sources.image_ref import MISSING, PLAIN, ByteRange, Listing
 from resolute.prep.sources.names import SUFFIXES, is_image
 from resolute.train.devices.device import pick_device
 from resolute.train.loop import eval_logits
@@ -217,7 +217,7 @@ def find_images(source: Path) -> tuple[list[Path], Path]:
     if source.is_file():
         root, files = source.parent, [source.name]
     else:
-        root, files = source, [name for name, entry in walk(str(source), Counts()) if entry.kind == "file"]
+        root, files = source, [name for name, entry in walk(str(source), Listing()) if entry.kind == "file"]
     images = [root / name for name in files if is_image(name)]
     if not images:
         raise ResoluteError(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from resolute.prep.sources.filesystem import Entry, list_folder
-from resolute.prep.sources.image_ref import ImageRef, SourceTarget
+from resolute.prep.sources.image_ref import ImageRef, Listing
 from resolute.prep.sources.names import ignore_reason, is_image, other_file_kind
 from resolute.prep.sources.targets import AUTO, TargetSetting
 from resolute.prep.storage.thread_map import thread_map
@@ -16,20 +15,12 @@ from resolute.urls import is_url
 
 from .look import Look
 
-__all__ = ["Counts", "ImageFolderSource", "walk"]
+__all__ = ["ImageFolderSource", "walk"]
 
 _AHEAD = 16  # folders of a store listed concurrently
 
 
-class Counts:
-    """The `listed` entries of a walk: all but the folders that it enters; and those that are `ignored`, by kind."""
-
-    def __init__(self) -> None:
-        self.listed = 0
-        self.ignored: Counter[str] = Counter()
-
-
-class ImageFolderSource(Counts):
+class ImageFolderSource:
     """Class folders, in which images may be nested: the first part of a path is the class. A `Source`.
 
     Images are in ascending order of name. Links to folders are followed, each real folder once, as in `walk`. `look()`
@@ -37,49 +28,43 @@ class ImageFolderSource(Counts):
     for no label. Memory: the entries of one folder per level, and device and inode of each folder.
     """
 
-    numbered = False
-    label_names: Sequence[str] | None = None
     unpacks = False
     files: Sequence[str] = ()
-    stamps: Sequence[str] = ()
 
     def __init__(self, src: str, look: Callable[[], Look] | None = None, setting: TargetSetting = AUTO) -> None:
-        super().__init__()
-        self.root = src
-        self.target = SourceTarget()
+        self.root, self.listing = src, Listing()
         self._look, self._setting = look, setting
 
     def __iter__(self) -> Iterator[ImageRef]:
         return self._setting.with_class_folders(self._images(), self.root)
 
     def _images(self) -> Iterator[ImageRef]:
-        self.ignored.clear()
-        self.listed = 0
+        self.listing = listing = Listing()
         look = Look(self.root) if self._look is None else self._look()
-        for name, entry in walk(self.root, self):
+        for name, entry in walk(self.root, listing):
             label, slash, _ = name.partition("/")
             if entry.kind == "folder":
                 if not slash and not self._setting.drops_folder(name):
                     look.folder(name)
             elif not is_image(entry.name):
                 look.other_file(name)
-                self.ignored[other_file_kind(name) if entry.nbytes is not None else "broken links"] += 1
+                listing.ignored[other_file_kind(name) if entry.nbytes is not None else "broken links"] += 1
             elif slash and self._setting.drops_folder(label):
-                self.ignored["unlabelled"] += 1
+                listing.ignored["unlabelled"] += 1
             else:
                 look.photo(name)
                 if slash:
                     yield ImageRef.file(name, label, entry.nbytes)
                 else:
-                    self.ignored["outside class folders"] += 1
+                    listing.ignored["outside class folders"] += 1
         if self._look is not None:
             look.check()
-        self.target = replace(self.target, warnings=look.warnings())
+        listing.target = replace(listing.target, warnings=look.warnings())
 
 
-def walk(root: str, counts: Counts) -> Iterator[tuple[str, Entry]]:
+def walk(root: str, listing: Listing) -> Iterator[tuple[str, Entry]]:
     """Yield (path relative to `root`, entry) of every file and folder below `root`, ascending; a folder before its
-    content.
+    content. All entries count in `listing`, but for the folders that are entered.
 
     Each real folder is read once: by its own path if that leads there from `root`, otherwise by the first link to it
     (so that cycles end). Other links to it are counted as ignored, as are hidden entries and junk, which are skipped
@@ -87,18 +72,18 @@ def walk(root: str, counts: Counts) -> Iterator[tuple[str, Entry]]:
     for a folder that cannot be listed.
     """
     root = root.rstrip("/") or "/"
-    yield from _Walk(root, counts).below(root, "", list_folder(root))
+    yield from _Walk(root, listing).below(root, "", list_folder(root))
 
 
 class _Walk:
     """The state of a walk: the folders that were read, by device and inode, and the real paths of its beginnings."""
 
-    def __init__(self, root: str, counts: Counts) -> None:
-        self._counts, self._ignored, self._visited = counts, counts.ignored, {_identity(root)}
+    def __init__(self, root: str, listing: Listing) -> None:
+        self._found, self._ignored, self._visited = listing, listing.ignored, {_identity(root)}
         self._roots = {os.path.realpath(root)}  # where the walk began, and where links led that it followed
 
     def below(self, folder: str, prefix: str, listed: list[Entry]) -> Iterator[tuple[str, Entry]]:
-        self._counts.listed += len(listed)
+        self._found.listed += len(listed)
         reasons = [_why_ignored(folder, entry.name) for entry in listed]
         self._ignored.update(why for why in reasons if why)
         inside = [entry for entry, why in zip(listed, reasons, strict=True) if not why]
@@ -115,7 +100,7 @@ class _Walk:
                 if content is None:
                     self._ignored["links to a folder read already"] += 1
                     continue
-                self._counts.listed -= 1  # its entries count
+                self._found.listed -= 1  # its entries count
                 yield prefix + entry.name, entry
                 yield from self.below(f"{folder}/{entry.name}", f"{prefix}{entry.name}/", content)
 

@@ -19,7 +19,7 @@ from resolute.prep.listing.database import Database
 from resolute.prep.listing.inputs import list_sources
 from resolute.prep.listing.photos import Photos, list_photos
 from resolute.prep.settings import Settings
-from resolute.prep.sources.image_ref import ZIPPED, ByteRange, ImageRef, Label, SourceTarget
+from resolute.prep.sources.image_ref import ZIPPED, ByteRange, ImageRef, Label, Listing
 
 
 class ListedSource:
@@ -33,13 +33,10 @@ class ListedSource:
         names: Sequence[str] | None = None,
         root: str = "src",
     ) -> None:
-        self.root, self.numbered, self.label_names = root, numbered, names
-        self.target = SourceTarget()
+        self.root = root
         self.unpacks = False
         self.files: Sequence[str] = ()
-        self.stamps: Sequence[str] = ()
-        self.ignored: Counter[str] = Counter(hidden=2)
-        self.listed = 0
+        self.listing = Listing(ignored=Counter(hidden=2), numbered=numbered, label_names=names)
         self._images = images
 
     def __iter__(self) -> Iterator[ImageRef]:

@@ -174,7 +174,7 @@ def test_keys_with_dots_are_read(tmp_path: Path, work: Path, members: str, expec
     images = list(source)
     assert [image.name.removeprefix(f"x.{suffix}/") for image in images] == [*expected.split(), "z.png"]
     assert {image.label for image in images} == {"1"}
-    assert not source.ignored
+    assert not source.listing.ignored
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_samples_without_the_image_that_is_meant_are_counted(tmp_path: Path, wor
     pack_members(tmp_path / "x.tar", *["0.jpg", "0.png", "0.cls", "1.png", "1.cls"])
     source = open_source(str(tmp_path / "x.tar"), scan_cache=work, image=("jpg",))
     assert [image.name for image in source] == ["x.tar/0.jpg"]
-    assert source.ignored == {"samples without the image of IMAGE": 1}
+    assert source.listing.ignored == {"samples without the image of IMAGE": 1}
 
 
 def test_an_extension_that_is_no_image_is_refused() -> None:

@@ -183,7 +183,9 @@ def test_every_entry_is_yielded_or_counted_as_ignored(tmp_path: Path, work: Path
     opened: Source = open_source(str(options.pop("src")), scan_cache=work / "scan_cache", **options)
     for _ in range(2):  # the second time from the cache of scans
         yielded = sum(1 for _ in opened)
-        assert (opened.listed, yielded + sum(opened.ignored.values())) == (listed, listed), opened.ignored
+        assert (opened.listing.listed, yielded + sum(opened.listing.ignored.values())) == (listed, listed), (
+            opened.listing.ignored
+        )
         assert yielded
     photos = list_photos(opened, Database(work), "photos")
     assert (photos.listed, len(photos) + sum(photos.ignored.values())) == (listed, listed), photos.ignored

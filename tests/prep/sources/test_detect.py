@@ -59,7 +59,7 @@ def test_links_to_folders_are_followed_once(tmp_path: Path, work: Path) -> None:
         sizes = {image.name: image.nbytes for image in source}
         assert len(sizes) == 11
         assert sizes["cat/gone.jpg"] == 0
-        assert source.ignored == {"links to a folder read already": 1}
+        assert source.listing.ignored == {"links to a folder read already": 1}
 
 
 def test_a_table_of_this_machine_may_name_any_file_as_a_list_may_and_a_remote_one_may_not(
@@ -78,17 +78,17 @@ def test_a_table_of_this_machine_may_name_any_file_as_a_list_may_and_a_remote_on
     table = pack_table(tmp_path / "labels.csv", rows)
     source = open_source(str(tmp_path / "photos"), labels=str(table), scan_cache=work)
     assert sorted(names(source)) == sorted([*below, *elsewhere, "cat\\1.jpg"])
-    assert not source.ignored
+    assert not source.listing.ignored
     got = list_source(work, tmp_path / "photos", labels=str(table))
     (at,) = got.find([f"{tmp_path}/secret/x.jpg"])
     assert fetch(dict(got.places())[at]) == (tmp_path / "secret" / "x.jpg").read_bytes()
     fsspec.filesystem("memory").pipe("/tables/labels.csv", table.read_bytes())
     remote = open_source(str(tmp_path / "photos"), labels="memory://tables/labels.csv", scan_cache=work)
     assert sorted(names(remote)) == sorted(below)
-    assert remote.ignored == {"unsafe names": len(outside) + 1}
+    assert remote.listing.ignored == {"unsafe names": len(outside) + 1}
     listed = open_source(str(pack_table(tmp_path / "photos" / "list.csv", rows)), scan_cache=work)
     assert set(elsewhere) < set(names(listed))
-    assert not listed.ignored
+    assert not listed.listing.ignored
 
 
 def test_names_in_a_store_or_a_remote_table_or_list_never_open_local_files(tmp_path: Path, work: Path) -> None:
@@ -97,7 +97,7 @@ def test_names_in_a_store_or_a_remote_table_or_list_never_open_local_files(tmp_p
         fs.pipe(f"/folder/{name}", b"x")
     source = open_source("memory://folder", kind="folders", scan_cache=work)
     assert names(source) == ["cat/1.jpg", "dog/2.jpg"]
-    assert source.ignored == {"unsafe names": 1}
+    assert source.listing.ignored == {"unsafe names": 1}
     chain = f"memory://x.jpg::file://{tmp_path}/x.jpg"
     unsafe = (chain, "simplecache::file:///x.jpg", "a::b.jpg", "/etc/x.jpg", "../x.jpg", "file:///x.jpg")
     rows = [("cat/1.jpg", "a"), ("dog/2.jpg", "b"), *((name, "a") for name in unsafe)]
@@ -108,7 +108,7 @@ def test_names_in_a_store_or_a_remote_table_or_list_never_open_local_files(tmp_p
         (open_source("memory://folder/list.txt", scan_cache=work), len(unsafe)),
     ):
         assert names(source) == ["cat/1.jpg", "dog/2.jpg"]
-        assert source.ignored["unsafe names"] == ignored
+        assert source.listing.ignored["unsafe names"] == ignored
 
 
 def test_paths_inside_parquet_rows_are_never_opened(tmp_path: Path, work: Path) -> None:
@@ -117,7 +117,7 @@ def test_paths_inside_parquet_rows_are_never_opened(tmp_path: Path, work: Path) 
     rows = [(jpeg(2), str(secret), 0), (jpeg(3), "../../x.jpg", 1), (None, str(secret), 0)]
     source = open_source(str(pack_parquet(tmp_path / "x.parquet", rows, None)), scan_cache=work)
     assert names(source) == ["x.parquet/000000000.jpg", "x.parquet/000000001.jpg"]
-    assert source.ignored == {"rows without an image's bytes": 1}
+    assert source.listing.ignored == {"rows without an image's bytes": 1}
 
 
 def test_folders_of_splits_are_refused_with_the_settings_to_use(tmp_path: Path, work: Path) -> None:

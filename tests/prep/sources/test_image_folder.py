@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from resolute.prep.sources.folders.image_folder import Counts, ImageFolderSource, walk
+from resolute.prep.sources.folders.image_folder import ImageFolderSource, walk
+from resolute.prep.sources.image_ref import Listing
 from tests.support.source_formats import jpeg
 
 Prep = Callable[..., Any]
@@ -26,7 +27,7 @@ def tree(tmp_path: Path) -> Path:
 
 def listed(root: Path) -> tuple[list[str], dict[str, int]]:
     source = ImageFolderSource(str(root))
-    return [image.name for image in source], dict(source.ignored)
+    return [image.name for image in source], dict(source.listing.ignored)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_many_links_elsewhere_are_followed_each_once(tree: Path) -> None:
     for i in range(300):
         (tree.parent / "store" / f"{i:03d}").mkdir(parents=True)
         (tree / f"class {i:03d}").symlink_to(tree.parent / "store" / f"{i:03d}")
-    counts = Counts()
+    counts = Listing()
     assert sum(entry.kind == "folder" for _, entry in walk(str(tree), counts)) == 303
     assert not counts.ignored
 

@@ -82,7 +82,7 @@ class Case:
         else:
             source = open_source(str(self.photos), labels=str(table), scan_cache=self.folder / "work", max_bad=max_bad)
         got = {image.name: image.label for image in source if image.stored_as != MISSING}
-        self.about = source.target.about
+        self.about = source.listing.target.about
         return got
 
 
@@ -279,7 +279,7 @@ def test_the_table_of_an_image_folder_is_read_and_class_folders_with_it_are_aske
     )
     source = open_source(str(case.photos), scan_cache=work)
     assert {image.name: image.label for image in source} == {f"{i}.png": "ab"[i % 2] for i in range(4)}
-    assert "metadata.csv: read as the table" in source.target.about[0]
+    assert "metadata.csv: read as the table" in source.listing.target.about[0]
     folders = Case(tmp_path / "other")
     folders.write("a/1.jpg", "b/2.jpg")
     (folders.photos / "metadata.jsonl").write_text('{"file_name": "a/1.jpg", "label": "x"}\n')
