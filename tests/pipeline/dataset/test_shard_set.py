@@ -12,6 +12,7 @@ import pytest
 from resolute.errors import ResoluteError, differences
 from resolute.pipeline.dataset.manifest import manifest_bytes
 from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.storage.local import Folder
 from tests.conftest import make_photos
 from tests.support.cli import prep
 from tests.support.manifests import read_joined
@@ -97,6 +98,27 @@ def test_a_damaged_manifest_of_a_generation_is_named(copy: Path, damage: str) ->
         path.write_bytes(data)
     with pytest.raises(ResoluteError, match=rf"{path.name}: damaged, .* run `resolute shards .*, which repairs it"):
         ShardSet.open(copy)
+
+
+def test_a_set_opens_while_prep_replaces_its_manifests(copy: Path) -> None:
+    """As it adds a resolution: the manifests of the generations get other names, and the old ones are deleted."""
+    before = (copy / "manifest.json").read_bytes()
+    (path,) = copy.glob("manifest.g000.*.json")
+    renamed = path.rename(copy / "manifest.g000.32-48-64-96.json")
+    after = json.loads(before.replace(path.name.encode(), renamed.name.encode()))
+    (copy / "manifest.json").write_bytes(manifest_bytes(after))
+    (copy / "older").write_bytes(before)
+
+    class Replaced(Folder):
+        asked = 0
+
+        def local(self, name: str) -> Path:
+            self.asked += name == "manifest.json"
+            return super().local("older" if name == "manifest.json" and self.asked == 1 else name)
+
+    files = Replaced(str(copy))
+    assert len(ShardSet.open(copy, files=files).splits["train"]) == 75
+    assert files.asked == 3  # of the older one, to see that it was replaced, and of the new one
 
 
 def test_a_set_of_version_5_opens_unless_it_leaves_out_photos(copy: Path, shard_set: ShardSet) -> None:

@@ -212,6 +212,8 @@ DAMAGE: dict[str, dict[str, Damage]] = {
         "_info.json": flip(60),
     },
     "manifest": {"manifest.json": flip(60)},
+    "manifest of a generation": {"manifest.g000.32-48.json": flip(60)},
+    "lost manifest of a generation": {"manifest.g000.32-48.json": Path.unlink},
     "plan": {"records/plan.json": flip(60)},
 }
 
