@@ -20,8 +20,8 @@ from resolute.prep.listing.wording import describe_ignored, describe_target
 from resolute.prep.run.pool import open_pool
 from resolute.prep.run.stats import RunStats
 from resolute.prep.shard_set.existing_set import open_existing
+from resolute.prep.shard_set.planned_photos import PlannedPhotos, plan_photos
 from resolute.prep.shard_set.set_source import variables_of, with_remembered
-from resolute.prep.shard_set.shard_plan import ShardPlan, plan_photos
 from resolute.prep.shard_set.work_list import WorkList
 from resolute.prep.shard_set.writer import ShardSpec
 from resolute.prep.storage.output import open_output
@@ -146,6 +146,6 @@ def _sample(
     )
     database = inputs.sources["train"].database
     plan_photos(database, inputs.splits, generation, seed=settings.seed)
-    photos = ShardPlan(database=database, work=todo, where=settings.out, stamps=inputs.stamps)
+    photos = PlannedPhotos(database=database, work=todo, where=settings.out, stamps=inputs.stamps)
     spec = photos.spec(generation, split, 0, tuple(sides), contents_sha256=None, limit=_SAMPLE_IMAGES)
     return spec, photos.options(generation)

@@ -22,9 +22,9 @@ from resolute.prep.listing.database import Database
 from resolute.prep.run.stats import RunStats
 from resolute.prep.run.work import AGAIN, convert_range, names_of_records, read_work_list, save
 from resolute.prep.shard_set.existing_set import open_existing, read_damaged, read_sealed
+from resolute.prep.shard_set.planned_photos import missing_shards
 from resolute.prep.shard_set.record import Records
 from resolute.prep.shard_set.set_photos import SetPhotos, photo_files
-from resolute.prep.shard_set.shard_plan import missing_shards
 from resolute.prep.shard_set.work_list import PLAN_FOLDER, WORK_LIST
 from resolute.prep.storage.output import Store, open_output
 

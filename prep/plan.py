@@ -33,6 +33,14 @@ from resolute.prep.shard_set.existing_set import (
 )
 from resolute.prep.shard_set.generation import GenerationSpec, spec_name
 from resolute.prep.shard_set.manifest import write_info_files
+from resolute.prep.shard_set.planned_photos import (
+    PLANNED,
+    PlannedPhotos,
+    missing_shards,
+    plan_no_photos,
+    plan_older,
+    plan_photos,
+)
 from resolute.prep.shard_set.record import Records, record_name
 from resolute.prep.shard_set.set_photos import SetPhotos, local_photos, lost_photos, photos_name, put_file, write_photos
 from resolute.prep.shard_set.set_source import (
@@ -42,14 +50,6 @@ from resolute.prep.shard_set.set_source import (
     variables_of,
     with_remembered,
     write_source_json,
-)
-from resolute.prep.shard_set.shard_plan import (
-    PLANNED,
-    ShardPlan,
-    missing_shards,
-    plan_no_photos,
-    plan_older,
-    plan_photos,
 )
 from resolute.prep.shard_set.work_list import PLAN_FOLDER, WORK_LIST, Shard, WorkList
 from resolute.prep.sources.archives.containers import content_hash
@@ -321,7 +321,7 @@ def _plan(
         finished = set.intersection(*(set(records.resolutions(*shard)) for shard in todo))
         resolutions = {*settings.resolutions, *finished}
     todo = replace(todo, short_sides={res: settings.short_side(res) for res in sorted(resolutions)})
-    photos = ShardPlan(database=database, work=todo, where=store.where, stamps=sources.inputs.stamps)
+    photos = PlannedPhotos(database=database, work=todo, where=store.where, stamps=sources.inputs.stamps)
     missing = missing_shards(todo, todo.short_sides, records)
     known = todo.generations[:-1] if is_new else todo.generations  # whose shards may have been made before
     older = [shard for spec in known for shard in spec if shard in missing]
@@ -345,7 +345,7 @@ def _plan(
     return Plan(work=work, missing=missing, names=names, rejects=rejects, check_lock=check_lock, scratch=scratch)
 
 
-def _check_same_archives(store: Store, photos: ShardPlan, *, has_shards: bool) -> None:
+def _check_same_archives(store: Store, photos: PlannedPhotos, *, has_shards: bool) -> None:
     """Record what the archives of an unfinished set hold.
 
     `has_shards`: it has finished shards. Raises `ResoluteError` if these were made of other archives, whose photos have

@@ -26,9 +26,9 @@ from resolute.prep.convert.codecs import check_codecs
 from resolute.prep.listing.database import Database
 from resolute.prep.shard_set.cleanup import delete_partial_shards
 from resolute.prep.shard_set.existing_set import read_sealed, read_spec
+from resolute.prep.shard_set.planned_photos import PlannedPhotos, ShardSpecs, missing_shards
 from resolute.prep.shard_set.record import RECORDS, Records, record_name, record_names
 from resolute.prep.shard_set.set_photos import file_info, put_file
-from resolute.prep.shard_set.shard_plan import ShardPlan, ShardSpecs, missing_shards
 from resolute.prep.shard_set.work_list import PLAN_FOLDER, WORK_LIST, Shard, WorkList
 from resolute.prep.sources.archives.containers import check_containers
 from resolute.prep.storage.bulk import remove_many
@@ -62,7 +62,7 @@ class Work:
 
     store: Store
     todo: WorkList
-    photos: ShardPlan
+    photos: PlannedPhotos
     records: Records
 
     def missing(self, shards: Iterable[Shard] | None = None) -> dict[Shard, tuple[int, ...]]:
@@ -205,7 +205,7 @@ def names_of_records(todo: WorkList, shards: Iterable[Shard]) -> list[str]:
     return [record_name(shard_name(*shard), res) for shard in shards for res in todo.short_sides]
 
 
-def _photos(stack: ExitStack, store: Store, todo: WorkList, scratch: Path) -> ShardPlan:
+def _photos(stack: ExitStack, store: Store, todo: WorkList, scratch: Path) -> PlannedPhotos:
     """The photos of the shards that were saved, of which the archives are checked."""
     files = read_sealed(store, _FILES)
     path = None if store.size(_PHOTOS) is None else store.local(_PHOTOS, scratch)
@@ -217,4 +217,4 @@ def _photos(stack: ExitStack, store: Store, todo: WorkList, scratch: Path) -> Sh
     database = Database(scratch)
     stack.callback(database.close)
     rows = f"read_parquet('{database.path(path)}')"
-    return ShardPlan(database=database, work=todo, where=store.where, stamps=files["archives"], rows=rows)
+    return PlannedPhotos(database=database, work=todo, where=store.where, stamps=files["archives"], rows=rows)

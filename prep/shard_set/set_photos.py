@@ -59,7 +59,7 @@ def photos_name(generation: int) -> str:
 
 
 def write_photos(database: Database, planned: str, spec: GenerationSpec, scratch: Path) -> tuple[Path, GenerationSpec]:
-    """Write the photos of a generation, of the rows `planned` (see `shard_plan.py`), to a file in `scratch`.
+    """Write the photos of a generation, of the rows `planned` (see `planned_photos.py`), to a file in `scratch`.
 
     Returns the file, and the complete specification.
     """

@@ -1,4 +1,4 @@
-"""`ShardPlan`: the photos of the shards that are to be made, as rows of one table, by split and key.
+"""`PlannedPhotos`: the photos of the shards that are to be made, as rows of one table, by split and key.
 
 The table `planned` has the columns of `set_photos.py` and generation, path (full; NULL: the photo is gone or has
 changed), offset, nbytes, stored_as (as in `photos.py`) and skip (why it is rejected without being read, or NULL). The
@@ -33,7 +33,7 @@ from .generation import GenerationSpec
 from .shuffle import shuffled
 from .work_list import Shard, WorkList
 
-__all__ = ["PLANNED", "ShardPlan", "ShardSpecs", "missing_shards", "plan_no_photos", "plan_older", "plan_photos"]
+__all__ = ["PLANNED", "PlannedPhotos", "ShardSpecs", "missing_shards", "plan_no_photos", "plan_older", "plan_photos"]
 
 PLANNED = "planned"  # the table, for queries of other modules
 _CHUNK = 1 << 20
@@ -109,7 +109,7 @@ def plan_older(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardPlan:
+class PlannedPhotos:
     """The shards of a set to be made, and their photos: `rows`, the table `planned` or a Parquet file.
 
     `stamps` are the states of the archives that hold them, as in `Photos`.
@@ -225,7 +225,7 @@ class ShardPlan:
 class ShardSpecs:
     """The specification of each of the `missing` shards of a generation, {shard: resolutions}, made when needed."""
 
-    shard_plan: ShardPlan
+    photos: PlannedPhotos
     generation: GenerationSpec
     missing: Mapping[Shard, tuple[int, ...]]
     records: Records
@@ -238,7 +238,7 @@ class ShardSpecs:
     def __iter__(self) -> Iterator[ShardSpec]:
         for shard, resolutions in self.missing.items():
             contents_sha256 = self.records.contents_sha256(*shard)
-            yield self.shard_plan.spec(self.generation, *shard, resolutions, contents_sha256=contents_sha256)
+            yield self.photos.spec(self.generation, *shard, resolutions, contents_sha256=contents_sha256)
 
 
 def missing_shards(
