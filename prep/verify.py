@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from resolute.console import counted, say
@@ -26,7 +27,7 @@ from resolute.prep.shard_set.file_check import Damage, check_file, init_worker, 
 from resolute.prep.shard_set.record import record_name
 from resolute.prep.shard_set.set_source import read_source_json, rerun_command
 from resolute.prep.storage.hashed_file import FileInfo
-from resolute.prep.storage.output import RUN_FOLDER, Store
+from resolute.prep.storage.output import RUN_FOLDER, Store, read_present
 
 __all__ = ["VerifyResult", "summary", "to_rebuild", "verify", "write_damaged_list"]
 
@@ -111,16 +112,9 @@ def _read_manifest(store: Store) -> tuple[dict[str, Any] | None, str]:
     if not is_sealed(data):
         return None, MANIFEST
     try:
-        return join_manifest(manifest, lambda name: _read_or_nothing(store, name)), ""
+        return join_manifest(manifest, partial(read_present, store)), ""
     except ValueError as error:
         return None, str(error)
-
-
-def _read_or_nothing(store: Store, name: str) -> bytes:
-    try:
-        return read_with_retry(store, name, lambda: store.read(name))
-    except Damage:
-        return b""
 
 
 def _unexpected_files(store: Store, files: Mapping[str, Any]) -> list[str]:

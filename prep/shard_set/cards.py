@@ -13,7 +13,7 @@ from typing import Any
 
 from resolute.console import say
 from resolute.pipeline.dataset.target import Target
-from resolute.prep.storage.output import Store
+from resolute.prep.storage.output import Store, read_present
 
 __all__ = ["CARD", "card", "is_unedited", "write_card"]
 
@@ -92,8 +92,8 @@ def _seal(data: bytes) -> bytes:
 
 def write_card(store: Store, manifest: Mapping[str, Any]) -> None:
     """Write the card, unless there is one that the user wrote or edited: then a line says which configs it lacks."""
-    old, new = _read(store, CARD), card(manifest)
-    if old is None or (is_unedited(old) and old != new):
+    old, new = read_present(store, CARD), card(manifest)
+    if not old or (is_unedited(old) and old != new):
         store.write(CARD, new)
     elif not is_unedited(old):
         missing = [f"{res}px" for res in manifest["resolutions"] if f"{res}px".encode() not in old]
@@ -117,7 +117,3 @@ def _features(target: Target) -> list[dict[str, Any]]:
         described = {"name": "json", "struct": [{"name": "target", "list": "float32"}]}
     texts = [{"name": name, "dtype": "string"} for name in ("__key__", "__url__")]
     return [{"name": "jpg", "dtype": "image"}, described, *texts]
-
-
-def _read(store: Store, name: str) -> bytes | None:
-    return store.read(name) if store.size(name) is not None else None

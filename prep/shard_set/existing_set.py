@@ -6,14 +6,14 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from resolute.errors import ResoluteError
 from resolute.files import PARTIAL
 from resolute.pipeline.dataset.manifest import FORMAT, MANIFEST, VERSION, is_sealed, join_manifest
-from resolute.prep.storage.output import RUN_FOLDER, Store
-from resolute.prep.storage.retry import retry
+from resolute.prep.storage.output import RUN_FOLDER, Store, read_present
 
 from .generation import GenerationSpec, spec_name
 from .record import RECORDS, lost_files, record_names
@@ -77,17 +77,17 @@ def open_existing(store: Store, *, rebuild: bool) -> ExistingSet | None:
     Raises `ResoluteError` if OUT holds foreign files or, unless it is to be rebuilt, a set of another version or
     damaged beyond use.
     """
-    manifest_data, spec_data = _read(store, MANIFEST), _read(store, spec_name(0))
+    manifest_data, spec_data = read_present(store, MANIFEST), read_present(store, spec_name(0))
     top, first = _parse(manifest_data), _parse(spec_data)
-    if top.get("format") != FORMAT and spec_data is None:
-        if manifest_data is None:
+    if top.get("format") != FORMAT and not spec_data:
+        if not manifest_data:
             _refuse_foreign(store)
             return None
         raise ResoluteError(
             f"{store.where}/{MANIFEST}: not a shard set, got a foreign or damaged file, expected a "
             f"{FORMAT} manifest or an empty folder; choose another OUT, or delete the file"
         )
-    if manifest_data is None and not record_names(store):
+    if not manifest_data and not record_names(store):
         return None  # why: an unfinished run that has finished nothing
     version = top.get("version", first.get("version", VERSION))
     if not rebuild and version != VERSION:
@@ -115,9 +115,9 @@ def open_existing(store: Store, *, rebuild: bool) -> ExistingSet | None:
 
 def stored_manifest(store: Store) -> dict[str, Any] | None:
     """The manifest of the set at `store`, as `join_manifest` returns it; None if there is none or one is damaged."""
-    data = _read(store, MANIFEST) or b""
+    data = read_present(store, MANIFEST)
     try:
-        return join_manifest(json.loads(data), lambda name: _read(store, name) or b"") if is_sealed(data) else None
+        return join_manifest(json.loads(data), partial(read_present, store)) if is_sealed(data) else None
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -145,32 +145,25 @@ def read_spec(store: Store, generation: int) -> GenerationSpec | None:
 def read_damaged(store: Store) -> frozenset[str]:
     """The names of the files that `verify` found damaged."""
     try:
-        return frozenset(json.loads(_read(store, DAMAGED) or b"[]"))
+        return frozenset(json.loads(read_present(store, DAMAGED) or b"[]"))
     except (ValueError, TypeError):
         return frozenset()
 
 
 def read_sealed(store: Store, name: str) -> dict[str, Any]:
     """The JSON object in a file that `manifest_bytes` made; {} if the file is missing or damaged."""
-    data = retry(f"{store.where}/{name}", lambda: _read(store, name)) or b""
+    data = read_present(store, name)
     sealed = _parse(data) if is_sealed(data) else {}
     return {key: value for key, value in sealed.items() if key != "sha256"}
 
 
-def _parse(data: bytes | None) -> dict[str, Any]:
+def _parse(data: bytes) -> dict[str, Any]:
     """A JSON object; {} for anything else."""
     try:
-        parsed = json.loads(data or b"")
+        parsed = json.loads(data)
     except ValueError:
         return {}
     return parsed if isinstance(parsed, dict) else {}
-
-
-def _read(store: Store, name: str) -> bytes | None:
-    try:
-        return store.read(name)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 _PHOTOS = re.compile(r"photos\.parquet")

@@ -15,7 +15,7 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.manifest import MANIFEST
 from resolute.pipeline.dataset.source_json import SOURCE_JSON, parse_source_json, shards_command, source_json_bytes
 from resolute.prep.settings import JobsPlanOptions, Settings
-from resolute.prep.storage.output import Store
+from resolute.prep.storage.output import Store, read_present
 
 from .existing_set import ExistingSet
 from .record import record_names
@@ -41,7 +41,7 @@ def write_source_json(store: Store, variables: Mapping[str, str], signature: Map
     Raises `ResoluteError` if it cannot be written.
     """
     data = source_json_bytes(variables, signature)
-    if _read(store) != data:
+    if read_present(store, SOURCE_JSON) != data:
         store.write(SOURCE_JSON, data)
 
 
@@ -74,7 +74,7 @@ def source_json_of(settings: Settings, signature: Mapping[str, str] | None = Non
 
 def read_source_json(store: Store) -> dict[str, str] | None:
     """The `make shards` variables that the set was made with, except OUT and RES; None if they are not recorded."""
-    return parse_source_json(_read(store))
+    return parse_source_json(read_present(store, SOURCE_JSON))
 
 
 def is_other_source(record: Mapping[str, str] | None, settings: Settings) -> bool:
@@ -125,10 +125,3 @@ def rerun_command(store: Store, resolutions: Iterable[int] = (), *, rebuild: boo
     """The command that made the set at `store`, with its resolutions (px) and `resolutions`."""
     stored = [int(name) for name in store.folders() if name.isdecimal()]
     return shards_command(store.where, {*stored, *resolutions}, read_source_json(store), rebuild=rebuild, extend=extend)
-
-
-def _read(store: Store) -> bytes | None:
-    try:
-        return store.read(SOURCE_JSON)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
