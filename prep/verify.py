@@ -62,7 +62,8 @@ def verify(
     manifest, damaged = _read_manifest(store)
     result = VerifyResult(manifest=manifest)
     if manifest is None:
-        result.damaged[damaged] = "changed since prep, got other bytes than it should have"
+        is_lost = store.size(damaged) is None
+        result.damaged[damaged] = "missing" if is_lost else "changed since prep, got other bytes than it should have"
     else:
         files = {name: FileInfo(nbytes=i["bytes"], sha256=i["sha256"]) for name, i in manifest["files"].items()}
         result.unexpected = _unexpected_files(store, files)
@@ -73,7 +74,7 @@ def verify(
                 result.damaged[name] = fault
             done += files[name].nbytes
             progress(done, total)
-        _check_storage(store, result.damaged)
+    _check_storage(store, result.damaged)
     result.damaged = dict(sorted(result.damaged.items()))
     result.elapsed_s = time.perf_counter() - started_at
     return result
