@@ -6,11 +6,8 @@ A sample of the photos is looked at before anything is written, and all of them 
 
 from __future__ import annotations
 
-from itertools import product
-
 from resolute.errors import ResoluteError
 from resolute.prep.listing.inputs import Inputs
-from resolute.prep.listing.photos import Photos
 from resolute.prep.shard_set.record import Records
 from resolute.prep.shard_set.work_list import WorkList
 from resolute.prep.sources.fetch import fetch
@@ -26,7 +23,6 @@ _MANY = 4  # photos of which the brightest says something
 _WHITE = 65_535
 _BRIGHT = _WHITE // 3  # 14 bits are below
 _SUFFIXES = (".png", ".tif", ".tiff")  # of formats with 16-bit samples
-_SPREAD = 2_654_435_761  # odd: multiples of it visit all 32-bit numbers in a scattered order
 
 
 def check_sample(settings: Settings, inputs: Inputs) -> None:
@@ -40,7 +36,7 @@ def check_sample(settings: Settings, inputs: Inputs) -> None:
     for photos in inputs.sources.values():
         if photos.is_remote:
             continue
-        for _, place in photos.places(_sampled(photos, _SAMPLED // len(inputs.sources))):
+        for _, place in photos.sampled_places(_SAMPLED // len(inputs.sources), _SUFFIXES):
             found = _brightest(place, settings.max_megapixels)
             if found is not None:
                 deep, largest = deep + 1, max(largest, found)
@@ -78,17 +74,4 @@ def _ask(src: str, deep: int, largest: int, which: str, how: str) -> None:
     raise ResoluteError(
         f"{src}: {deep} {which}photos have 16-bit samples, got {largest} as the brightest value, expected white near "
         f"{_WHITE}; choose GREY_RANGE={bits}{how} if {top} is white, or GREY_RANGE=16{how} to keep them dark"
-    )
-
-
-def _sampled(photos: Photos, count: int) -> str:
-    """The SQL condition of `count` photos whose names have one of the suffixes, scattered over the source."""
-    endings = []
-    for suffix in _SUFFIXES:
-        forms = ("".join(letters) for letters in product(*({c.lower(), c.upper()} for c in suffix)))
-        names = ", ".join(sorted(f"'{form.encode().hex().upper()}'" for form in forms))
-        endings.append(f"right(hex(name), {2 * len(suffix)}) IN ({names})")
-    return (
-        f"position IN (SELECT position FROM {photos.rows} WHERE {' OR '.join(endings)} "
-        f"ORDER BY (position::UBIGINT * {_SPREAD}) & 4294967295 LIMIT {count})"
     )

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from resolute.errors import ResoluteError
 from resolute.prep.sources.archives.tar_members import is_archive
 
-from .database import Database
-from .photos import Photos, objects
+from .database import Database, objects
+from .photos import Photos, rows_of
 
 __all__ = ["Comparison", "compare"]
 
@@ -122,10 +122,6 @@ def compare(
         "CREATE OR REPLACE TABLE rejected AS "
         "SELECT split::VARCHAR AS split, key, reason::VARCHAR AS reason FROM columns",
     )
-    now = " UNION ALL ".join(
-        f"SELECT '{name}' AS source, position, name, size_bytes, target, missing FROM {each.rows}"
-        for name, each in sources.items()
-    )
     # why: without a source of their own, the photos of val are among those of train
     source_of = "split" if len(sources) > 1 else "'train'"
     database.run(f"""
@@ -133,7 +129,7 @@ def compare(
         SELECT s.generation, s.split, s.key, r.reason IS NOT NULL AS rejected, s.source, n.position,
                n.size_bytes = s.size_bytes AND n.target = s.target AND n.missing = s.missing AS same
         FROM (SELECT *, {source_of} AS source FROM {set_rows}) s
-        LEFT JOIN ({now}) n ON n.name = s.name AND n.source = s.source
+        LEFT JOIN {rows_of(sources)} n ON n.name = s.name AND n.source = s.source
         LEFT JOIN rejected r ON r.split = s.split AND r.key = s.key
     """)
     known, split_of = {}, {}

@@ -2,6 +2,10 @@
 
 Copies are found before the conversion. Only photos of equal size are read: a piece of each, and then all of those with
 equal pieces.
+
+Tables hold, while copies are looked for, a row for each photo: `equal_sizes` those that may have a copy, with the
+columns source (UTINYINT, its number), position, path, offset, nbytes, stored_as and size_bytes as in `Photos.rows`;
+`pieces` and `wholes` those that were read, with source, position and digest (UBIGINT; 0: the photo is rejected).
 """
 
 from __future__ import annotations

@@ -6,12 +6,13 @@ A full disk and a lack of memory are `ResoluteError`s.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
@@ -19,7 +20,7 @@ from resolute.machine import available_cpus
 from resolute.prep.storage.query_interrupts import deferred_interrupts, query_interrupts
 from resolute.scratch import ScratchFolder
 
-__all__ = ["Database"]
+__all__ = ["Database", "objects"]
 
 _MEMORY = "2GiB"  # beyond that DuckDB sorts, joins and groups on disk
 _PLAIN = re.compile(r"[A-Za-z0-9 _.,+@=-]*(/[A-Za-z0-9 _.,+@=-]*)*")  # paths that DuckDB opens as they are
@@ -119,3 +120,11 @@ class Database:
                 f"{self._where}: the table of photos cannot be written or read, got '{first}', expected a disk with "
                 "space and a machine with 4 GiB of memory; free space, then run the same command again"
             ) from None
+
+
+def objects(values: Iterable[object]) -> NDArray[Any]:
+    """(n,) array of Python objects, which may be bytes or lists: a column for `Database.run_on`."""
+    values = list(values)
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array

@@ -28,7 +28,7 @@ from resolute.prep.sources.tables.photo_names import AmbiguousName, NameIndex
 
 from .compare import Comparison
 from .database import Database
-from .photos import Photos
+from .photos import Photos, rows_of
 
 __all__ = [
     "describe_groups",
@@ -178,10 +178,9 @@ def group_numbers(sources: Mapping[str, Photos]) -> dict[str, NDArray[np.int64]]
     Groups are numbered in order of their names, over all sources.
     """
     database = next(iter(sources.values())).database
-    rows = " UNION ALL ".join(f"SELECT group_name FROM {photos.rows}" for photos in sources.values())
     database.run(
         "CREATE OR REPLACE TABLE group_numbers AS SELECT group_name, row_number() OVER (ORDER BY group_name) - 1 AS "
-        f"number FROM (SELECT DISTINCT group_name FROM ({rows}) WHERE group_name IS NOT NULL)"
+        f"number FROM (SELECT DISTINCT group_name FROM {rows_of(sources)} WHERE group_name IS NOT NULL)"
     )
     if not database.one("SELECT count(*) FROM group_numbers"):
         return None
@@ -215,10 +214,9 @@ def settled_groups(comparison: Comparison) -> dict[str, NDArray[np.int64]]:
 def fingerprint_of_groups(sources: Mapping[str, Photos]) -> str | None:
     """16 hex digits over the photos of each group and its name; None without groups."""
     database = next(iter(sources.values())).database
-    rows = " UNION ALL ".join(f"SELECT name, group_name FROM {photos.rows}" for photos in sources.values())
     ((count, digest),) = database.run(
         "SELECT count(*), bit_xor(md5_number(name || '\\x00'::BLOB || encode(group_name))) "
-        f"FROM ({rows}) WHERE group_name IS NOT NULL"
+        f"FROM {rows_of(sources)} WHERE group_name IS NOT NULL"
     )
     return f"{digest % (1 << 64):016x}" if count else None
 
@@ -226,11 +224,10 @@ def fingerprint_of_groups(sources: Mapping[str, Photos]) -> str | None:
 def describe_groups(setting: GroupSetting, sources: Mapping[str, Photos]) -> list[str]:
     """A line about the groups of the photos."""
     database = next(iter(sources.values())).database
-    rows = " UNION ALL ".join(f"SELECT group_name FROM {photos.rows}" for photos in sources.values())
     ((groups, grouped, largest, name, photos),) = database.run(
         "SELECT count(*) FILTER (group_name IS NOT NULL), sum(n) FILTER (group_name IS NOT NULL), "
         "max(n) FILTER (group_name IS NOT NULL), arg_max(group_name, n) FILTER (group_name IS NOT NULL), sum(n) "
-        f"FROM (SELECT group_name, count(*) AS n FROM ({rows}) GROUP BY group_name)"
+        f"FROM (SELECT group_name, count(*) AS n FROM {rows_of(sources)} GROUP BY group_name)"
     )
     if not groups:
         return [f"GROUP={setting.text}: no photo has a group"]

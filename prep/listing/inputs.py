@@ -24,8 +24,9 @@ from .copies import ExactCopies, find_copies, refuse_same_files
 from .database import Database
 from .groups import describe_groups, fingerprint_of_groups, group_numbers, set_groups
 from .label_checks import LabelledBy, refuse_doubtful_labels
+from .list_photos import list_photos
 from .open_sources import open_sources
-from .photos import Photos, list_photos
+from .photos import Photos
 from .splits import Split, make_splits
 
 __all__ = ["COPIES", "Inputs", "check_no_overlap", "copies_of", "list_sources", "split_inputs"]

@@ -1,4 +1,4 @@
-"""`Photos`: the table of all photos of a source, in ascending order of the bytes of their names.
+"""`Photos`: the table of all photos of a source, in ascending order of the bytes of their names, and how it is filled.
 
 The table is in a `Database`, so that the number of photos is not limited by memory; it has a row for each photo:
 
@@ -19,33 +19,27 @@ The table is in a `Database`, so that the number of photos is not limited by mem
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.target import IGNORED, Target
-from resolute.prep.sources.archives.containers import container_stamps
-from resolute.prep.sources.image_ref import MISSING, UNSEEN, ByteRange, Ignored, ImageRef, Source
-from resolute.prep.sources.signature import ListingHash, signature_of_files
-from resolute.prep.sources.targets import describe_label, is_number
+from resolute.prep.sources.image_ref import MISSING, UNSEEN, ByteRange
 from resolute.urls import is_url, without_credentials
 
-from .classes import MAX_CLASSES, are_listed_names, by_name, by_number
-from .database import Database
-from .wording import describe_ignored
+from .database import Database, objects
 
-__all__ = ["Photos", "list_photos", "listed_servers", "objects"]
+__all__ = ["NewPhotos", "Photos", "listed_servers", "rows_of"]
 
 _BLOCK = 1 << 16  # photos that are inserted at once
 _SERVERS = 8  # that are asked whether the network works
 _TARGETS = {"class": "UINTEGER", "labels": "UINTEGER[]", "values": "FLOAT[]"}
+_SPREAD = 2_654_435_761  # odd: multiples of it visit all 32-bit numbers in a scattered order
 _WRITTEN = "if(absolute AND path IS NOT NULL, path, name)"  # the name as the source gives it
 
 
@@ -113,10 +107,12 @@ class Photos:
     def rows(self) -> str:
         """The photos, for queries of other modules.
 
-        The columns are as above, with the full `path` of the file that holds a photo, and `missing` BOOLEAN: it was
-        listed and does not exist.
+        The columns are as above, with the full `path` or URL of the file that holds a photo, and `missing` BOOLEAN: it
+        was listed and does not exist.
         """
-        return f"(SELECT * REPLACE ({self._path} AS path), stored_as = {MISSING} AS missing FROM {self.table})"
+        folder = os.fsencode(self.root.rstrip("/") + "/").hex().upper()
+        path = f"coalesce(path, if(absolute, name, unhex('{folder}') || name))"
+        return f"(SELECT * REPLACE ({path} AS path), stored_as = {MISSING} AS missing FROM {self.table})"
 
     def set_groups(self, by: str, groups: Iterable[tuple[int, str]]) -> None:
         """Set `group_name` of the photos whose column `by` has the numbers; an empty text is no group."""
@@ -136,21 +132,32 @@ class Photos:
         )
         database.run("DROP TABLE named_groups")
 
-    def places(self, where: str = "true", *values: object) -> Iterator[tuple[int, ByteRange]]:
-        """Yield the position and the location of the photos for which the SQL condition holds, by position."""
+    def places(self) -> Iterator[tuple[int, ByteRange]]:
+        """Yield the position and the location of each photo, by position."""
+        yield from self._places("true")
+
+    def sampled_places(self, count: int, suffixes: Sequence[str]) -> Iterator[tuple[int, ByteRange]]:
+        """As `places`, for up to `count` photos whose names have one of the `suffixes`, scattered over the source.
+
+        Suffixes are ASCII, in lower case, and also stand for those with capitals.
+        """
+        endings = []
+        for suffix in suffixes:
+            forms = ("".join(letters) for letters in product(*({c.lower(), c.upper()} for c in suffix)))
+            names = ", ".join(sorted(f"'{form.encode().hex().upper()}'" for form in forms))
+            endings.append(f"right(hex(name), {2 * len(suffix)}) IN ({names})")
+        yield from self._places(
+            f"position IN (SELECT position FROM {self.table} WHERE {' OR '.join(endings)} "
+            f"ORDER BY (position::UBIGINT * {_SPREAD}) & 4294967295 LIMIT {count})"
+        )
+
+    def _places(self, where: str) -> Iterator[tuple[int, ByteRange]]:
         for position, path, offset, nbytes, stored_as, size_bytes in self.database.rows(
-            f'SELECT position, {self._path}, "offset", nbytes, stored_as, size_bytes FROM {self.table} WHERE {where} '
-            "ORDER BY position",
-            *values,
+            f'SELECT position, path, "offset", nbytes, stored_as, size_bytes FROM {self.rows} WHERE {where} '
+            "ORDER BY position"
         ):
             file = os.fsdecode(path)
             yield position, ByteRange(file, offset, nbytes, stored_as, size_bytes, self.stamps.get(file, ""))
-
-    @property
-    def _path(self) -> str:
-        """The SQL expression of the full path or URL of the file that holds a photo, BLOB."""
-        folder = os.fsencode(self.root.rstrip("/") + "/").hex().upper()
-        return f"coalesce(path, if(absolute, name, unhex('{folder}') || name))"
 
     @property
     def containers(self) -> list[str]:
@@ -174,7 +181,7 @@ class Photos:
     @property
     def servers(self) -> tuple[str, ...]:
         """The URLs of photos on the web servers that have most of them, one for each, of a source that lists URLs."""
-        return listed_servers(self.database, f"(SELECT {self._path} AS path, stored_as FROM {self.table})")
+        return listed_servers(self.database, self.rows)
 
     def path_with_credentials(self) -> str | None:
         """A path or name in the table that is a URL with credentials; None if there is none."""
@@ -198,6 +205,28 @@ class Photos:
         ):
             counts[number] = count
         return counts
+
+    def strata(self) -> NDArray[np.uint32]:
+        """(N,) u4: the group of each image, as `Target.strata`: its class; of several its rarest, C without any."""
+        if self.target.kind == "class":
+            return self.labels
+        if self.target.kind == "values":
+            return np.full(len(self), len(self.classes), np.uint32)
+        order = np.argsort(self.class_counts(), kind="stable")  # rarest first
+        ranks = np.empty(len(order), np.uint32)
+        ranks[order] = np.arange(len(order))
+        # why: the rank of an ignored label is NULL, which `list_min` leaves out
+        rarest = self.column(
+            "coalesce(list_min(list_transform(target, lambda each: (?::UINTEGER[])[each + 1])), ?)",
+            ranks.tolist(),
+            len(order),
+        )
+        strata: NDArray[np.uint32] = np.append(order, len(order)).astype(np.uint32)[rarest.astype(np.int64)]
+        return strata
+
+    def ties(self, seed: int) -> NDArray[np.uint64]:
+        """(N,) uint64: a random number of each photo, by the name of its group or its own."""
+        return self.column("md5_number_lower(?::BLOB || coalesce(encode(group_name), name))", b"%d " % seed)
 
     def by_class(self) -> dict[str, tuple[int, str]]:
         """{non-empty class: (photos, 16 hex digits over their names and sizes)}, to report which classes changed.
@@ -228,6 +257,12 @@ class Photos:
         }
 
 
+def rows_of(sources: Mapping[str, Photos]) -> str:
+    """The photos of all sources, for queries: `source` VARCHAR, its name, and the columns of `Photos.rows`."""
+    each = (f"SELECT '{name}' AS source, * FROM {photos.rows}" for name, photos in sources.items())
+    return f"({' UNION ALL '.join(each)})"
+
+
 def listed_servers(database: Database, rows: str) -> tuple[str, ...]:
     """URLs on different web servers among `rows`, with the columns path and stored_as; those of most rows first.
 
@@ -241,323 +276,69 @@ def listed_servers(database: Database, rows: str) -> tuple[str, ...]:
     return tuple(os.fsdecode(path) for (path,) in found)
 
 
-def objects(values: Iterable[object]) -> NDArray[Any]:
-    """(n,) array of Python objects, which may be bytes or lists."""
-    values = list(values)
-    array = np.empty(len(values), object)
-    array[:] = values
-    return array
+class NewPhotos:
+    """The table `table` of `database` while it is filled, in the order of a source, by `add` and then `finish`.
 
-
-def list_photos(
-    source: Source,
-    database: Database,
-    table: str,
-    *,
-    classes: Sequence[str] | None = None,
-    classes_file: str = "CLASSES",
-    class_numbers: Mapping[str, int] | None = None,
-    training: Photos | None = None,
-    known_classes: Sequence[str] = (),
-) -> Photos:
-    """Write everything that `source` yields to the new table `table`.
-
-    Class numbers are those of `classes` (the names in `classes_file`, with `class_numbers` for labels that are numbers)
-    or, for a validation source, of `training`, which
-    also decides whether labels that look like numbers are names; otherwise classes are numbered in order of their
-    names' code points, or keep their numbers if the source is `numbered`. Either way the classes of a set that exists,
-    `known_classes`, keep their numbers, and further ones follow.
-
-    Raises `ResoluteError` for a source without images; for training, with fewer than two classes; for an unknown class
-    or a number out of range; for a photo with two targets; and if the disk refuses.
+    `kind` is that of the targets. Until `finish` the photos are in the table `listed_TABLE`, whose columns are those
+    that `add` takes.
     """
-    labels: dict[str | Ignored, int] = {}
-    listing = ListingHash()
-    count = _insert(source, database, table, labels, listing)
-    found = source.listing
-    ignored = Counter(found.ignored)
-    if not count:
-        ignored_text = describe_ignored(ignored)
-        raise ResoluteError(
-            f"{source.root}: no classes, got no image with a class (ignored: {ignored_text}), expected one folder per "
-            f"class, or one label per image; point {'SRC' if training is None else 'VAL'} at the class folders' parent"
-        )
-    kind = found.target.kind
-    if training is not None:
-        classes, class_numbers = training.classes, training.class_numbers
-        _check_same_target(source, training)
-    names: tuple[str, ...] = ()
-    numbers = np.zeros(1, np.uint32)
-    numbered = found.numbered and found.label_names is None
-    if kind == "values":
-        target = Target(kind=kind, names=found.target.names, units=found.target.units)
-    else:
-        # why not the ignored ones: each is the label of a column too, and these are all there
-        own = tuple(label for label in labels if isinstance(label, str))
-        # why: if a training part has names such as "10", that is what 10 means, and not the class with that number
-        are_names = training is not None and not training.numbered and any(map(is_number, training.classes))
-        if training is None and numbered and classes is not None and class_numbers is None:
-            are_names = are_listed_names(own, classes, classes_file)
-            numbered = not are_names
-        names, number_of = _number_classes(
-            source,
-            own,
-            classes,
-            classes_file,
-            class_numbers,
-            training,
-            known_classes,
-            are_names=are_names,
-        )
-        target = Target(kind=kind, names=names, ignored=found.target.ignored)
-        numbers = np.array(
-            [number_of[n] if isinstance(n, str) else number_of[n.label] + IGNORED for n in labels], np.uint32
-        )
-    if training is None and kind == "class" and len(labels) < 2:
-        raise ResoluteError(
-            f"{source.root}: too few classes, got one class ({names[int(numbers[0])]}), expected at least two; point "
-            "SRC at the folder that holds the class folders"
-        )
-    repeated = _sort(source, database, table, kind, numbers)
-    if repeated:
-        ignored["duplicate names"] += repeated
-    photos = Photos(
-        database=database,
-        table=table,
-        root=source.root,
-        count=count - repeated,
-        classes=names,
-        ignored=dict(ignored),
-        listed=found.listed,
-        target=target,
-        about=found.target.about,
-        warnings=found.target.warnings,
-        numbered=numbered,
-        columns=found.target.classes,
-        class_numbers=class_numbers,
-        signature=signature_of_files(source.files, found.stamps) if found.stamps else listing.signature(),
-    )
-    # why zip without strict: most sources have no stamps
-    listed = dict(zip(source.files, found.stamps, strict=False))
-    return replace(photos, stamps=container_stamps(photos.containers, listed))
 
-
-def _insert(
-    source: Source, database: Database, table: str, labels: dict[str | Ignored, int], listing: ListingHash
-) -> int:
-    """Insert the photos into `listed_TABLE`, in the order of the source, and add them to `listing`; returns their
-    number.
-
-    Labels are numbered in order of first appearance, in the caller's table `labels`.
-    """
-    count, images, kind = 0, iter(source), ""
-    with database.transaction():
-        while block := list(islice(images, _BLOCK)):
-            if not kind:  # why here: the source knows its targets when it has yielded the first image
-                kind = source.listing.target.kind
-                labels.update({name: n for n, name in enumerate(source.listing.target.classes)})
-                database.run(
-                    f"CREATE OR REPLACE TABLE listed_{table} (place UBIGINT, name BLOB, path BLOB, absolute BOOLEAN, "
-                    f'"offset" BIGINT, '
-                    f"nbytes UBIGINT, stored_as UTINYINT, size_bytes UBIGINT, target {_TARGETS[kind]}, line UINTEGER)"
-                )
-            fields = list(zip(*block, strict=True))
-            target = "target" if kind == "class" else f"target::{_TARGETS[kind]}"
-            database.run_on(
-                _columns(source, fields, kind, labels, count),
-                f'INSERT INTO listed_{table} SELECT place, name, path, absolute, "offset", nbytes, stored_as, '
-                f"size_bytes, {target}, line FROM columns",
-            )
-            listing.add(fields)
-            count += len(block)
-    return count
-
-
-def _columns(
-    source: Source, fields: Sequence[Sequence[Any]], kind: str, labels: dict[str | Ignored, int], first: int
-) -> dict[str, NDArray[Any]]:
-    """The columns of `listed_TABLE` for the fields of a block of images, after the `first` images; labels as text."""
-    texts, own_labels, sizes, containers, offsets, stored_as, file_sizes, lines = fields
-    paths: list[bytes | None] = [os.fsencode(container) if container else None for container in containers]
-    names = os.fsencode("\0".join(texts)).split(b"\0")  # why at once: it is five times as fast
-    pairs = zip(texts, containers, strict=True)
-    absolute = np.array([not within and (name[:1] == "/" or is_url(name)) for name, within in pairs], np.bool_)
-    for i in np.flatnonzero(absolute).tolist():
-        name = texts[i]
-        if "@" in name or "=" in name:  # it may hold credentials
-            shown = os.fsencode(without_credentials(name))
-            if shown != names[i]:
-                names[i], paths[i] = shown, names[i]
-    targets: NDArray[Any]
-    if kind == "class":
-        for label in dict.fromkeys(own_labels):
-            labels.setdefault(label, len(labels))
-        targets = np.fromiter(map(labels.__getitem__, own_labels), np.uint32, len(texts))
-    elif kind == "labels":
-        numbers = ([labels.setdefault(each, len(labels)) for each in label] for label in own_labels)
-        targets = objects(str(sorted(set(row))) for row in numbers)
-    else:  # why text: DuckDB takes the type of a column of lists from the first rows, which may be empty
-        targets = objects(str(np.asarray(label, "<f4").tolist()) for label in own_labels)
-    if len(labels) > MAX_CLASSES:
-        raise ResoluteError(
-            f"{source.root}: too many classes, got more than {MAX_CLASSES} different labels such as "
-            f"{list(labels)[-1][:80]!r}, expected class names; name the column or file that holds them"
-        )
-    nbytes = np.array(sizes, np.uint64)
-    of_files = np.array(file_sizes, np.int64)
-    return {
-        "place": np.arange(first, first + len(texts), dtype=np.uint64),
-        "name": objects(names),
-        "path": objects(paths),
-        "absolute": absolute,
-        "offset": np.array(offsets, np.int64),
-        "nbytes": nbytes,
-        "stored_as": np.array(stored_as, np.uint8),
-        "size_bytes": np.where(of_files < 0, nbytes, of_files.astype(np.uint64)),
-        "target": targets,
-        "line": np.array(lines, np.uint32),
-    }
-
-
-def _sort(source: Source, database: Database, table: str, kind: str, numbers: NDArray[np.uint32]) -> int:
-    """Make `table` of `listed_TABLE`, with class numbers for labels; returns the number of repeated names.
-
-    Of photos with the same name the last one is kept, as when an archive is unpacked.
-    """
-    target, join, values = "target", "", []
-    if kind == "class":
-        target, join = "number", "JOIN columns ON label = target"
-    elif kind == "labels":
-        target, values = "list_sort(list_transform(target, lambda each: (?::UINTEGER[])[each + 1]))", [numbers.tolist()]
-    rest = 'name, path, absolute, "offset", nbytes, stored_as, size_bytes, line'
-    # why the path of a file: two URLs may differ in their credentials alone
-    database.run_on(
-        {"label": np.arange(len(numbers), dtype=np.uint32), "number": numbers},
-        f"CREATE OR REPLACE TABLE {table} AS SELECT (row_number() OVER (ORDER BY {_WRITTEN}, place) - 1)::UINTEGER "
-        f"AS position, {rest}, {target} AS target, NULL::VARCHAR AS group_name FROM listed_{table} {join}",
-        *values,
-    )
-    database.run(f"DROP TABLE listed_{table}")
-    ((repeated, conflicting),) = database.run(
-        "SELECT count(*), any_value(written) FILTER (target IS DISTINCT FROM other) FROM ("
-        f"SELECT {_WRITTEN} AS written, target, lead({_WRITTEN}) OVER by_position AS following, "
-        f"lead(target) OVER by_position AS other FROM {table} WINDOW by_position AS (ORDER BY position)) "
-        "WHERE written = following"
-    )
-    if conflicting is not None:
-        raise _two_targets(source, os.fsdecode(conflicting))
-    if repeated:
+    def __init__(self, database: Database, table: str, kind: str) -> None:
+        self._database, self._table, self._kind = database, table, kind
         database.run(
-            f"CREATE OR REPLACE TABLE {table} AS "
-            f"SELECT (row_number() OVER (ORDER BY position) - 1)::UINTEGER AS position, {rest}, target, group_name "
-            f"FROM (SELECT *, lead({_WRITTEN}) OVER (ORDER BY position) AS following FROM {table}) "
-            f"WHERE following IS DISTINCT FROM {_WRITTEN}"
-        )
-    return int(repeated)
-
-
-def _two_targets(source: Source, name: str) -> ResoluteError:
-    """The error for an image with two different targets, which are looked up in the source again."""
-    images = [image for image in source if image.name == name]
-    first = images[0]
-    conflicting = next(image for image in images if image.label != first.label)
-    target = source.listing.target
-    texts = []
-    for image in (first, conflicting):
-        text = repr(describe_label(image.label, target.names, target.units))
-        texts.append(f"{text} in line {image.line}" if image.line else text)
-    what = "belongs to two classes" if target.kind == "class" else "has two targets"
-    return ResoluteError(
-        f"{name}: {what}, got {' and '.join(texts)}, expected one row per image with all of its labels; correct them"
-    )
-
-
-def _check_same_target(source: Source, training: Photos) -> None:
-    """Raise `ResoluteError` unless the targets of a validation source are of the kind and names of `training`."""
-    own, target = source.listing.target, training.target
-    if own.kind != target.kind:
-        raise ResoluteError(
-            f"{source.root}: targets of another kind, got {own.kind}, expected {target.kind} as in {training.root}; "
-            "correct VAL, or set TARGET"
-        )
-    expected, got = set(training.columns), set(own.classes or own.columns)
-    # why not in one class by several columns: one that is missing is then a class without photos
-    is_by_columns = own.kind == "labels" if own.classes else not got.isdisjoint(expected)
-    if expected and got != expected and is_by_columns:
-        both = ((expected - got, "lacks"), (got - expected, "adds"))
-        texts = [f"{verb} {', '.join(sorted(columns))[:200]}" for columns, verb in both if columns]
-        raise ResoluteError(
-            f"{source.root}: other columns, got a table that {' and '.join(texts)}, expected the {len(expected)} of "
-            "SRC's table, since a missing one would count as 0 for all photos; correct VAL_LABELS or COLUMNS"
-        )
-    if target.kind == "values" and (own.names, own.units) != (target.names, target.units):
-        raise ResoluteError(
-            f"{source.root}: other values, got {', '.join(own.names)[:200]}, expected {', '.join(target.names)[:200]} "
-            f"in this order, as in {training.root}; correct VAL, or name the columns with COLUMNS"
+            f"CREATE OR REPLACE TABLE listed_{table} (place UBIGINT, name BLOB, path BLOB, absolute BOOLEAN, "
+            f'"offset" BIGINT, nbytes UBIGINT, stored_as UTINYINT, size_bytes UBIGINT, target {_TARGETS[kind]}, '
+            "line UINTEGER)"
         )
 
+    def add(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        """Add photos: {column: (n,) array} of place, which counts the photos of the source, and of the table's columns
+        from name to line.
 
-def _number_classes(
-    source: Source,
-    labels: Sequence[str],
-    classes: Sequence[str] | None,
-    listed_in: str,
-    class_numbers: Mapping[str, int] | None,
-    training: Photos | None,
-    known: Sequence[str],
-    *,
-    are_names: bool,
-) -> tuple[tuple[str, ...], Mapping[str, int]]:
-    src, trained_on = source.root, training.root if training is not None else None
-
-    def first_with(label: str) -> ImageRef | None:
-        has_label = (
-            image
-            for image in source
-            if label == image.label or (not isinstance(image.label, str) and label in image.label)
+        Class numbers in `target` are those of labels; lists are text that DuckDB reads.
+        """
+        target = "target" if self._kind == "class" else f"target::{_TARGETS[self._kind]}"
+        self._database.run_on(
+            columns,
+            f'INSERT INTO listed_{self._table} SELECT place, name, path, absolute, "offset", nbytes, stored_as, '
+            f"size_bytes, {target}, line FROM columns",
         )
-        return next(has_label, None)
 
-    def locate(label: str) -> str:
-        image = first_with(label)
-        return f" in line {image.line}" if image is not None and image.line else ""
+    def finish(self, numbers: NDArray[np.uint32]) -> tuple[int, str | None]:
+        """Make the table, with the class `numbers` (labels,) for labels.
 
-    for label in labels:
-        if not _is_encodable(label):  # why: JSON can hold half a character
-            image = first_with(label)
-            name = label if image is None else image.name
-            raise ResoluteError(f"{src}: {name!r} has no text as its label, got {label!r}, expected text; correct it")
-    if source.listing.numbered:
-        names, numbers = by_number(
-            labels,
-            names=source.listing.label_names,
-            classes=classes,
-            src=src,
-            listed_in=listed_in,
-            training=trained_on,
-            are_names=are_names,
-            listed=class_numbers,
-            locate=locate,
+        Returns how many names were repeated, and a name with different targets; the table is then of no use. Of photos
+        with the same name the last one is kept, as when an archive is unpacked.
+        """
+        database, table = self._database, self._table
+        target, join, values = "target", "", []
+        if self._kind == "class":
+            target, join = "number", "JOIN columns ON label = target"
+        elif self._kind == "labels":
+            target = "list_sort(list_transform(target, lambda each: (?::UINTEGER[])[each + 1]))"
+            values = [numbers.tolist()]
+        rest = 'name, path, absolute, "offset", nbytes, stored_as, size_bytes, line'
+        # why the path of a file: two URLs may differ in their credentials alone
+        database.run_on(
+            {"label": np.arange(len(numbers), dtype=np.uint32), "number": numbers},
+            f"CREATE OR REPLACE TABLE {table} AS SELECT (row_number() OVER (ORDER BY {_WRITTEN}, place) - 1)::UINTEGER "
+            f"AS position, {rest}, {target} AS target, NULL::VARCHAR AS group_name FROM listed_{table} {join}",
+            *values,
         )
-        # why: photos of the last classes may be gone
-        return (tuple(known) if names == tuple(known[: len(names)]) else names), numbers
-    if classes is None and known:
-        classes = (*known, *sorted(set(labels) - set(known)))
-    return by_name(
-        labels,
-        classes=classes,
-        src=src,
-        listed_in=listed_in,
-        training=trained_on,
-        listed=class_numbers,
-        locate=locate,
-    )
-
-
-def _is_encodable(text: str) -> bool:
-    """Whether `text` has bytes, valid UTF-8 or not, as names in folders and archives have."""
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-    return True
+        database.run(f"DROP TABLE listed_{table}")
+        ((repeated, conflicting),) = database.run(
+            "SELECT count(*), any_value(written) FILTER (target IS DISTINCT FROM other) FROM ("
+            f"SELECT {_WRITTEN} AS written, target, lead({_WRITTEN}) OVER by_position AS following, "
+            f"lead(target) OVER by_position AS other FROM {table} WINDOW by_position AS (ORDER BY position)) "
+            "WHERE written = following"
+        )
+        if conflicting is not None:
+            return 0, os.fsdecode(conflicting)
+        if repeated:
+            database.run(
+                f"CREATE OR REPLACE TABLE {table} AS "
+                f"SELECT (row_number() OVER (ORDER BY position) - 1)::UINTEGER AS position, {rest}, target, group_name "
+                f"FROM (SELECT *, lead({_WRITTEN}) OVER (ORDER BY position) AS following FROM {table}) "
+                f"WHERE following IS DISTINCT FROM {_WRITTEN}"
+            )
+        return int(repeated), None

@@ -298,7 +298,7 @@ def _draw_held_out(photos: Photos, val_frac: float, seed: int, groups: NDArray[n
 
     Copies, which are in one of the `groups`, are held out with the first of them, and do not count.
     """
-    strata = _strata(photos)
+    strata = photos.strata()
     counts = _counts(strata, len(photos.classes) + 1)
     first = None if groups is None or groups.max(initial=-1) < 0 else leaders(groups)
     if first is not None:
@@ -319,15 +319,10 @@ def _together(copies: NDArray[np.int64] | None, groups: NDArray[np.int64]) -> ND
     return components(groups + 1, *([] if copies is None else [copies + 1]))
 
 
-def _ties(photos: Photos, seed: int) -> NDArray[np.uint64]:
-    """(N,) uint64: a random number of each photo, by the name of its group or its own."""
-    return photos.column("md5_number_lower(?::BLOB || coalesce(encode(group_name), name))", b"%d " % seed)
-
-
 def _hold_out_groups(photos: Photos, groups: NDArray[np.int64], val_frac: float, seed: int) -> NDArray[np.bool_]:
     """(N,) bool: `val_frac` of every class, in whole `groups`: if these allow, at least one photo, and never all."""
-    strata = _strata(photos)
-    ties = _ties(photos, seed)
+    strata = photos.strata()
+    ties = photos.ties(seed)
     held_out = deal(strata, groups, [1 - val_frac, val_frac], ties) == 1
     sizes = np.bincount(groups[groups >= 0], minlength=1)
     size = np.where(groups >= 0, sizes[groups], 1)
@@ -384,7 +379,7 @@ def _hold_out_new_groups(
         for number, chosen in enumerate((new & ~held_out, new & held_out)):
             held[number] += np.bincount(strata[chosen], minlength=classes)
         parts = deal(
-            strata[is_open], together[is_open], [1 - val_frac, val_frac], _ties(photos, seed)[is_open], held=held
+            strata[is_open], together[is_open], [1 - val_frac, val_frac], photos.ties(seed)[is_open], held=held
         )
         held_out[is_open] = parts == 1
     return held_out
@@ -400,25 +395,6 @@ def _refuse_divided(where: str, photos: Photos, train: NDArray[np.int64], val: N
             "each on one side; correct it, or leave GROUP out: a run then reports its accuracy also without the "
             "photos that have a near copy in train"
         )
-
-
-def _strata(photos: Photos) -> NDArray[np.uint32]:
-    """(N,) u4: the group of each image, as `Target.strata`: its class; of several its rarest, C without any."""
-    if photos.target.kind == "class":
-        return photos.labels
-    if photos.target.kind == "values":
-        return np.full(len(photos), len(photos.classes), np.uint32)
-    order = np.argsort(photos.class_counts(), kind="stable")  # rarest first
-    ranks = np.empty(len(order), np.uint32)
-    ranks[order] = np.arange(len(order))
-    # why: the rank of an ignored label is NULL, which `list_min` leaves out
-    rarest = photos.column(
-        "coalesce(list_min(list_transform(target, lambda each: (?::UINTEGER[])[each + 1])), ?)",
-        ranks.tolist(),
-        len(order),
-    )
-    strata: NDArray[np.uint32] = np.append(order, len(order)).astype(np.uint32)[rarest.astype(np.int64)]
-    return strata
 
 
 def _counts(strata: NDArray[np.uint32], groups: int) -> NDArray[np.int64]:

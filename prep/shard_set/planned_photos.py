@@ -21,8 +21,8 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import label_digits
 from resolute.prep.convert.batch import EncodeOptions
 from resolute.prep.listing.compare import Comparison
-from resolute.prep.listing.database import Database
-from resolute.prep.listing.photos import Photos, listed_servers, objects
+from resolute.prep.listing.database import Database, objects
+from resolute.prep.listing.photos import Photos, listed_servers, rows_of
 from resolute.prep.listing.splits import Split
 from resolute.prep.shard_set.record import Records
 from resolute.prep.shard_set.writer import ShardSpec
@@ -95,16 +95,12 @@ def plan_older(
         },
         "CREATE OR REPLACE TABLE wanted AS SELECT split::VARCHAR AS split, first, stop FROM columns",
     )
-    places = " UNION ALL ".join(
-        f"SELECT '{name}' AS source, position, path, \"offset\", nbytes, stored_as FROM {photos.rows}"
-        for name, photos in sources.items()
-    )
     database.run(
-        'INSERT INTO planned BY NAME SELECT DISTINCT ON (s.split, s.key) s.*, path, "offset", nbytes, stored_as, '
-        f"c.reason AS skip FROM {comparison.set_rows} s "
+        'INSERT INTO planned BY NAME SELECT DISTINCT ON (s.split, s.key) s.*, p.path, p."offset", p.nbytes, '
+        f"p.stored_as, c.reason AS skip FROM {comparison.set_rows} s "
         "JOIN wanted w ON s.split = w.split AND s.key >= w.first AND s.key < w.stop "
         f"JOIN {comparison.rows} c ON c.split = s.split AND c.key = s.key "
-        f"LEFT JOIN ({places}) p ON p.source = c.source AND p.position = c.position ORDER BY s.split, s.key"
+        f"LEFT JOIN {rows_of(sources)} p ON p.source = c.source AND p.position = c.position ORDER BY s.split, s.key"
     )
 
 

@@ -31,8 +31,7 @@ from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.format import generation_mark
-from resolute.prep.listing.database import Database
-from resolute.prep.listing.photos import objects
+from resolute.prep.listing.database import Database, objects
 from resolute.prep.shard_set.generation import GenerationSpec
 from resolute.prep.shard_set.record import RECORDS
 from resolute.prep.storage.output import Store

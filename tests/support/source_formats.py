@@ -15,7 +15,8 @@ from typing import Any
 from PIL import Image
 
 from resolute.prep.listing.database import Database
-from resolute.prep.listing.photos import Photos, list_photos
+from resolute.prep.listing.list_photos import list_photos
+from resolute.prep.listing.photos import Photos
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.fetch import fetch_many
 from resolute.prep.sources.image_ref import Source

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from resolute.errors import ResoluteError
-from resolute.prep.listing import photos as tables
+from resolute.prep.listing import list_photos as tables
 from resolute.prep.listing.class_file import read_classes
 from resolute.prep.listing.database import Database
 from resolute.prep.listing.inputs import list_sources
-from resolute.prep.listing.photos import Photos, list_photos
+from resolute.prep.listing.list_photos import list_photos
+from resolute.prep.listing.photos import Photos
 from resolute.prep.settings import Settings
 from resolute.prep.sources.image_ref import ZIPPED, ByteRange, ImageRef, Label, Listing
 
@@ -215,7 +216,7 @@ def split_classes(tmp_path: Path, **options: Any) -> dict[str, dict[str, list[st
     for split, each in sources.items():
         assert each.classes == sources["train"].classes
         numbers = "target" if each.target.kind == "class" else "unnest(target)"
-        rows = each.database.run(f"SELECT position, {numbers} FROM {each.table}")
+        rows = each.database.run(f"SELECT position, {numbers} FROM {each.rows}")
         found[split] = {each.name(position): [] for position, _ in rows}
         for position, number in rows:
             found[split][each.name(position)].append(each.classes[number])

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from resolute.errors import ResoluteError
-from resolute.prep.listing.photos import list_photos
+from resolute.prep.listing.list_photos import list_photos
 from resolute.prep.settings import ShardsOptions
 from resolute.prep.sources import archive, parquet_file
 from resolute.prep.sources.detect import open_source

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from resolute.prep.listing.database import Database
-from resolute.prep.listing.photos import list_photos
+from resolute.prep.listing.list_photos import list_photos
 from resolute.prep.sources.detect import open_source
 from resolute.prep.sources.image_ref import Source
 from resolute.prep.sources.targets import TargetSetting

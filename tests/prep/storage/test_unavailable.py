@@ -15,7 +15,7 @@ from resolute.prep import build as building
 from resolute.prep.convert.batch import Batch, EncodeOptions
 from resolute.prep.listing.copies import find_copies
 from resolute.prep.listing.database import Database
-from resolute.prep.listing.photos import list_photos
+from resolute.prep.listing.list_photos import list_photos
 from resolute.prep.run.worker import convert
 from resolute.prep.settings import Settings
 from resolute.prep.shard_set.record import Records
