@@ -11,6 +11,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -287,9 +288,10 @@ class _Start:
         self.delivered = True
 
         def restore() -> None:
-            if hidden.exists():
+            while hidden.exists():
                 shutil.rmtree(path, ignore_errors=True)
-                hidden.rename(path)
+                with suppress(OSError):  # why again: a process may have written into the empty folder in between
+                    hidden.rename(path)
 
         self._restore = restore
         if event.duration_s:
