@@ -25,6 +25,7 @@ from .scenarios import SCENARIOS, Cycle, Phase, World, make_photos, write_recipe
 
 __all__ = ["Soak"]
 
+_RENAMES = 100  # attempts to bring a folder back
 _POLL_S = 0.005
 _START_S = 0.5  # no event before: interrupted while it starts, Python itself prints a traceback
 _TIMEOUT_S = 600.0  # of a command; the first of train-all compiles for minutes
@@ -288,10 +289,11 @@ class _Start:
         self.delivered = True
 
         def restore() -> None:
-            while hidden.exists():
+            for _ in range(_RENAMES if hidden.exists() else 0):
                 shutil.rmtree(path, ignore_errors=True)
                 with suppress(OSError):  # why again: a process may have written into the empty folder in between
                     hidden.rename(path)
+                    break
 
         self._restore = restore
         if event.duration_s:
