@@ -45,6 +45,7 @@ __all__ = [
     "describe",
     "described",
     "everywhere",
+    "groups_by_kind",
     "meant",
     "option_name",
     "repeatable",
@@ -95,7 +96,8 @@ def settings(where: str, other_names: Mapping[str, str] | None = None) -> Callab
 
         def __init__(self: Any, **values: Any) -> None:
             try:
-                made.__pydantic_validator__.validate_json(json.dumps(values, default=_plain), self_instance=self)
+                text = json.dumps({**values, **_with_kinds(made, values)}, default=_plain)
+                made.__pydantic_validator__.validate_json(text, self_instance=self)
             except ValidationError as error:
                 raise describe(error, made, where) from None
             except (TypeError, ValueError) as error:  # of json: not a value that JSON has
@@ -113,6 +115,16 @@ def settings(where: str, other_names: Mapping[str, str] | None = None) -> Callab
         return typing.cast(type[T], made)
 
     return decorate
+
+
+def _with_kinds(cls: Any, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The tables among `values` for a union of groups by `kind`, with the kind of its default if they name none."""
+    fields = cls.__pydantic_fields__
+    return {
+        name: {"kind": fields[name].default.kind, **value}
+        for name, value in values.items()
+        if isinstance(value, dict) and name in fields and groups_by_kind(fields[name].annotation)
+    }
 
 
 def build(cls: type[T], values: Mapping[str, Any]) -> T:
@@ -182,9 +194,13 @@ def describe(error: ValidationError, cls: Any, where: str) -> ResoluteError:
     if first["type"] == "json_invalid":  # a lone surrogate, as in a file name that is not UTF-8
         return ResoluteError(f"{where or cls.__name__}: got text that is not Unicode, expected UTF-8; correct it")
     owner, names = cls, list(filter(None, [where]))
+    kinds: dict[str, Any] = {}  # of a union: {kind: its group}
     field: FieldInfo | None = None
     for part in first["loc"]:
         if isinstance(part, int):  # the number of a table or item of a list
+            continue
+        if part in kinds:
+            owner = kinds[part]
             continue
         fields: Mapping[str, FieldInfo] = getattr(owner, "__pydantic_fields__", {})
         if part not in fields:
@@ -194,6 +210,10 @@ def describe(error: ValidationError, cls: Any, where: str) -> ResoluteError:
         field = fields[part]
         names.append(part)
         owner = next(filter(dataclasses.is_dataclass, _members(field.annotation)), None)
+        kinds = groups_by_kind(field.annotation) or kinds
+    if first["type"] == "union_tag_invalid":
+        got, expected = repr(first["ctx"]["tag"]), ", ".join(kinds)
+        return ResoluteError(f"{'.'.join(names)}.kind: got {got}, expected {expected}; correct it")
     name = option_name(names[-1]) if where == "--" else ".".join(names)
     expected = type_text(field).replace("`", "") if field else first["msg"]
     if first["type"] == "missing" and isinstance(first["loc"][-1], str):  # else an item of a list
@@ -203,6 +223,13 @@ def describe(error: ValidationError, cls: Any, where: str) -> ResoluteError:
         if now := next((others[each] for each in others if _alike(each, names[-1])), None):
             return ResoluteError(f"{name}: no such setting, expected {now}; rename it")
         known = getattr(owner, "__pydantic_fields__", {})
+        if readers := [kind for kind, group in kinds.items() if names[-1] in group.__pydantic_fields__]:
+            kind = next(kind for kind, group in kinds.items() if group is owner)
+            group = ".".join(names[:-1])
+            return ResoluteError(
+                f"{name}: without effect, {group}.kind is {kind}, expected {' or '.join(readers)}; remove it, or change "
+                f"{group}.kind"
+            )
         return ResoluteError(f"{name}: no such setting; {closest(names[-1], known, everywhere(cls, without=owner))}")
     got = repr(first["input"])
     got = got if len(got) <= _MAX_SHOWN else f"{got[:_MAX_SHOWN]}…"
@@ -370,7 +397,8 @@ def _text(hint: Any, metadata: Any = ()) -> str:
     limits = _range(metadata)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        shown = [_text(arg, metadata) for arg in args if arg is not types.NoneType and not _is_internal(arg)]
+        members = (_text(arg, metadata) for arg in args if arg is not types.NoneType and not _is_internal(arg))
+        shown = [*dict.fromkeys(members)]
         # "number or 2 numbers, above 0": members that follow each other share their range
         groups = itertools.groupby((text.partition(", ") for text in shown), key=lambda parts: parts[1:])
         return " or ".join(" or ".join(kind for kind, *_ in group) + "".join(limits) for limits, group in groups)
@@ -408,6 +436,17 @@ def _members(hint: Any) -> list[Any]:
     if typing.get_origin(hint) in (types.UnionType, typing.Union, tuple, Annotated):
         return [member for arg in typing.get_args(hint) for member in _members(arg)]
     return [hint]
+
+
+def groups_by_kind(hint: Any) -> dict[str, Any]:
+    """{kind: its class} of a union of groups that differ in their `kind`; empty for any other type."""
+    hint = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+    return {
+        kind: member
+        for member in _arms(hint)
+        if "kind" in getattr(member, "__pydantic_fields__", {}) and len(_arms(hint)) > 1
+        for kind in typing.get_args(member.__pydantic_fields__["kind"].annotation)
+    }
 
 
 def _is_internal(hint: Any) -> bool:

@@ -23,6 +23,7 @@ from resolute.console import counted
 from resolute.errors import ResoluteError, StorageError, different_values
 from resolute.files import atomic_file, atomic_link, write_errors
 from resolute.train.recipe import RECIPE_FILE
+from resolute.train.recipe.upgrade import old_key
 
 __all__ = [
     "FORMAT",
@@ -109,6 +110,11 @@ def load(path: Path, *, expect: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_same(path: Path, state: dict[str, Any], expect: dict[str, Any]) -> None:
+    if "recipe" in expect and old_key(state["recipe"]):
+        raise ResoluteError(
+            f"{path}: made by an earlier version of Resolute, expected a run of this one; finish it with that version, "
+            "or use another RUN"
+        )
     if "recipe" in expect and (changes := _recipe_changes(state["recipe"], expect["recipe"])):
         more = f" and {len(changes) - _MAX_CHANGES} more" if len(changes) > _MAX_CHANGES else ""
         own = path.parent / RECIPE_FILE

@@ -23,10 +23,11 @@ from resolute.train.model.ema import WeightAverage
 from resolute.train.model.freeze import Freezer
 from resolute.train.model.head import CLASSES, Head
 from resolute.train.model.norms import batch_norms, statistics_kept
-from resolute.train.model.regularization import Regularizer, strongest
+from resolute.train.model.regularization import Regularizer, with_largest_strengths
 from resolute.train.optim.optimizer import Lookahead, build_gradient_steps, build_optimizer
 from resolute.train.optim.schedule import Rates
 from resolute.train.recipe.schema import Precision, Recipe
+from resolute.train.recipe.sections import smoothing_of
 
 from .step_graphs import StepGraphs, check_cuda_graphs
 from .validation import BatchScores, score_batch
@@ -62,7 +63,7 @@ class Learner:
         set_tf32(recipe.precision.tf32, device)
         torch.manual_seed(recipe.seed)
         self.recipe, self.device, self.ranks = recipe, device, ranks or Ranks()
-        layout, built = recipe.precision.channels_last, strongest(recipe)
+        layout, built = recipe.precision.channels_last, with_largest_strengths(recipe)
         self.network = build_model(
             built.model,
             classes=classes,
@@ -94,7 +95,7 @@ class Learner:
         self._rerun = batch_norms(self.network) if recipe.model.grad_checkpointing else []
         self.optimizer = build_optimizer(built.optim, self.network)
         self._prepare_gradients = build_gradient_steps(recipe.optim, self.network)
-        self.freezer = Freezer(recipe.freeze, recipe.stages, self.network, self.optimizer)
+        self.freezer = Freezer(recipe.stages, self.network, self.optimizer)
         self.regularizer = Regularizer(recipe, self.network, self.optimizer)
         self.rates = Rates(
             recipe.schedule,
@@ -105,8 +106,8 @@ class Learner:
             epoch_samples=epoch_samples,
         )
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
-        self._entered: tuple[int, int, bool] | None = None  # stage, resolution and mode that the network has
-        self._stepped: tuple[int, int] | None = None  # stage and resolution that the optimizer has
+        self._network_is_at: tuple[int, bool] | None = None  # stage and mode
+        self._optimizer_is_at: int | None = None  # stage
         self._wrapped: nn.Module | None = None  # the network, averaging gradients over the ranks; None: to be wrapped
         self._smoothing = 0.0
         self.graphs: StepGraphs | None = None
@@ -126,13 +127,13 @@ class Learner:
     def train_step(self, batch: Batch) -> tuple[torch.Tensor, float]:
         """Run one optimizer step; returns this rank's part of the mean loss and the learning rate (no sync)."""
         spec = batch.spec
-        if self._stepped != (spec.stage, spec.res):
-            self._stepped = (spec.stage, spec.res)
+        if self._optimizer_is_at != spec.stage:
+            self._optimizer_is_at = spec.stage
             self.freezer.apply_to_optimizer(spec.stage)
-            self.regularizer.apply_to_optimizer(spec.stage, spec.res)
+            self.regularizer.apply_to_optimizer(spec.stage)
         lr = self.rates.apply(self.optimizer, spec.step, stage=spec.stage, res=spec.res)
         self.ranks.seed(self.recipe.seed, spec.step)
-        self.enter(spec.stage, spec.res)
+        self.enter(spec.stage)
         loss = self.forward_backward(batch) if self.graphs is None else self.graphs(batch)
         if self._prepare_gradients is not None:
             self.scaler.unscale_(self.optimizer)
@@ -148,7 +149,7 @@ class Learner:
 
     def forward_backward(self, batch: Batch) -> torch.Tensor:
         """Compute the gradients; returns this rank's part of the global mean loss, a scalar on the device (no sync)."""
-        self.enter(batch.spec.stage, batch.spec.res)
+        self.enter(batch.spec.stage)
         if self._wrapped is None:
             self._wrapped = self.ranks.wrap(self.network)
         network, parts, losses = self._wrapped, self._micro_batches(batch), []
@@ -169,14 +170,14 @@ class Learner:
                 scaled.backward()
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
-    def enter(self, stage: int, res: int, *, training: bool = True) -> None:
-        """Prepare the network for batches of `stage` at `res` px: which layers train, drop rates, mode, smoothing."""
-        if self._entered == (stage, res, training) and self.network.training == training:
+    def enter(self, stage: int, *, training: bool = True) -> None:
+        """Prepare the network for batches of `stage`: which layers train, drop rates, mode, label smoothing."""
+        if self._network_is_at == (stage, training) and self.network.training == training:
             return
-        self._entered = (stage, res, training)
+        self._network_is_at = (stage, training)
         self.freezer.apply_to_network(stage)
-        self.regularizer.apply_to_network(stage, res)
-        self._smoothing = self.recipe.regularization_at(stage, res)["label_smoothing"]
+        self.regularizer.apply_to_network(stage)
+        self._smoothing = smoothing_of(self.recipe.in_stage(stage).loss)
         self.network.train(training)
         self._wrapped = None  # why: the wrapper holds the list of the trained parameters
 
@@ -210,7 +211,7 @@ class Learner:
             if self.ema is not None:
                 self.ema.copy_counts()
             self.ranks.average_statistics(*self._averaged)
-        self.enter(batch.spec.stage, batch.spec.res, training=False)
+        self.enter(batch.spec.stage, training=False)
         return score_batch(self.head, self.eval_outputs(batch.images), batch.targets)
 
     def eval_outputs(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -267,7 +268,7 @@ class Learner:
             self.ema.module.load_state_dict(state["ema"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.freezer.load_state_dict(state["freezer"])
-        self._stepped = None  # why: the loaded optimizer may have the weight decay of another stage
+        self._optimizer_is_at = None  # why: the loaded optimizer may have the weight decay of another stage
         if state["scaler"]:  # empty without fp16, with which a run may be resumed on another device
             self.scaler.load_state_dict(state["scaler"])
         torch.set_rng_state(state["rng"])

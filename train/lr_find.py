@@ -5,7 +5,7 @@ weights, on the first stage's batches and with the recipe's loss. The largest us
 smoothed loss is at least half-way down from its first to its lowest value; the suggestion is half of it. If that is the
 end of the sweep, as with Adam, the suggestion is the rate at the lowest loss. `_TRUST` says how far that was right.
 Nothing is written but the chart; on a CPU, a seed gives the same numbers each time. Rates are those of `optim.lr`: the
-stage's `lr_scale`, `schedule.batch_rule` and layer decay apply on top.
+stage's `optim.lr_scale`, `schedule.batch_rule` and layer decay apply on top.
 
 Sources: the sweep and its largest rate as the peak: Smith, arXiv 1506.01186, section 3.3; that the best rate is within
 about a factor of two of the largest that does not diverge: Bengio, arXiv 1206.5533, section 3.1.1; that the loss may
@@ -38,7 +38,8 @@ from resolute.train.devices.distributed import Ranks
 from resolute.train.optim.schedule import Rates, peak_momentum
 from resolute.train.options import LrFindOptions
 from resolute.train.planner.batch_size import DoesNotFit, out_of_memory
-from resolute.train.recipe.schema import Ema, Recipe, Schedule
+from resolute.train.recipe.schema import Ema, Recipe
+from resolute.train.recipe.sections import OneCycleSchedule
 from resolute.train.recipe.starter import chosen_recipe
 from resolute.train.recipe.text import RecipeText
 from resolute.train.run_folder import page_file
@@ -226,7 +227,7 @@ def _test(args: LrFindOptions, written: RecipeText, out: Path) -> None:
     first = dataclasses.replace(
         recipe,
         stages=(dataclasses.replace(recipe.stages[0], epochs=epochs),),
-        schedule=Schedule(),
+        schedule=OneCycleSchedule(),
         ema=Ema(),
         eval=dataclasses.replace(recipe.eval, every_epochs=epochs),
     )

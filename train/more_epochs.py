@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from resolute.errors import ResoluteError
 from resolute.train import checkpoint
 from resolute.train.logs.run_log import RunLogReader
-from resolute.train.recipe.schema import Freeze, Recipe, Schedule, unused_keys
-from resolute.train.recipe.stages import RecipeStage, Regularization
+from resolute.train.recipe.schema import Recipe
+from resolute.train.recipe.sections import OneCycleSchedule
+from resolute.train.recipe.stages import RecipeStage
 from resolute.train.recipe.text import RecipeText
 from resolute.train.recipe.toml import recipe_text
 
@@ -64,11 +64,10 @@ def continuation(run: str, epochs: int, *, runs: Path) -> Continuation:
 def continued_recipe(recipe: Recipe, epochs: int, *, weights: Path) -> Recipe:
     """The recipe of `epochs` more epochs of the last stage of `recipe`, from the file `weights` of its run.
 
-    Of several resolutions, the stage keeps the largest, with its batch size and strengths of regularisation.
+    Of several resolutions, the stage keeps the largest, with its batch size. What it overrides becomes the run's.
     """
-    last = recipe.stages[-1]
+    last, own = recipe.stages[-1], recipe.in_stage(len(recipe.stages) - 1)
     res = last.max_res
-    strengths: dict[str, Any] = last.regularization_at(res)
     stage = RecipeStage(
         res=res,
         epochs=epochs,
@@ -77,23 +76,18 @@ def continued_recipe(recipe: Recipe, epochs: int, *, weights: Path) -> Recipe:
         order=last.order,
         eval_res=last.eval_res,
         augment=last.augment,
-        lr_scale=last.lr_scale,
-        unfreeze_to=last.unfreeze_to,
-        freeze_to=last.freeze_to,
-        regularization=Regularization(**strengths),
+        train_from=last.train_from,
     )
     base = recipe.schedule.base_batch or recipe.stages[0].shapes[0].batch_size
     has_rule = recipe.schedule.batch_rule != "none" and base != stage.batch_size
-    more = dataclasses.replace(
+    rule = {"batch_rule": recipe.schedule.batch_rule, "base_batch": base} if has_rule else {}
+    return dataclasses.replace(
         recipe,
         stages=(stage,),
         scale_epochs=1.0,
-        model=dataclasses.replace(recipe.model, weights=str(weights), weights_kind="best"),
-        optim=dataclasses.replace(recipe.optim, lr=float(f"{LR_FACTOR * recipe.optim.lr:.2g}")),
-        schedule=Schedule(batch_rule=recipe.schedule.batch_rule, base_batch=base) if has_rule else Schedule(),
+        model=dataclasses.replace(own.model, weights=str(weights), weights_kind="best"),
+        optim=dataclasses.replace(own.optim, lr=float(f"{LR_FACTOR * recipe.optim.lr:.2g}")),
+        loss=own.loss,
+        schedule=OneCycleSchedule(**rule),
         ema=dataclasses.replace(recipe.ema, last_epochs=min(recipe.ema.last_epochs, epochs)),
     )
-    if ("freeze", "mode") in unused_keys(more):  # the last stage trains all layers
-        all_layers = dataclasses.replace(stage, unfreeze_to=None, freeze_to=None)
-        more = dataclasses.replace(more, freeze=Freeze(), stages=(all_layers,))
-    return more

@@ -23,7 +23,7 @@ from resolute.train.recipe.schema import Recipe
 from resolute.train.recipe.starter import chosen_recipe
 from resolute.train.run_folder import page_file
 
-from .report.curves import schedule_charts
+from .report.curves import regularization, schedule_charts
 
 __all__ = ["Curve", "changes", "charts", "draw", "main", "regularization_text", "stage_lines"]
 
@@ -69,10 +69,8 @@ class Curve:
 
 
 def changes(recipe: Recipe) -> list[str]:
-    """The keys of `regularization` whose values change over the run."""
-    values = [
-        recipe.regularization_at(number, res) for number, stage in enumerate(recipe.stages) for res in stage.resolutions
-    ]
+    """The strengths of regularisation that differ between stages."""
+    values = [regularization(recipe, number) for number in range(len(recipe.stages))]
     return [name for name in values[0] if len({each[name] for each in values}) > 1]
 
 
@@ -82,23 +80,19 @@ def stage_lines(curve: Curve) -> list[str]:
     for number, stage in enumerate(curve.recipe.stages):
         first, end = curve.firsts[number : number + 2]
         lrs = [curve.at(number, step)[0] for step in range(first, end)]
-        layer = {"freeze": stage.freeze_to, "unfreeze": stage.unfreeze_to, "none": None}[curve.recipe.freeze.mode]
         lines.append(
             f"stage {number}: {stage.res_text}, batch {stage.batch_text}, steps {first}..{end - 1}, "
             f"LR {lrs[0]:.4g} first, {max(lrs):.4g} peak, {lrs[-1]:.4g} last"
-            + (f"; {curve.recipe.freeze.mode}_to {layer}" if layer else "")
-            + regularization_text(curve.recipe, number, stage.resolutions[0], stage.resolutions[-1])
+            + (f"; train_from {stage.train_from}" if stage.train_from else "")
+            + regularization_text(curve.recipe, number)
         )
     return lines
 
 
-def regularization_text(recipe: Recipe, stage: int, first_res: int, last_res: int) -> str:
-    """The values that change over the run, at two resolutions (px) of the stage: "; drop_rate 0.1 to 0.2"."""
-    first, last = (recipe.regularization_at(stage, res) for res in (first_res, last_res))
-    return "".join(
-        f"; {name} {first[name]:.4g}" + (f" to {last[name]:.4g}" if last[name] != first[name] else "")
-        for name in changes(recipe)
-    )
+def regularization_text(recipe: Recipe, stage: int) -> str:
+    """The strengths of a stage that differ from those of others: "; drop_rate 0.1"."""
+    values = regularization(recipe, stage)
+    return "".join(f"; {name} {values[name]:.4g}" for name in changes(recipe))
 
 
 def charts(curve: Curve) -> list[Chart]:
@@ -113,6 +107,7 @@ def charts(curve: Curve) -> list[Chart]:
         ]
     stages, steps, lrs, momenta = zip(*points, strict=True)
     sizes = [curve.res(int(step)) for step in steps]
+    strengths = [regularization(recipe, number) for number in range(len(recipe.stages))]
     return [
         *filter(
             None,
@@ -122,7 +117,7 @@ def charts(curve: Curve) -> list[Chart]:
                 momenta=momenta,
                 sizes=list(map(float, sizes)),
                 marks=marks,
-                strengths=[recipe.regularization_at(stage, res) for stage, res in zip(stages, sizes, strict=True)],
+                strengths=[strengths[stage] for stage in stages],
                 momentum="beta 1" if recipe.optim.uses_betas else "momentum",
             ),
         )

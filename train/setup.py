@@ -22,7 +22,7 @@ from resolute.train.devices.memory import keep_freed_memory
 from resolute.train.logs.loggers import check_loggers
 from resolute.train.loss.class_weights import class_weights
 from resolute.train.model.head import Head
-from resolute.train.model.regularization import strongest
+from resolute.train.model.regularization import with_largest_strengths
 from resolute.train.options import PlanOptions, TrainOptions
 from resolute.train.planner.batch_size import Probe, cap_memory, real_steps, with_batch_sizes
 from resolute.train.recipe import RECIPE_FILE
@@ -151,7 +151,7 @@ def set_up(options: Options, text: RecipeText, ranks: Ranks) -> tuple[Recipe, Sh
     else:
         torch.backends.cudnn.benchmark = True  # each shape is autotuned once, in the warm-up
 
-    head = Head.of(shards, strongest(recipe).loss, recipe.distill)
+    head = Head.of(shards, with_largest_strengths(recipe).loss, recipe.distill)
 
     def build(recipe: Recipe, ranks: Ranks) -> tuple[Plan, Learner]:
         plan = recipe.plan(shards, auto_order=auto_order)

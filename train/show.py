@@ -82,7 +82,7 @@ def model_inputs(
             chosen = batch.images[:count].permute(0, 2, 3, 1).numpy()
             what = "training" if split == "train" else "validation"
             read = reader.submit(split, batch.spec.stored_res, batch.spec.ids[:count]).result()
-            strengths = regularization_text(recipe, stage, res, res) if split == "train" else ""
+            strengths = regularization_text(recipe, stage) if split == "train" else ""
             rows.append(
                 Row(
                     title=f"stage {stage}, {what}, {res} px, epoch {batch.spec.epoch}{strengths}",

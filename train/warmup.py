@@ -132,7 +132,7 @@ def _normalises_one(learner: Learner, stage: int, res: int) -> bool:
     """Whether the network in training mode accepts a single image of `res` px in `stage`."""
     image = torch.zeros(1, 3, res, res, device=learner.device)
     with untouched(learner.network), torch.no_grad(), learner.autocast():
-        learner.enter(stage, res)
+        learner.enter(stage)
         try:
             learner.network.forward(image)  # why not __call__: it would compile
         except ValueError as error:
@@ -181,7 +181,7 @@ def warm_up(
     with untouched(network):
         for split, res, size in todo:
             before_each()
-            learner.enter(stage, res, training=split == "train")
+            learner.enter(stage, training=split == "train")
             images = torch.zeros(size, 3, res, res, dtype=learner.image_dtype, device=device)
             images = images.to(memory_format=torch.channels_last)  # as the loader's
             try:

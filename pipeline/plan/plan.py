@@ -30,7 +30,7 @@ from .crops import CROP_UNIFORMS, centre_crops, random_crops
 from .order import Order, sample_ids
 from .permutation import stream_key
 from .rng import uniforms
-from .stage import AUTO, SIZED_AT, Augment, BatchShape, BatchSize, Count, Fraction, Seed, Stage, without_effect
+from .stage import AUTO, SIZED_AT, Augment, BatchShape, BatchSize, Count, Fraction, Seed, Stage, unused_augment_keys
 
 __all__ = ["BatchSpec", "Phase", "Plan"]
 
@@ -147,7 +147,7 @@ def _check_flips(stages: Sequence[Stage], *, rotates: bool, uniform: bool) -> No
             )
 
 
-def _refuse_without_effect(
+def _refuse_unused_keys(
     stages: Sequence[Stage],
     *,
     order: Order,
@@ -161,7 +161,7 @@ def _refuse_without_effect(
     if any(type(stage) is not Stage for stage in stages):
         return
     augments = [augment for stage in stages for augment in stage.augments.values()]
-    reasons = without_effect(augments)
+    reasons = unused_augment_keys(augments)
     for key in definitions(Augment):
         is_set = any(getattr(augment, key.name) != key.default for augment in augments)
         if is_set and key.name in reasons:
@@ -239,7 +239,7 @@ class Plan:
                 f"data.sampling: got {sampling}, but the targets of {shards.root} are values, expected classes; "
                 "leave it out"
             )
-        _refuse_without_effect(
+        _refuse_unused_keys(
             stages,
             order=order,
             fraction_mode=fraction_mode,

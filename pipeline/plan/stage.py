@@ -33,7 +33,7 @@ __all__ = [
     "Probability",
     "Seed",
     "Stage",
-    "without_effect",
+    "unused_augment_keys",
 ]
 
 AUTO: Final = "auto"  # batch size that is measured before training
@@ -353,7 +353,7 @@ class Stage:
         return f"{words[0]} to {words[-1]} px" if ramp else f"{', '.join(words)} px"
 
 
-def without_effect(augments: Sequence[Augment]) -> dict[str, str]:
+def unused_augment_keys(augments: Sequence[Augment]) -> dict[str, str]:
     """Augmentation keys that have no effect in any of `augments`, with the reason."""
     simple = all(a.crop_mode == "simple" for a in augments) and "crop_mode is simple"
     reasons = {

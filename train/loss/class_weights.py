@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.plan import Plan
 from resolute.train.recipe.schema import Loss
+from resolute.train.recipe.sections import ClassLoss
 
 __all__ = ["class_weights"]
 
@@ -30,7 +31,7 @@ def class_weights(loss: Loss, plan: Plan) -> NDArray[np.float32] | None:
     Classes without samples, or not listed in a table, have the weight 1. Raises `ResoluteError` for targets without
     classes, unknown classes, and weights without effect.
     """
-    choice, shards = loss.class_weights, plan.shards
+    choice, shards = loss.class_weights if isinstance(loss, ClassLoss) else "none", plan.shards
     if choice == "none":
         return None
     names, where = shards.classes, shards.root

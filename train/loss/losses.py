@@ -17,6 +17,18 @@ from torch.nn import functional
 from resolute.errors import ResoluteError
 from resolute.train.model.head import CLASSES, Head
 from resolute.train.recipe.schema import Loss, Recipe
+from resolute.train.recipe.sections import (
+    AbsoluteErrorLoss,
+    AsymmetricLoss,
+    AutoLoss,
+    BinaryLoss,
+    ClassLoss,
+    CrossEntropyLoss,
+    HuberLoss,
+    SquaredErrorLoss,
+    ValueLoss,
+    smoothing_of,
+)
 
 __all__ = ["build_loss", "check_smoothing", "mixed_binary_cross_entropy", "mixed_cross_entropy"]
 
@@ -28,25 +40,26 @@ def build_loss(
 ) -> Callable[..., torch.Tensor]:
     """A function loss(outputs, targets, partner_labels, lam, smoothing=...) -> (N,) float32 per sample.
 
-    `outputs` (N, C or D); the others as in `Batch`. `smoothing`: of the labels, by default `loss.label_smoothing`; only
+    `outputs` (N, C or D); the others as in `Batch`. `smoothing`: of the labels, by default those of `loss`; only
     "ce" and "bce" use it. `weights`: of the classes, (C,) float32 on the device, see
     `class_weights`; they are a factor on the cross-entropy of a label, or on the term of a present class. `device`: of
     all tensors, for a `head` of values.
     """
-    if (weights is None) != (loss.class_weights == "none"):
-        raise ValueError(f"loss.class_weights is {loss.class_weights}, but weights are {weights}")
-    kind = head.loss if loss.kind == "auto" else loss.kind
-    smoothing = loss.label_smoothing
-    if kind == "ce":
-        return functools.partial(mixed_cross_entropy, smoothing=smoothing, weights=weights)
-    if head.target.kind == "values":
-        elements = {
-            "mse": functools.partial(functional.mse_loss, reduction="none"),
-            "l1": functools.partial(functional.l1_loss, reduction="none"),
-            "huber": functools.partial(functional.huber_loss, reduction="none", delta=loss.delta),
-        }[kind]
+    weighted = isinstance(loss, ClassLoss) and loss.class_weights != "none"
+    if (weights is not None) != weighted:
+        raise ValueError(f"loss is {loss}, but weights are {weights}")
+    loss = _without_auto(loss, head)
+    if isinstance(loss, CrossEntropyLoss):
+        return functools.partial(mixed_cross_entropy, smoothing=loss.label_smoothing, weights=weights)
+    if isinstance(loss, ValueLoss):
+        errors: Callable[..., torch.Tensor] = functional.mse_loss
+        if isinstance(loss, AbsoluteErrorLoss):
+            errors = functional.l1_loss
+        if isinstance(loss, HuberLoss):
+            errors = functools.partial(functional.huber_loss, delta=loss.delta)
+        elements = functools.partial(errors, reduction="none")
         return _StandardizedLoss(elements, *head.scale(device or torch.device("cpu")))
-    if kind == "asl":
+    if isinstance(loss, AsymmetricLoss):
         asymmetric = functools.partial(
             asymmetric_loss, gamma_neg=loss.gamma_neg, gamma_pos=loss.gamma_pos, clip=loss.clip, weights=weights
         )
@@ -58,22 +71,34 @@ def build_loss(
         return functools.partial(
             mixed, terms=lambda logits, targets, smoothing: asymmetric(logits, targets), sum_classes=loss.sum_classes
         )
+    assert isinstance(loss, BinaryLoss)
     if head.target.kind == "class":
         return functools.partial(
             mixed_binary_cross_entropy,
-            smoothing=smoothing,
+            smoothing=loss.label_smoothing,
             threshold=loss.threshold,
             sum_classes=loss.sum_classes,
             weights=weights,
         )
-    terms = functools.partial(_binary_cross_entropy, threshold=loss.threshold, weights=weights)
     return functools.partial(
         _dense_loss,
-        terms=terms,
+        terms=functools.partial(_binary_cross_entropy, threshold=loss.threshold, weights=weights),
         sum_classes=loss.sum_classes,
-        smoothing=smoothing,
+        smoothing=loss.label_smoothing,
         has_ignored=head.target.ignored,
     )
+
+
+def _without_auto(loss: Loss, head: Head) -> Loss:
+    """The loss that "auto" stands for with the targets of `head`."""
+    if not isinstance(loss, AutoLoss):
+        return loss
+    smoothing, weights = loss.label_smoothing, loss.class_weights
+    if head.loss == "ce":
+        return CrossEntropyLoss(kind="ce", label_smoothing=smoothing, class_weights=weights)
+    if head.loss == "bce":
+        return BinaryLoss(kind="bce", label_smoothing=smoothing, class_weights=weights)
+    return SquaredErrorLoss(kind="mse", standardize=loss.standardize)
 
 
 def check_smoothing(recipe: Recipe, head: Head) -> None:
@@ -82,13 +107,9 @@ def check_smoothing(recipe: Recipe, head: Head) -> None:
     Smoothing adds label_smoothing / C to each of C targets. With a threshold below that, all classes become present;
     with a higher one, smoothing has no effect. Targets of several labels are smoothed after the threshold.
     """
-    loss, stages = recipe.loss, range(len(recipe.stages))
-    smoothing = max(
-        recipe.regularization_at(stage, res)["label_smoothing"]
-        for stage in stages
-        for res in recipe.stages[stage].resolutions
-    )
-    if loss.kind == "bce" and head.target.kind == "class" and loss.threshold and smoothing:
+    loss = recipe.loss
+    smoothing = max(smoothing_of(recipe.in_stage(number).loss) for number in range(len(recipe.stages)))
+    if isinstance(loss, BinaryLoss) and head.target.kind == "class" and loss.threshold and smoothing:
         classes = len(head.target.names) or 1
         result = "all classes as present" if loss.threshold < smoothing / classes else "the same targets without it"
         raise ResoluteError(

@@ -1,4 +1,7 @@
-"""Freezes and unfreezes layers per stage. Layers are in timm's order, from the stem to the head."""
+"""Freezes and unfreezes layers per stage. Layers are in timm's order, from the stem to the head.
+
+Frozen layers are in eval mode: no updates, fixed norm statistics, no dropout.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from timm.models._manipulate import flatten_modules
 from torch import nn
 
 from resolute.errors import ResoluteError
-from resolute.train.recipe.schema import Freeze
 from resolute.train.recipe.stages import RecipeStage
 
 __all__ = ["Freezer", "layers", "trainable_sets"]
@@ -46,28 +48,27 @@ def _learnable(network: nn.Module) -> frozenset[str]:
     return frozenset(name for name, parameter in network.named_parameters() if parameter.requires_grad)
 
 
-def trainable_sets(freeze: Freeze, stages: Sequence[RecipeStage], network: nn.Module) -> list[frozenset[str]]:
+def trainable_sets(stages: Sequence[RecipeStage], network: nn.Module) -> list[frozenset[str]]:
     """Names of the parameters that train in each stage; a subset of those that require a gradient now.
 
     Raises `ResoluteError` for an unknown layer.
     """
     everything = _learnable(network)
-    if freeze.mode == "none":
+    if all(stage.train_from is None for stage in stages):
         return [everything] * len(stages)
     groups = layers(network)
     known, parameters = list(groups), list(groups.values())
-    # index of the first layer that trains, for each value that a stage may have
-    first = {"none": 0, "all": len(known) - 1} if freeze.mode == "freeze" else {"all": 0, "none": len(known) - 1}
+    first = {"head": len(known) - 1}  # {name of a layer, or prefix of names: number of the first layer that it means}
     for number in reversed(range(len(known))):  # why reversed: `blocks` means its first layer
         first |= {prefix: number for name in parameters[number] for prefix in _prefixes(name)}
     sets = []
     for number, stage in enumerate(stages):
-        layer = stage.freeze_to if freeze.mode == "freeze" else stage.unfreeze_to
+        layer = stage.train_from
         if layer is not None and layer not in first:
             close = difflib.get_close_matches(layer, known, n=1)
             raise ResoluteError(
-                f"stages[{number}].{freeze.mode}_to: got {layer!r}, expected a layer of the model "
-                f"({', '.join(known)}), all or none; {f'did you mean {close[0]}?' if close else 'choose one'}"
+                f"stages[{number}].train_from: got {layer!r}, expected a layer of the model ({', '.join(known)}) or "
+                f"head; {f'did you mean {close[0]}?' if close else 'choose one'}"
             )
         frozen = parameters[: first[layer] if layer is not None else 0]
         sets.append(everything.difference(*frozen))
@@ -81,14 +82,12 @@ class Freezer:
     them, weight decay included. Frozen modules stay in eval mode even when `network.train()` is called.
     """
 
-    def __init__(
-        self, freeze: Freeze, stages: Sequence[RecipeStage], network: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def __init__(self, stages: Sequence[RecipeStage], network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._network, self._optimizer = network, optimizer
         self._all = _learnable(network)
-        self.sets = trainable_sets(freeze, stages, network)
-        self._stage: int | None = None  # stage whose set the network has; None: all trainable
-        self._stepped: int | None = None  # stage whose set the optimizer has
+        self.sets = trainable_sets(stages, network)
+        self._network_is_at: int | None = None  # stage whose set it has; None: all trainable
+        self._optimizer_is_at: int | None = None  # stage whose set it has
         self._modules = [
             (module, self._all & {f"{name}.{parameter}" for parameter, _ in module.named_parameters()})
             for name, module in network.named_modules()
@@ -123,8 +122,8 @@ class Freezer:
 
     def apply_to_network(self, stage: int) -> None:
         """Make exactly the trainable set of `stage` trainable; the modules keep their mode, except frozen ones."""
-        before = self.sets[self._stage] if self._stage is not None else self._all
-        self._stage, trained = stage, self.sets[stage]
+        before = self.sets[self._network_is_at] if self._network_is_at is not None else self._all
+        self._network_is_at, trained = stage, self.sets[stage]
         if trained == before:
             return
         for name, parameter in self._network.named_parameters():
@@ -139,23 +138,23 @@ class Freezer:
 
     def apply_to_optimizer(self, stage: int) -> None:
         """Before a step that updates weights: drop the optimizer's state of newly frozen parameters."""
-        if stage == self._stepped:
+        if stage == self._optimizer_is_at:
             return
         trained, parameters = self.sets[stage], dict(self._network.named_parameters())
         for name in parameters.keys() - trained:
             self._optimizer.state.pop(parameters[name], None)
-        if self._stepped is not None:
-            thawed = {parameters[name] for name in trained - self.sets[self._stepped]}
+        if self._optimizer_is_at is not None:
+            thawed = {parameters[name] for name in trained - self.sets[self._optimizer_is_at]}
             for group in self._optimizer.param_groups:
                 if not thawed.isdisjoint(group["params"]):
                     group.pop("step", None)
-        self._stepped = stage
+        self._optimizer_is_at = stage
 
     def state_dict(self) -> dict[str, int | None]:
-        return {"stage": self._stepped}
+        return {"stage": self._optimizer_is_at}
 
     def load_state_dict(self, state: dict[str, int | None]) -> None:
-        self._stepped = state["stage"]
+        self._optimizer_is_at = state["stage"]
 
 
 def _stay(self: nn.Module, mode: bool = True) -> nn.Module:

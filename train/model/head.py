@@ -14,6 +14,7 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import Target
 from resolute.train.recipe.schema import Distill, Loss
+from resolute.train.recipe.sections import ValueLoss, smoothing_of
 
 __all__ = ["CLASSES", "Head"]
 
@@ -45,9 +46,10 @@ class Head:
         if kind not in _KINDS[target.kind]:
             expected = ", ".join(("auto", *_KINDS[target.kind]))
             raise ResoluteError(f"loss.kind: got {kind} for {where}, {has}, expected {expected}; change the recipe")
-        if loss.label_smoothing and target.kind == "values":
+        if smoothing_of(loss) and target.kind == "values":
             raise ResoluteError(f"loss.label_smoothing: without effect, {where} is {has}; remove it")
-        if not loss.standardize and target.kind != "values":
+        standardize = not isinstance(loss, ValueLoss) or loss.standardize
+        if not standardize and target.kind != "values":
             raise ResoluteError(f"loss.standardize: without effect, {where} is {has}; remove it")
         if distill.teacher and target.kind != "class":
             raise ResoluteError(
@@ -60,7 +62,7 @@ class Head:
             )
         if target.kind != "values":
             return cls(target=target, loss=kind)
-        mean, std = _moments(shards) if loss.standardize else (np.zeros(len(target)), np.ones(len(target)))
+        mean, std = _moments(shards) if standardize else (np.zeros(len(target)), np.ones(len(target)))
         return cls(target=target, loss=kind, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:

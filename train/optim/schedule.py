@@ -14,7 +14,16 @@ import torch
 
 from resolute.pipeline.plan.batching import each_epoch
 from resolute.train.recipe.schema import Optim, Schedule
+from resolute.train.recipe.sections import (
+    CosineSchedule,
+    FlatCosineSchedule,
+    LinearSchedule,
+    OneCycleSchedule,
+    StepSchedule,
+)
 from resolute.train.recipe.stages import RecipeStage
+
+_PCT_START, _DIV, _FINAL_DIV = 0.25, 10.0, 1e3  # defaults. Source: fastai's `fit_one_cycle`, torch's OneCycleLR
 
 __all__ = ["OneCycle", "Rates", "WarmDecay", "epoch_samples", "epoch_steps", "peak_momentum"]
 
@@ -27,6 +36,11 @@ def epoch_samples(stages: Sequence[RecipeStage], samples: int) -> list[int]:
 def epoch_steps(stages: Sequence[RecipeStage], samples: int) -> list[int]:
     """Optimizer steps of each epoch for a set of `samples`; equal to those of `Plan`."""
     return [sum(run.batches for run in runs) for _, _, runs in each_epoch(stages, samples=samples)]
+
+
+Curve = Callable[[float], tuple[float, float]]  # step -> (learning rate, momentum)
+_Restarting = OneCycleSchedule | CosineSchedule
+_Curved = _Restarting | LinearSchedule | FlatCosineSchedule  # all but StepSchedule
 
 
 class Rates:
@@ -47,30 +61,51 @@ class Rates:
         epoch_steps: Sequence[int] = (),
         epoch_samples: Sequence[int] = (),
     ) -> None:
-        epochs = [stage.epochs for stage in stages]
         steps = list(epoch_steps) or [total_steps]
-        if sum(steps) != total_steps or (
-            len(steps) != sum(epochs) and (schedule.kind not in _GLOBAL or schedule.warmup_epochs is not None)
-        ):
-            raise ValueError(f"got epochs of {steps} steps, expected {sum(epochs)} epochs, {total_steps} steps in all")
-        self._progress = (
-            None
-            if schedule.progress == "steps"
-            else _Progress(steps, epoch_samples if schedule.progress == "samples" else [1] * len(steps))
+        epochs = sum(stage.epochs for stage in stages)
+        needs_epochs = (
+            isinstance(schedule, StepSchedule)
+            or schedule.warmup_epochs is not None
+            or (isinstance(schedule, _Restarting) and schedule.restart_each_stage)
         )
-        if schedule.warmup_epochs is None:
-            self._pieces = _pieces(schedule, optim, epochs=epochs, steps=steps)
-        else:
-            rise = _steps_of(schedule.warmup_epochs, steps)
-            rise = self._progress.at(rise) if self._progress is not None else rise
-            self._pieces = _pieces(schedule, optim, epochs=epochs, steps=steps, rise=rise)
+        if sum(steps) != total_steps or (needs_epochs and len(steps) != epochs):
+            raise ValueError(f"got epochs of {steps} steps, expected {epochs} epochs, {total_steps} steps in all")
+        self._progress: _Progress | None = None
+        if not isinstance(schedule, StepSchedule) and schedule.progress != "steps":
+            weights = epoch_samples if schedule.progress == "samples" else [1] * len(steps)
+            self._progress = _Progress(steps, weights)
+        self._pieces = self._curves(schedule, optim, stages, steps)
         self._firsts = [first for first, _ in self._pieces]
         self._has_momentum = bool(optim.momentum)  # why not the group's: it is 0 at the peak if `base_momentum` is
         base = schedule.base_batch or stages[0].shapes[0].batch_size
         power = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}[schedule.batch_rule]
         self._factors = [
-            {shape.res: stage.lr_scale * (shape.batch_size / base) ** power for shape in stage.shapes}
+            {
+                shape.res: stage.optim.get("lr_scale", optim.lr_scale) * (shape.batch_size / base) ** power
+                for shape in stage.shapes
+            }
             for stage in stages
+        ]
+
+    def _curves(
+        self, schedule: Schedule, optim: Optim, stages: Sequence[RecipeStage], steps: list[int]
+    ) -> list[tuple[int, Curve]]:
+        """The run as pieces: (first step, curve over the steps since then). `steps`: of each epoch."""
+        borders = [0, *accumulate(steps)]  # first step of each epoch, and the end of the run
+        if isinstance(schedule, StepSchedule):
+            momentum = _momentum(optim)
+            marks = [0, *(borders[epoch] for epoch in schedule.milestone_epochs)]
+            return [(first, _constant(optim.lr * schedule.gamma**i, momentum)) for i, first in enumerate(marks)]
+        marks = [0, borders[-1]]
+        if isinstance(schedule, _Restarting) and schedule.restart_each_stage:
+            marks = [borders[epoch] for epoch in accumulate((stage.epochs for stage in stages), initial=0)]
+        rise: float | None = None
+        if schedule.warmup_epochs is not None:
+            rise = _steps_of(schedule.warmup_epochs, steps)
+            rise = self._progress.at(rise) if self._progress is not None else rise
+        curve = OneCycle if isinstance(schedule, OneCycleSchedule) else WarmDecay
+        return [
+            (first, curve(schedule, optim, total_steps=end - first, rise=rise).at) for first, end in pairwise(marks)
         ]
 
     def at(self, step: int) -> tuple[float, float]:
@@ -83,7 +118,7 @@ class Rates:
     def factor(self, stage: int, res: int | None = None) -> float:
         """The stage's factor on the learning rate of batches at `res` px (None: its first resolution).
 
-        `lr_scale` times the factor of `schedule.batch_rule`.
+        `optim.lr_scale` times the factor of `schedule.batch_rule`.
         """
         factors = self._factors[stage]
         return next(iter(factors.values())) if res is None else factors[res]
@@ -127,36 +162,6 @@ def _steps_of(epochs: float, steps: Sequence[int]) -> float:
     return sum(steps[:complete]) + (epochs - complete) * (steps[complete] if complete < len(steps) else 0)
 
 
-Curve = Callable[[float], tuple[float, float]]
-_GLOBAL = ("onecycle", "warmup_cosine", "warmup_linear", "flat_cosine")
-
-
-def _pieces(
-    schedule: Schedule, optim: Optim, *, epochs: list[int], steps: list[int], rise: float | None = None
-) -> list[tuple[int, Curve]]:
-    """The run as pieces: (first step, curve over the steps since then). `rise`: length of `warmup_epochs` in steps."""
-    kind, total = schedule.kind, sum(steps)
-    borders = [0, *accumulate(steps)]  # first step of each epoch, and the end of the run
-    if kind in _GLOBAL:
-        spans = [(0, total)]
-    elif kind in ("onecycle_stage", "cosine_stage"):
-        marks = [borders[epoch] for epoch in accumulate(epochs, initial=0)]
-        spans = [(first, end - first) for first, end in pairwise(marks)]
-    elif kind == "cosine_restarts":
-        spans, epoch, period = [], 0, schedule.period_epochs
-        while epoch < len(steps):
-            beyond = max(0, epoch + period - len(steps))  # epochs of the last period beyond the end of the run
-            end = borders[epoch + period - beyond] + beyond * steps[-1]
-            spans.append((borders[epoch], end - borders[epoch]))
-            epoch, period = epoch + period, period * schedule.period_mult
-    else:
-        momentum = _momentum(optim)
-        marks = [0, *(borders[epoch] for epoch in schedule.milestone_epochs)]
-        return [(first, _constant(optim.lr * schedule.gamma**i, momentum)) for i, first in enumerate(marks)]
-    curve = OneCycle if kind in ("onecycle", "onecycle_stage") else WarmDecay
-    return [(first, curve(schedule, optim, total_steps=length, rise=rise).at) for first, length in spans]
-
-
 def _constant(lr: float, momentum: float) -> Curve:
     return lambda step: (lr, momentum)
 
@@ -167,12 +172,14 @@ class OneCycle:
     Source: Smith and Topin, arXiv 1708.07120, in the cosine form of torch.optim.lr_scheduler.OneCycleLR.
     """
 
-    def __init__(self, schedule: Schedule, optim: Optim, *, total_steps: int, rise: float | None = None) -> None:
+    def __init__(
+        self, schedule: OneCycleSchedule, optim: Optim, *, total_steps: int, rise: float | None = None
+    ) -> None:
         """`rise`: steps with a rising learning rate; None: the fraction `pct_start` of all."""
-        self._peak, self._first = optim.lr, optim.lr / schedule.div_factor
-        self._last = self._first / schedule.final_div_factor
+        self._first, self._peak, self._last = _ends(schedule, optim, warms_up=True)
         self._high, self._low = _momentum(optim), peak_momentum(schedule, optim)
-        self._rise = max(1.0, (schedule.pct_start * total_steps if rise is None else rise) - 1)
+        pct_start = _PCT_START if schedule.pct_start is None else schedule.pct_start
+        self._rise = max(1.0, (pct_start * total_steps if rise is None else rise) - 1)
         self._fall = max(1.0, total_steps - 1 - self._rise)
 
     def at(self, step: float) -> tuple[float, float]:
@@ -185,24 +192,29 @@ class OneCycle:
 
 
 class WarmDecay:
-    """Cosine decay from the peak, of `warmup_linear` a linear one, after a linear warm-up if there is one, and a
-    constant part if the kind is `flat_cosine`; constant momentum.
+    """A linear warm-up, a constant part and a decay along half a cosine or a line, each of which may be absent; constant
+    momentum.
 
     Source: Loshchilov and Hutter, SGDR, arXiv 1608.03983, eq. 5; warm-up: Goyal et al., arXiv 1706.02677; constant
     part: fastai's `fit_flat_cos`.
     """
 
-    def __init__(self, schedule: Schedule, optim: Optim, *, total_steps: int, rise: float | None = None) -> None:
-        """`rise`: warm-up steps; None: the fraction `pct_start` of all steps for the warm-up kinds, else 0."""
-        if rise is None:
-            rise = schedule.pct_start * total_steps if schedule.kind in ("warmup_cosine", "warmup_linear") else 0.0
-        self._curve = _line if schedule.kind == "warmup_linear" else _cosine
-        self._rise = warm = round(rise)
-        self._flat_end = max(warm, round(schedule.flat_until * total_steps) if schedule.kind == "flat_cosine" else 0)
+    def __init__(
+        self,
+        schedule: CosineSchedule | LinearSchedule | FlatCosineSchedule,
+        optim: Optim,
+        *,
+        total_steps: int,
+        rise: float | None = None,
+    ) -> None:
+        """`rise`: warm-up steps; None: the fraction `pct_start` of all."""
+        self._curve = _line if isinstance(schedule, LinearSchedule) else _cosine
+        self._rise = warm = round((schedule.pct_start or 0.0) * total_steps if rise is None else rise)
+        flat = round(schedule.flat_until * total_steps) if isinstance(schedule, FlatCosineSchedule) else 0
+        self._flat_end = max(warm, flat)
         self._fall = max(1, total_steps - self._flat_end)
-        self._peak, self._momentum = optim.lr, _momentum(optim)
-        self._first = optim.lr / schedule.div_factor if warm else optim.lr
-        self._last = self._first / schedule.final_div_factor
+        self._first, self._peak, self._last = _ends(schedule, optim, warms_up=bool(warm))
+        self._momentum = _momentum(optim)
 
     def at(self, step: float) -> tuple[float, float]:
         """(learning rate, momentum) of step `step`, 0-based."""
@@ -214,7 +226,15 @@ class WarmDecay:
 def peak_momentum(schedule: Schedule, optim: Optim) -> float:
     """The momentum, or first beta, at the learning rate's peak."""
     momentum = _momentum(optim)
-    return min(schedule.base_momentum, momentum) if schedule.kind in ("onecycle", "onecycle_stage") else momentum
+    return min(schedule.base_momentum, momentum) if isinstance(schedule, OneCycleSchedule) else momentum
+
+
+def _ends(schedule: _Curved, optim: Optim, *, warms_up: bool) -> tuple[float, float, float]:
+    """The first, highest and last learning rate; without a warm-up, the first is the highest."""
+    first = peak = optim.lr
+    if warms_up:
+        first = peak / _DIV if schedule.first_lr is None else schedule.first_lr
+    return first, peak, first / _FINAL_DIV if schedule.last_lr is None else schedule.last_lr
 
 
 def _momentum(optim: Optim) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,11 @@ import pydantic
 from pydantic.json_schema import GenerateJsonSchema
 
 from resolute.files import check_output, output_file
-from resolute.settings import definitions
+from resolute.settings import Setting, definitions, groups_by_kind
 from resolute.train.options import KeysOptions
 
-from .schema import Augment, Recipe, RecipeStage, Regularization
+from .schema import Augment, Recipe, RecipeStage
+from .stages import STAGE_KEYS
 
 __all__ = ["Row", "keys", "main", "schema", "table"]
 
@@ -34,17 +35,33 @@ class Row:
 
 def keys() -> Iterator[Row]:
     """Every recipe key: top-level keys first, then section by section in source order."""
-    sections = {key.name: key.annotation for key in definitions(Recipe) if dataclasses.is_dataclass(key.annotation)}
-    for section, cls in {
-        "": Recipe,
-        "stages": RecipeStage,
-        **sections,
-        "augment": Augment,
-        "regularization": Regularization,
-    }.items():
+    yield from _rows("", {"": Recipe})
+    yield from _rows("stages", {"": RecipeStage})
+    for key in definitions(Recipe):
+        if kinds := groups_by_kind(key.annotation):
+            yield from _rows(key.name, kinds)
+        elif dataclasses.is_dataclass(key.annotation):
+            yield from _rows(key.name, {"": key.annotation})
+    yield from _rows("augment", {"": Augment})
+
+
+def _rows(section: str, kinds: Mapping[str, Any]) -> Iterator[Row]:
+    """The keys of a section; of one with kinds, each key once, and which kinds have it unless all do."""
+    found: dict[str, list[tuple[str, Setting]]] = {}
+    for kind, cls in kinds.items():
         for key in definitions(cls):
             if key.help:
-                yield Row(section=section, name=key.name, kind=key.kind, default=_shown(key.default), help=key.help)
+                found.setdefault(key.name, []).append((kind, key))
+    for name in sorted(found, key=lambda name: name != "kind"):
+        first = found[name][0][1]
+        if name == "kind" and len(kinds) > 1:
+            choices = ", ".join(f"`{json.dumps(kind)}`" for kind in kinds)
+            help = "; ".join(f"{kind}: {key.help}" for kind, key in found[name])
+            yield Row(section=section, name=name, kind=choices, default=_shown(first.default), help=help)
+            continue
+        owners = [kind for kind, _ in found[name]]
+        help = first.help if len(owners) == len(kinds) else f"{', '.join(owners)}: {first.help}"
+        yield Row(section=section, name=name, kind=first.kind, default=_shown(first.default), help=help)
 
 
 def table() -> str:
@@ -65,8 +82,23 @@ def schema() -> dict[str, Any]:
     whole = pydantic.TypeAdapter(Recipe).json_schema(schema_generator=_TomlSchema)
     del whole["properties"]["name"]  # the file's
     whole["required"].remove("name")
-    run = {name: {"$ref": f"#/$defs/{name.capitalize()}"} for name in ("augment", "regularization")}
-    return {"$schema": _DRAFT, **whole, "properties": {**whole["properties"], **run}}
+    whole["properties"]["augment"] = {"$ref": "#/$defs/Augment"}
+    stage = whole["$defs"]["RecipeStage"]["properties"]
+    for section, names in STAGE_KEYS.items():
+        if section != "augment":
+            known = _properties(whole, section)
+            own = {name: known[name] for name in names}
+            stage[section] = {"type": "object", "properties": own, "additionalProperties": False}
+    return {"$schema": _DRAFT, **whole}
+
+
+def _properties(whole: dict[str, Any], section: str) -> dict[str, Any]:
+    """The properties of a section of the run, of all its kinds."""
+    found: dict[str, Any] = {}
+    place = whole["properties"][section]
+    for reference in place.get("oneOf", [place]):
+        found |= whole["$defs"][reference["$ref"].rpartition("/")[2]]["properties"]
+    return found
 
 
 class _TomlSchema(GenerateJsonSchema):

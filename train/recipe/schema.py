@@ -7,28 +7,42 @@ stored in checkpoints and result files, and a run refuses to resume with a diffe
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from resolute.errors import ResoluteError, check
 from resolute.pipeline.plan.stage import (
     AUTO,
     MAX_EPOCHS,
-    SIZED_AT,
     Augment,
     BatchSize,
     Seed,
-    without_effect,
+    unused_augment_keys,
 )
 from resolute.settings import definitions, setting, settings
 
-from .sections import Distill, Ema, Freeze, Loss, Model, Optim, Precision, Schedule, Stop
-from .stages import AUGMENT_STRENGTHS, RecipeStage, Regularization
+from .sections import (
+    AutoLoss,
+    Distill,
+    Ema,
+    Loss,
+    Model,
+    OneCycleSchedule,
+    Optim,
+    Precision,
+    Schedule,
+    StepSchedule,
+    Stop,
+)
+from .stages import STAGE_KEYS, RecipeStage
 from .text import RecipeText
+from .upgrade import upgraded
 
 if TYPE_CHECKING:
     from resolute.pipeline.dataset.shard_set import ShardSet
@@ -42,17 +56,15 @@ __all__ = [
     "Distill",
     "Ema",
     "Eval",
-    "Freeze",
     "Loss",
     "Model",
     "Optim",
     "Precision",
     "Recipe",
     "RecipeStage",
-    "Regularization",
     "Schedule",
+    "StageSections",
     "Stop",
-    "scaled_schedule",
     "unused_keys",
 ]
 
@@ -61,16 +73,8 @@ _IMAGENET: dict[Literal["mean", "std"], tuple[float, float, float]] = {
     "mean": (0.485, 0.456, 0.406),
     "std": (0.229, 0.224, 0.225),
 }
+T = TypeVar("T")
 _SAME = 1e-3  # means and deviations that differ less are equal
-
-# Sections of the keys of `regularization`, whose values it replaces.
-_REPLACES = {
-    "drop_rate": "model",
-    "drop_path_rate": "model",
-    "label_smoothing": "loss",
-    "weight_decay": "optim",
-    **dict.fromkeys(AUGMENT_STRENGTHS, "augment"),
-}
 
 
 @settings("data", other_names=dict.fromkeys(("mean", "std", "mean_std", "normalise"), "data.normalize"))
@@ -137,6 +141,16 @@ class Eval:
     flip: bool = setting(False, "test-time flip: average the logits of each image and its mirror image")
 
 
+@dataclass(frozen=True, kw_only=True)
+class StageSections:
+    """Sections of the run with what a stage overrides."""
+
+    augment: Augment
+    loss: Loss
+    model: Model
+    optim: Optim
+
+
 @settings("", other_names={"augmentation": "augment", "augments": "augment", "optimizer": "optim"})
 class Recipe:
     name: str
@@ -144,18 +158,17 @@ class Recipe:
     seed: Seed = setting(0, "of initial weights, sample order and augmentation")
     scale_epochs: float = setting(
         1.0,
-        "factor on the epochs of every stage, and on `schedule.warmup_epochs`, `period_epochs`, "
-        "`milestone_epochs` and `ema.last_epochs`; whole numbers are rounded to the nearest, halves up, to at least 1",
+        "factor on the epochs of every stage, and on `schedule.warmup_epochs`, `milestone_epochs` and "
+        "`ema.last_epochs`; whole numbers are rounded to the nearest, halves up, to at least 1",
         gt=0,
         le=MAX_EPOCHS,
     )
     data: Data = Data()
     model: Model = Model()
     optim: Optim = Optim()
-    loss: Loss = Loss()
+    loss: Loss = AutoLoss()
     distill: Distill = Distill()
-    schedule: Schedule = Schedule()
-    freeze: Freeze = Freeze()
+    schedule: Schedule = OneCycleSchedule()
     ema: Ema = Ema()
     precision: Precision = Precision()
     eval: Eval = Eval()
@@ -169,14 +182,39 @@ class Recipe:
         smallest = min(sizes, default=self.optim.grad_accum_steps)
         expected = f"at most the smallest batch_size, {smallest}: a micro-batch needs at least one sample"
         check(self.optim.grad_accum_steps <= smallest, "optim.grad_accum_steps", self.optim.grad_accum_steps, expected)
-        marks = self.schedule.milestone_epochs
-        good = all(mark < self.total_epochs for mark in marks)
-        check(good, "schedule.milestone_epochs", list(marks), f"below the run's {self.total_epochs} epochs")
-        last = self.ema.last_epochs
-        check(last <= self.total_epochs, "ema.last_epochs", last, f"at most the run's {self.total_epochs} epochs")
-        warmup = self.schedule.warmup_epochs
-        good = warmup is None or warmup < self.total_epochs
-        check(good, "schedule.warmup_epochs", warmup, f"below the run's {self.total_epochs} epochs")
+        last, total = self.ema.last_epochs, self.total_epochs
+        check(last <= total, "ema.last_epochs", last, f"at most the run's {total} epochs")
+        self._check_schedule()
+        for number in range(len(self.stages)):
+            self.in_stage(number)
+
+    def _check_schedule(self) -> None:
+        schedule, total = self.schedule, self.total_epochs
+        if isinstance(schedule, StepSchedule):
+            marks = schedule.milestone_epochs
+            check(marks[-1] < total, "schedule.milestone_epochs", list(marks), f"below the run's {total} epochs")
+            return
+        warmup = schedule.warmup_epochs or 0.0
+        check(warmup < total, "schedule.warmup_epochs", warmup, f"below the run's {total} epochs")
+        for name in ("first_lr", "last_lr"):
+            lr = getattr(schedule, name) or 0.0
+            check(lr <= self.optim.lr, f"schedule.{name}", lr, f"at most optim.lr, {self.optim.lr:g}")
+
+    def in_stage(self, number: int) -> StageSections:
+        """The sections of which a stage may override keys, with those of stage `number`."""
+        return self._in_stages[number]
+
+    @functools.cached_property
+    def _in_stages(self) -> tuple[StageSections, ...]:
+        return tuple(
+            StageSections(
+                augment=stage.augment or Augment(),
+                loss=_overridden("loss", self.loss, stage),
+                model=_overridden("model", self.model, stage),
+                optim=_overridden("optim", self.optim, stage),
+            )
+            for stage in self.stages
+        )
 
     @property
     def hash(self) -> str:
@@ -218,43 +256,16 @@ class Recipe:
             eval_crop_pct=self.eval.crop_pct,
         )
 
-    def regularization_at(self, stage: int, res: int) -> dict[str, float]:
-        """Value of every key of `regularization` for training batches of `stage` at `res` px; if it has none of that
-        resolution, at its largest one.
-
-        Keys that the stage does not set have the values of their own sections.
-        """
-        own = self.stages[stage]
-        res = res if res in own.resolutions else own.max_res
-        augment = own.augments[res]
-        sections = {"model": self.model, "loss": self.loss, "optim": self.optim, "augment": augment}
-        values = {name: getattr(sections[section], name) for name, section in _REPLACES.items()}
-        return {**values, **own.regularization_at(res), "magnitude": augment.magnitude}
-
     def values(self) -> dict[str, Any]:
         """Every value except the name, with JSON types; stored in checkpoints."""
         values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         del values["name"]
-        # why these names: checkpoints have them
-        del values["data"]["normalize"]
-        values["data"] |= {"mean": [*self.data.mean], "std": [*self.data.std], "mean_std": "keys"}
-        # why: recipes without these keys keep the hash that they had before there were any
-        for stage in values["stages"]:
-            if (augment := stage["augment"]) and augment["op_prob"] == 1.0:
-                del augment["op_prob"]
-            if augment and Augment(**augment).has_sizes:
-                augment["sized_at"] = SIZED_AT  # why: an earlier version used the same px at every resolution
-            if regularization := _without_none(stage.pop("regularization")):
-                stage["regularization"] = regularization
-        for section, key in (("model", "drop_rate"), ("optim", "gradient_normalization"), ("precision", "cuda_graphs")):
-            if not values[section][key]:
-                del values[section][key]
         return values
 
     def written(self) -> dict[str, Any]:
         """The fewest keys of a TOML file from which this recipe is parsed; those with an effect that are not defaults.
 
-        Only for recipes of one stage without ramps.
+        Only for recipes of one stage that overrides nothing.
         """
         (stage,) = self.stages
         unused = unused_keys(self)
@@ -266,23 +277,20 @@ class Recipe:
         if self.data.normalize == _normalisation_of_weights(self.model):
             table["data"].pop("normalize", None)
             table = {name: keys for name, keys in table.items() if keys != {}}
-        parts = {"augment": stage.augment or Augment(), "regularization": stage.regularization}
-        table |= {name: keys for name, part in parts.items() if (keys := _changed(part))}
-        return {**table, "stages": [_changed(stage, left_out=(*parts,))]}
+        augment = _changed(stage.augment or Augment())
+        return {
+            **table,
+            **({"augment": augment} if augment else {}),
+            "stages": [_changed(stage, left_out=("augment",))],
+        }
 
     @classmethod
-    def from_values(cls, values: dict[str, Any], *, name: str) -> Recipe:
-        """The inverse of `values()`; keys added since those values were written get their defaults.
+    def from_values(cls, values: dict[str, Any], *, name: str, exact: bool = False) -> Recipe:
+        """The inverse of `values()`, also of earlier versions; keys that these did not have get their defaults.
 
-        Raises `ResoluteError` for keys that this version does not know and for values out of range.
+        `exact`: as in `upgraded`. Raises `ResoluteError` for keys that this version does not know and for values out of range.
         """
-        values = _without_none(values)
-        for stage in values.get("stages", []):
-            stage.get("augment", {}).pop("sized_at", None)
-        if "mean" in (data := values.get("data", {})):
-            others = {key: value for key, value in data.items() if key not in ("mean", "std", "mean_std")}
-            data = {**others, "normalize": {key: data[key] for key in ("mean", "std")}}
-        return cls(**{**values, "data": data, "name": name})
+        return cls(**{**upgraded(_without_none(values), exact=exact), "name": name})
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:
@@ -301,33 +309,36 @@ class Recipe:
         stages = table.get("stages", [])
         if not (isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages)):
             raise ResoluteError(f"{where}: stages: got a single value, expected [[stages]] tables; use double brackets")
-        tables: dict[str, list[dict[str, Any]]] = {}  # of a section: that of the run, then those of the stages
-        for section, example in (("augment", "scale = [0.3, 1.0]"), ("regularization", "drop_rate = 0.2")):
-            tables[section] = [table.pop(section, {}), *(stage.get(section, {}) for stage in stages)]
-            for number, value in enumerate(tables[section]):
-                if not isinstance(value, dict):
-                    raise ResoluteError(
-                        f"{where}: {'stages.' * (number > 0)}{section}: got {value!r}, expected a "
-                        f"table such as {{ {example} }}; correct it"
-                    )
-        base, *own = tables["augment"]
-        table["stages"] = [
-            {**stage, "augment": {**base, **value}, "regularization": {}}
-            for stage, value in zip(stages, own, strict=True)
-        ]
+        for place, own in (("", table), *(("stages.", stage) for stage in stages)):
+            for section in STAGE_KEYS:
+                if not isinstance(keys := own.get(section, {}), dict):
+                    raise ResoluteError(f"{where}: {place}{section}: got {keys!r}, expected a table; correct it")
+        augment = table.pop("augment", {})
+        table["stages"] = [{**stage, "augment": {**augment, **stage.get("augment", {})}} for stage in stages]
         try:
             for number, stage in enumerate(table["stages"]):
                 if stage.get("batch_size") == "constant_pixels" and "base_batch_size" not in stage:
                     _keep_pixels(table["stages"], number)
             recipe = cls(**{**table, "name": name})
-            recipe = _regularized(recipe, *tables["regularization"])
-            _refuse_without_effect(recipe, {**table, "augment": base, "regularization": tables["regularization"][0]})
-            for stage, written in zip(recipe.stages, stages, strict=True):
-                _refuse_in_stage(recipe, stage, written)
+            _refuse_unused(recipe, {**table, "augment": augment}, stages)
             recipe = dataclasses.replace(recipe, data=_normalized(recipe))
             return recipe if recipe.scale_epochs == 1.0 else _scaled(recipe)
         except ResoluteError as error:
             raise ResoluteError(f"{where}: {error}") from None
+
+
+def _overridden(name: str, section: T, stage: RecipeStage) -> T:
+    """The `section` of the run with the keys that the stage overrides. Raises `ResoluteError`."""
+    keys: dict[str, Any] = getattr(stage, name)
+    known = {field.name for field in dataclasses.fields(section)}  # type: ignore[arg-type]
+    for key in keys:
+        if key not in known:  # of a union
+            kind = getattr(section, "kind", "")
+            raise ResoluteError(f"stages.{name}.{key}: without effect, {name}.kind is {kind}; remove it")
+    try:
+        return dataclasses.replace(section, **keys)  # type: ignore[type-var]
+    except ResoluteError as error:
+        raise ResoluteError(f"stages.{error}") from None
 
 
 def _keep_pixels(stages: list[dict[str, Any]], number: int) -> None:
@@ -348,35 +359,6 @@ def _keep_pixels(stages: list[dict[str, Any]], number: int) -> None:
             base = max(1, round(size * (largest(nearest) / own) ** 2))
             stage |= {"base_batch_size": base} if isinstance(stage["res"], list) else {"batch_size": base}
             return
-
-
-def _regularized(recipe: Recipe, run: dict[str, Any], *stages: dict[str, Any]) -> Recipe:
-    """The recipe with [regularization] `run` and those of its stages, whose pairs become those of the stages.
-
-    Raises `ResoluteError` for an invalid value, and for a pair if the run has a single resolution.
-    """
-    base = Regularization(**run).strengths
-    sizes = [res for stage in recipe.stages for res in stage.resolutions]
-    smallest, largest = min(sizes), max(sizes)
-    regularized = []
-    for stage, own in zip(recipe.stages, stages, strict=True):
-        values = Regularization(**{**base, **Regularization(**own).strengths})
-        for name, value in values.strengths.items():
-            if isinstance(value, tuple):
-                expected = f"a number, since all stages have {largest} px"
-                check(smallest < largest, f"regularization.{name}", list(value), expected)
-        low, high = (
-            values.at(res, smallest=smallest, largest=largest) for res in (min(stage.resolutions), stage.max_res)
-        )
-        regularized.append(
-            dataclasses.replace(
-                stage,
-                regularization=Regularization(
-                    **{name: low[name] if low[name] == high[name] else (low[name], high[name]) for name in low}
-                ),
-            )
-        )
-    return dataclasses.replace(recipe, stages=tuple(regularized))
 
 
 def _normalized(recipe: Recipe) -> Data:
@@ -432,7 +414,7 @@ def _scaled(recipe: Recipe) -> Recipe:
     ema, total = recipe.ema, sum(stage.epochs for stage in stages)
     if ema.last_epochs:
         ema = dataclasses.replace(ema, last_epochs=min(total, _times(ema.last_epochs, recipe.scale_epochs)))
-    schedule = scaled_schedule(recipe.schedule, recipe.scale_epochs)
+    schedule = _scaled_schedule(recipe.schedule, recipe.scale_epochs)
     return dataclasses.replace(recipe, stages=stages, schedule=schedule, ema=ema)
 
 
@@ -440,15 +422,14 @@ def _times(epochs: int, factor: float) -> int:
     return max(1, int((Decimal(repr(factor)) * epochs).quantize(Decimal(1), ROUND_HALF_UP)))
 
 
-def scaled_schedule(schedule: Schedule, factor: float) -> Schedule:
+def _scaled_schedule(schedule: Schedule, factor: float) -> Schedule:
     """The schedule for `factor` times as many epochs. Raises `ResoluteError` if two milestones become equal."""
-    restarts = schedule.kind == "cosine_restarts"
-    return dataclasses.replace(
-        schedule,
-        warmup_epochs=None if schedule.warmup_epochs is None else factor * schedule.warmup_epochs,
-        period_epochs=_times(schedule.period_epochs, factor) if restarts else schedule.period_epochs,
-        milestone_epochs=tuple(_times(mark, factor) for mark in schedule.milestone_epochs),
-    )
+    if isinstance(schedule, StepSchedule):
+        marks = tuple(_times(mark, factor) for mark in schedule.milestone_epochs)
+        return dataclasses.replace(schedule, milestone_epochs=marks)
+    if schedule.warmup_epochs is None:
+        return schedule
+    return dataclasses.replace(schedule, warmup_epochs=factor * schedule.warmup_epochs)
 
 
 def _without_none(value: Any) -> Any:
@@ -467,51 +448,44 @@ def _changed(part: Any, *, left_out: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def unused_keys(recipe: Recipe) -> dict[tuple[str, str], str]:
-    """{(section, key): why} of the keys that have no effect with the other values of the recipe."""
-    augments = [augment for stage in recipe.stages for augment in stage.augments.values()]
+    """{(section, key): why} of the keys of the run that have no effect with the other values of the recipe."""
+    in_stages = [recipe.in_stage(number) for number in range(len(recipe.stages))]
     reasons: dict[tuple[str, str], str | Literal[False]] = {
         ("stop", "min_delta"): not recipe.stop.patience and "stop.patience is 0, off",
         ("data", "order"): all(s.order for s in recipe.stages) and "every stage has its own",
         ("data", "fraction_mode"): all(s.fraction == 1.0 for s in recipe.stages) and "every fraction is 1",
-        ("freeze", "mode"): recipe.freeze.mode != "none" and not _freezes(recipe) and "no stage freezes anything",
         ("schedule", "batch_rule"): _same_batches(recipe) and "every batch_size is the base",
-    } | {("augment", key): reason for key, reason in without_effect(augments).items()}
-    for section in ("model", "optim", "loss", "distill", "schedule", "ema", "precision"):
-        reasons |= {(section, key): why for key, why in getattr(recipe, section).without_effect().items()}
-    reasons |= {("regularization", key): reasons.get((section, key), False) for key, section in _REPLACES.items()}
-    for name, section in _REPLACES.items():
-        if all(name in stage.regularization.strengths for stage in recipe.stages):
-            reasons[section, name] = "[regularization] replaces it in every stage"
+    }
+    parts = {name: [getattr(recipe, name).unused_keys()] for name in ("distill", "ema", "precision", "schedule")}
+    parts |= {name: [getattr(each, name).unused_keys() for each in in_stages] for name in ("model", "optim")}
+    parts["augment"] = [unused_augment_keys([each.augment for each in in_stages])]
+    for section, unused in parts.items():
+        for key, reason in unused[0].items():
+            reasons[section, key] = all(each.get(key) for each in unused) and reason
     return {key: reason for key, reason in reasons.items() if reason}
 
 
-def _refuse_without_effect(recipe: Recipe, table: dict[str, Any]) -> None:
-    """Raise `ResoluteError` for a key in `table` that has no effect with the other values."""
-    for (section, name), reason in unused_keys(recipe).items():
-        if name in table.get(section, {}):
-            raise ResoluteError(f"{section}.{name}: without effect, {reason}; remove it")
-    for mode in ("freeze", "unfreeze"):
-        if recipe.freeze.mode != mode and any(f"{mode}_to" in stage for stage in table["stages"]):
-            raise ResoluteError(f"stages.{mode}_to: without effect, freeze.mode is {recipe.freeze.mode}; remove it")
-
-
-def _refuse_in_stage(recipe: Recipe, stage: RecipeStage, written: dict[str, Any]) -> None:
-    """Raise `ResoluteError` for a key of the stage's table `written` that has no effect in it."""
-    reasons: dict[str, str | Literal[False]] = {**without_effect([*stage.augments.values()])}
-    replaced = dict.fromkeys(stage.regularization.strengths, "[regularization] replaces it")
-    smoothing = recipe.loss.without_effect()["label_smoothing"]
-    for section, why in {
-        "augment": {**reasons, **replaced},
-        "regularization": {**reasons, "label_smoothing": smoothing},
-    }.items():
-        for name in written.get(section, {}):
-            if reason := why.get(name):
-                raise ResoluteError(f"stages.{section}.{name}: without effect, {reason}; remove it")
-
-
-def _freezes(recipe: Recipe) -> bool:
-    idle = (None, "none" if recipe.freeze.mode == "freeze" else "all")
-    return any(getattr(stage, f"{recipe.freeze.mode}_to") not in idle for stage in recipe.stages)
+def _refuse_unused(recipe: Recipe, table: dict[str, Any], stages: Sequence[dict[str, Any]]) -> None:
+    """Raise `ResoluteError` for a key that has no effect with the other values, in `table` or the tables `stages`."""
+    unused = unused_keys(recipe)
+    for section, keys in STAGE_KEYS.items():
+        for key in keys:
+            if all(key in stage.get(section, {}) for stage in stages):
+                unused[section, key] = "every stage overrides it"
+    for (section, key), reason in unused.items():
+        if key in table.get(section, {}):
+            raise ResoluteError(f"{section}.{key}: without effect, {reason}; remove it")
+    for number, stage in enumerate(stages):
+        own = recipe.in_stage(number)
+        own_unused = {
+            "augment": unused_augment_keys([own.augment]),
+            "model": own.model.unused_keys(),
+            "optim": own.optim.unused_keys(),
+        }
+        for section, reasons in own_unused.items():
+            for key in stage.get(section, {}):
+                if reason := reasons.get(key):
+                    raise ResoluteError(f"stages.{section}.{key}: without effect, {reason}; remove it")
 
 
 def _same_batches(recipe: Recipe) -> bool:

@@ -1,20 +1,46 @@
 """The recipe sections that only the trainer reads: model, optimizer, loss, schedule, EMA, precision and so on.
 
-`without_effect` of a section names the keys that nothing reads with its other values, and why.
+`unused_keys` of a section names the keys that nothing reads with its other values, and why. `[schedule]` and `[loss]`
+are one class per `kind`, with the keys that this kind reads.
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
 from resolute.errors import check
-from resolute.settings import setting, settings
+from resolute.settings import described, setting, settings
 
-__all__ = ["Distill", "Ema", "Freeze", "Loss", "Model", "Optim", "Precision", "Schedule", "Stop"]
+__all__ = [
+    "AbsoluteErrorLoss",
+    "AsymmetricLoss",
+    "AutoLoss",
+    "BinaryLoss",
+    "ClassLoss",
+    "CosineSchedule",
+    "CrossEntropyLoss",
+    "Distill",
+    "Ema",
+    "FlatCosineSchedule",
+    "HuberLoss",
+    "LinearSchedule",
+    "Loss",
+    "Model",
+    "OneCycleSchedule",
+    "Optim",
+    "Precision",
+    "Schedule",
+    "SmoothedLoss",
+    "SquaredErrorLoss",
+    "StepSchedule",
+    "Stop",
+    "ValueLoss",
+    "smoothing_of",
+]
 
 # (whether it reads momentum, betas; the norm to which it clips gradients by default, 0 for none) of the usual
 # optimizers, known without importing timm
@@ -60,7 +86,7 @@ class Model:
     bn_momentum: float | None = setting(None, "weight of a batch in running statistics; none: the model's", gt=0, le=1)
     grad_checkpointing: bool = setting(False, "gradient checkpointing: recompute blocks in backward to save memory")
 
-    def without_effect(self) -> dict[str, str | Literal[False]]:
+    def unused_keys(self) -> dict[str, str | Literal[False]]:
         no_file = self.weights in ("", "pretrained") and f"model.weights is {self.weights or 'empty'}, not a file"
         return {
             "weights_kind": no_file,
@@ -85,6 +111,7 @@ class Model:
 class Optim:
     name: str = setting("sgd", "any optimizer of timm.optim with momentum or two betas; sgd uses Nesterov momentum")
     lr: float = setting(0.5, "peak learning rate of the schedule, before `lr_scale`", gt=0)
+    lr_scale: float = setting(1.0, "factor on the learning rate of the schedule", gt=0)
     weight_decay: float = setting(5e-5, "not applied to norms, biases and what the model excludes", ge=0)
     layer_decay: float | None = setting(
         None, "factor on the learning rate per layer below the head; none: off", gt=0, le=1
@@ -145,7 +172,7 @@ class Optim:
         clip_norm = arguments["max_grad_norm"].default if "max_grad_norm" in arguments else 0.0
         return info.has_momentum, info.has_betas, float(clip_norm or 0.0)
 
-    def without_effect(self) -> dict[str, str | Literal[False]]:
+    def unused_keys(self) -> dict[str, str | Literal[False]]:
         return {
             "momentum": self.uses_betas and f"{self.name} uses optim.betas",
             "betas": not self._uses[1] and f"{self.name} uses optim.momentum",
@@ -154,108 +181,122 @@ class Optim:
         }
 
 
-@settings(
-    "schedule",
-    other_names={
-        "warmup_frac": "schedule.pct_start",
-        "start_div": "schedule.div_factor",
-        "final_div": "schedule.final_div_factor",
-        "momentum_low": "schedule.base_momentum",
-        "sched": "schedule.kind",
-        "scheduler": "schedule.kind",
-        "lr_scheduler": "schedule.kind",
-    },
-)
-class Schedule:
-    """Learning rate and momentum per optimizer step. Kinds ending in "_stage" restart in each stage.
+_OTHER_SCHEDULE_NAMES = {
+    "warmup_frac": "schedule.pct_start",
+    **dict.fromkeys(("div_factor", "start_div", "warmup_lr"), "schedule.first_lr"),
+    **dict.fromkeys(("final_div_factor", "final_div", "min_lr", "eta_min"), "schedule.last_lr"),
+    "momentum_low": "schedule.base_momentum",
+    **dict.fromkeys(("sched", "scheduler", "lr_scheduler"), "schedule.kind"),
+}
 
-    Sources: OneCycle: Smith and Topin, arXiv 1708.07120; cosine, restarts: Loshchilov and Hutter, arXiv 1608.03983;
-    warm-up and the linear rule: Goyal et al., arXiv 1706.02677; the square-root rule: Krizhevsky, arXiv 1404.5997;
-    constant, then cosine: fastai's `fit_flat_cos`.
+
+@settings("schedule", other_names=_OTHER_SCHEDULE_NAMES)
+class _Schedule:
+    """Learning rate and momentum per optimizer step: keys of every kind.
+
+    Sources: OneCycle: Smith and Topin, arXiv 1708.07120; cosine: Loshchilov and Hutter, arXiv 1608.03983; warm-up and
+    the linear rule: Goyal et al., arXiv 1706.02677; the square-root rule: Krizhevsky, arXiv 1404.5997; constant, then
+    cosine: fastai's `fit_flat_cos`.
     """
 
-    kind: Literal[
-        "onecycle",
-        "onecycle_stage",
-        "cosine_stage",
-        "cosine_restarts",
-        "warmup_cosine",
-        "warmup_linear",
-        "flat_cosine",
-        "step",
-    ] = setting(
-        "onecycle",
-        "OneCycle over the run or per stage; cosine decay per stage, with warm restarts, after a warm-up, "
-        "or after a constant part; linear decay after a warm-up; step decay",
-    )
-    progress: Literal["steps", "samples", "epochs"] = setting(
-        "steps",
-        "onecycle, warmup_cosine, warmup_linear, flat_cosine: the curve's x axis. steps favours stages with small "
-        "batches; samples weights each epoch by the samples it takes; epochs weights all epochs equally, whatever "
-        "their fraction",
-    )
-    pct_start: float = setting(
-        0.25, "onecycle kinds, warmup_cosine, warmup_linear: fraction of the curve with a rising LR", gt=0, lt=1
-    )
-    warmup_epochs: float | None = setting(
-        None,
-        "onecycle, warmup_cosine, warmup_linear: epochs with a rising LR, instead of `pct_start`; flat_cosine: the "
-        "same, none: no warm-up",
-        gt=0,
-    )
-    flat_until: float = setting(
-        0.75, "flat_cosine: fraction of the curve up to which the LR stays at its peak, after any warm-up", gt=0, lt=1
-    )
-    div_factor: float = setting(10.0, "kinds with a rising LR: first LR = peak / div_factor", ge=1)
-    final_div_factor: float = setting(1e3, "all kinds except step: last LR = first LR / final_div_factor", ge=1)
-    base_momentum: float = setting(
-        0.85, "onecycle kinds: momentum at the LR's peak; at both ends optim.momentum or betas[0]", ge=0, lt=1
-    )
-    period_epochs: int = setting(10, "cosine_restarts: length of the first period, in epochs", ge=1)
-    period_mult: int = setting(1, "cosine_restarts: ratio of consecutive period lengths", ge=1)
-    milestone_epochs: tuple[Annotated[int, Field(ge=1)], ...] = setting(
-        (), "step: rising epochs (0-based) at which the LR drops"
-    )
-    gamma: float = setting(0.1, "step: factor on the LR at each milestone", gt=0, lt=1)
     batch_rule: Literal["none", "linear", "sqrt"] = setting(
         "none", "multiply the LR by batch_size / base_batch or its root"
     )
     base_batch: int | None = setting(None, "batch size that optim.lr is meant for; none: the first stage's", ge=1)
 
+    def unused_keys(self) -> dict[str, str | Literal[False]]:
+        return {"base_batch": self.batch_rule == "none" and "schedule.batch_rule is none"}
+
+
+@settings("schedule", other_names=_OTHER_SCHEDULE_NAMES)
+class _WarmSchedule(_Schedule):
+    """Keys of the kinds that may begin with a rising learning rate, the warm-up."""
+
+    progress: Literal["steps", "samples", "epochs"] = setting(
+        "steps",
+        "the curve's x axis. steps favours stages with small batches; samples weights each epoch by the samples it "
+        "takes; epochs weights all epochs equally, whatever their fraction",
+    )
+    pct_start: float | None = setting(
+        None, "fraction of the curve with a rising LR; none: 0.25 of onecycle, else 0", ge=0, lt=1
+    )
+    warmup_epochs: float | None = setting(None, "instead of `pct_start`: epochs with a rising LR", ge=0)
+    first_lr: float | None = setting(None, "LR from which it rises; none: a tenth of optim.lr", ge=0)
+    last_lr: float | None = setting(None, "LR of the last step; none: a thousandth of the first step's", ge=0)
+
+    def __post_init__(self) -> None:
+        both = self.pct_start is not None and self.warmup_epochs is not None
+        check(not both, "schedule", "pct_start and warmup_epochs", "one of them")
+
+    @property
+    def warms_up(self) -> bool:
+        return bool(self.pct_start or self.warmup_epochs)
+
+    def unused_keys(self) -> dict[str, str | Literal[False]]:
+        return super().unused_keys() | {
+            "first_lr": not self.warms_up and "there is no warm-up without pct_start or warmup_epochs"
+        }
+
+
+@settings("schedule", other_names=_OTHER_SCHEDULE_NAMES)
+class _RestartingSchedule(_WarmSchedule):
+    restart_each_stage: bool = setting(False, "a curve for each stage instead of one for the run")
+
+    def unused_keys(self) -> dict[str, str | Literal[False]]:
+        each = self.restart_each_stage and "schedule.restart_each_stage is true"
+        return super().unused_keys() | {"progress": each, "warmup_epochs": each}
+
+
+@settings("schedule", other_names=_OTHER_SCHEDULE_NAMES)
+class OneCycleSchedule(_RestartingSchedule):
+    kind: Literal["onecycle"] = setting("onecycle", "the LR rises and falls along half a cosine each")
+    base_momentum: float = setting(
+        0.85, "momentum at the LR's peak; at both ends optim.momentum or betas[0]", ge=0, lt=1
+    )
+
+    @property
+    def warms_up(self) -> bool:
+        return True
+
+
+@settings("schedule", other_names=_OTHER_SCHEDULE_NAMES)
+class CosineSchedule(_RestartingSchedule):
+    kind: Annotated[Literal["cosine"], described("a linear warm-up, if there is one, then half a cosine")]
+
+
+@settings("schedule", other_names=_OTHER_SCHEDULE_NAMES)
+class LinearSchedule(_WarmSchedule):
+    kind: Annotated[Literal["linear"], described("a linear warm-up, if there is one, then a straight line")]
+
+
+@settings("schedule", other_names=_OTHER_SCHEDULE_NAMES)
+class FlatCosineSchedule(_WarmSchedule):
+    kind: Annotated[
+        Literal["flat_cosine"], described("a linear warm-up, if there is one, a constant part, then half a cosine")
+    ]
+    flat_until: float = setting(
+        0.75, "fraction of the curve up to which the LR stays at its peak, after any warm-up", gt=0, lt=1
+    )
+
+
+@settings("schedule", other_names=_OTHER_SCHEDULE_NAMES)
+class StepSchedule(_Schedule):
+    kind: Annotated[Literal["step"], described("the LR drops at milestones")]
+    milestone_epochs: Annotated[
+        tuple[Annotated[int, Field(ge=1)], ...],
+        described("rising epochs (0-based) at which the LR drops", min_length=1),
+    ]
+    gamma: float = setting(0.1, "factor on the LR at each milestone", gt=0, lt=1)
+
     def __post_init__(self) -> None:
         marks = self.milestone_epochs
         check(list(marks) == sorted({*marks}), "schedule.milestone_epochs", list(marks), "rising epochs")
-        check(self.kind != "step" or bool(marks), "schedule.milestone_epochs", "none", "at least one for kind step")
-
-    def without_effect(self) -> dict[str, str]:
-        """Keys that this `kind` does not use, and why."""
-        cycles, warm = ("onecycle", "onecycle_stage"), ("warmup_cosine", "warmup_linear", "flat_cosine")
-        readers = {
-            "progress": ("onecycle", *warm),
-            "warmup_epochs": ("onecycle", *warm),
-            "flat_until": ("flat_cosine",),
-            "pct_start": (*cycles, "warmup_cosine", "warmup_linear"),
-            "div_factor": (*cycles, *warm),
-            "final_div_factor": (*cycles, *warm, "cosine_stage", "cosine_restarts"),
-            "base_momentum": cycles,
-            "period_epochs": ("cosine_restarts",),
-            "period_mult": ("cosine_restarts",),
-            "milestone_epochs": ("step",),
-            "gamma": ("step",),
-        }
-        reasons = {key: f"schedule.kind is {self.kind}" for key, kinds in readers.items() if self.kind not in kinds}
-        if self.kind == "flat_cosine" and self.warmup_epochs is None:
-            reasons["div_factor"] = "schedule.kind flat_cosine has no warm-up without schedule.warmup_epochs"
-        if self.warmup_epochs is not None and "pct_start" not in reasons:
-            reasons["pct_start"] = "schedule.warmup_epochs sets the warm-up"
-        return reasons | ({"base_batch": "schedule.batch_rule is none"} if self.batch_rule == "none" else {})
 
 
-@settings("freeze")
-class Freeze:
-    """The layers that train in each stage. Frozen layers are in eval mode: no updates, fixed statistics, no dropout."""
-
-    mode: Literal["none", "freeze", "unfreeze"] = setting("none", "use the stages' freeze_to, or their unfreeze_to")
+Schedule: TypeAlias = Annotated[
+    OneCycleSchedule | CosineSchedule | LinearSchedule | FlatCosineSchedule | StepSchedule,
+    Field(discriminator="kind"),
+]
 
 
 @settings("ema")
@@ -284,7 +325,7 @@ class Ema:
     def on(self) -> bool:
         return bool(self.decay or self.half_life_epochs or self.half_life_steps or self.last_epochs)
 
-    def without_effect(self) -> dict[str, str | Literal[False]]:
+    def unused_keys(self) -> dict[str, str | Literal[False]]:
         return {
             "warmup": (not self.on and "ema.decay is 0, off")
             or (self.last_epochs > 0 and "ema.last_epochs is a plain mean")
@@ -313,29 +354,17 @@ class Precision:
     def __post_init__(self) -> None:
         check(not (self.compile and self.cuda_graphs), "precision", "compile and cuda_graphs", "one of them")
 
-    def without_effect(self) -> dict[str, str | Literal[False]]:
+    def unused_keys(self) -> dict[str, str | Literal[False]]:
         return {"tf32": self.amp != "off" and f"precision.amp is {self.amp}, which is less precise"}
 
 
+_SUM = "sum over the classes instead of their mean"
+
+
 @settings("loss")
-class Loss:
-    kind: Literal["auto", "ce", "bce", "asl", "mse", "l1", "huber"] = setting(
-        "auto",
-        "classes: ce (cross-entropy), bce (binary, per class) or asl (asymmetric, per class); several labels: "
-        "bce or asl; values: mse, l1 or huber. auto: the first of the set's kind",
-    )
-    label_smoothing: float = setting(0.0, "ce, bce: label smoothing", ge=0, lt=1)
-    threshold: float = setting(0.0, "bce: targets above it become 1, all others 0; 0 = off", ge=0, lt=1)
-    sum_classes: bool = setting(False, "bce, asl: sum over the classes instead of their mean")
-    gamma_neg: float = setting(4.0, "asl: focusing power of absent classes", ge=0)
-    gamma_pos: float = setting(1.0, "asl: focusing power of present classes", ge=0)
-    clip: float = setting(0.05, "asl: probability below which an absent class has no loss", ge=0, lt=1)
-    delta: float = setting(1.0, "huber: error at which the loss turns from quadratic to linear", gt=0)
-    standardize: bool = setting(
-        True,
-        "values: predict (value - mean) / std of the training split; all reported and predicted values are in "
-        "the table's units",
-    )
+class ClassLoss:
+    """Keys of the losses for classes and labels."""
+
     class_weights: Literal["none", "balanced"] | dict[str, Annotated[float, Field(gt=0)]] = setting(
         "none",
         "factor on the loss of each class (bce: on the terms of present classes); balanced: the inverse of its "
@@ -347,18 +376,74 @@ class Loss:
         if isinstance(weights, dict):
             check(bool(weights), "loss.class_weights", "an empty table", 'weights of classes, "balanced" or "none"')
 
-    def without_effect(self) -> dict[str, str | Literal[False]]:
-        readers = {
-            "label_smoothing": ("auto", "ce", "bce"),
-            "threshold": ("bce",),
-            "sum_classes": ("bce", "asl"),
-            "gamma_neg": ("asl",),
-            "gamma_pos": ("asl",),
-            "clip": ("asl",),
-            "delta": ("huber",),
-            "standardize": ("auto", "mse", "l1", "huber"),
-        }
-        return {key: self.kind not in kinds and f"loss.kind is {self.kind}" for key, kinds in readers.items()}
+
+@settings("loss")
+class SmoothedLoss(ClassLoss):
+    label_smoothing: float = setting(0.0, "label smoothing", ge=0, lt=1)
+
+
+def smoothing_of(loss: ClassLoss | ValueLoss) -> float:
+    """The label smoothing of a loss; 0 for kinds without it."""
+    return loss.label_smoothing if isinstance(loss, SmoothedLoss) else 0.0
+
+
+@settings("loss")
+class ValueLoss:
+    """Keys of the losses for values."""
+
+    standardize: bool = setting(
+        True,
+        "of values: predict (value - mean) / std of the training split; all reported and predicted values are in "
+        "the table's units",
+    )
+
+
+@settings("loss")
+class AutoLoss(SmoothedLoss, ValueLoss):
+    kind: Literal["auto"] = setting("auto", "classes: ce; several labels: bce; values: mse")
+
+
+@settings("loss")
+class CrossEntropyLoss(SmoothedLoss):
+    kind: Annotated[Literal["ce"], described("classes: cross-entropy")]
+
+
+@settings("loss")
+class BinaryLoss(SmoothedLoss):
+    kind: Annotated[Literal["bce"], described("classes or several labels: binary cross-entropy per class")]
+    threshold: float = setting(0.0, "targets above it become 1, all others 0; 0 = off", ge=0, lt=1)
+    sum_classes: bool = setting(False, _SUM)
+
+
+@settings("loss")
+class AsymmetricLoss(ClassLoss):
+    kind: Annotated[Literal["asl"], described("classes or several labels: asymmetric loss per class")]
+    gamma_neg: float = setting(4.0, "focusing power of absent classes", ge=0)
+    gamma_pos: float = setting(1.0, "focusing power of present classes", ge=0)
+    clip: float = setting(0.05, "probability below which an absent class has no loss", ge=0, lt=1)
+    sum_classes: bool = setting(False, _SUM)
+
+
+@settings("loss")
+class SquaredErrorLoss(ValueLoss):
+    kind: Annotated[Literal["mse"], described("values: squared error")]
+
+
+@settings("loss")
+class AbsoluteErrorLoss(ValueLoss):
+    kind: Annotated[Literal["l1"], described("values: absolute error")]
+
+
+@settings("loss")
+class HuberLoss(ValueLoss):
+    kind: Annotated[Literal["huber"], described("values: Huber's loss, squared near 0, absolute beyond")]
+    delta: float = setting(1.0, "error at which the loss turns from quadratic to linear", gt=0)
+
+
+Loss: TypeAlias = Annotated[
+    AutoLoss | CrossEntropyLoss | BinaryLoss | AsymmetricLoss | SquaredErrorLoss | AbsoluteErrorLoss | HuberLoss,
+    Field(discriminator="kind"),
+]
 
 
 @settings("distill", other_names={"options": "distill.kwargs"})
@@ -374,7 +459,7 @@ class Distill:
     def __post_init__(self) -> None:
         check(not self.teacher or bool(self.weights), "distill.weights", "none", 'a file or "pretrained"')
 
-    def without_effect(self) -> dict[str, str | Literal[False]]:
+    def unused_keys(self) -> dict[str, str | Literal[False]]:
         keys = ("weights", "kwargs", "alpha", "temperature")
         return dict.fromkeys(keys, not self.teacher and "distill.teacher is empty, off")
 

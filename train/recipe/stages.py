@@ -1,106 +1,51 @@
-"""`RecipeStage` and `Regularization`: what a recipe's stages have beyond what the stream of batches needs."""
+"""`RecipeStage`: a stage of a recipe, with the keys of the run that it overrides."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from typing import Annotated, Any, TypeAlias, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
-from pydantic import Field
+from resolute.errors import ResoluteError
+from resolute.pipeline.plan.stage import OTHER_STAGE_NAMES, Augment, Stage
+from resolute.settings import closest, definitions, setting, settings
 
-from resolute.errors import check
-from resolute.pipeline.plan.stage import BINS, OTHER_STAGE_NAMES, Augment, Probability, Stage
-from resolute.settings import setting, settings
+__all__ = ["STAGE_KEYS", "RecipeStage", "check_overrides"]
 
-__all__ = ["AUGMENT_STRENGTHS", "RecipeStage", "Regularization"]
-
-T = TypeVar("T")
-_Rate = Annotated[float, Field(ge=0, lt=1)]
-_Alpha = Annotated[float, Field(ge=0, le=4)]
-_Strength: TypeAlias = T | tuple[T, T] | None  # a pair: at the smallest and the largest resolution
-
-AUGMENT_STRENGTHS = ("magnitude", "mixup_alpha", "cutmix_alpha", "random_erasing_prob")  # also keys of `Augment`
-
-
-@settings("regularization")
-class Regularization:
-    """Strengths of regularisation: `[regularization]`, with single keys overridden per stage.
-
-    Each key replaces the one of the same name in another section. A pair is interpolated linearly in the resolution:
-    in a recipe between the smallest and the largest training resolution of the run, in a `RecipeStage` between its own.
-
-    Source: Tan and Le, EfficientNetV2, arXiv 2104.00298, algorithm 1, which is linear in the stage's number. Both rules
-    are the same for evenly spaced resolutions, as the algorithm has them.
-    """
-
-    drop_rate: _Strength[_Rate] = setting(
-        None, "instead of `model.drop_rate`; a pair, here and below: at the smallest and the largest resolution"
-    )
-    drop_path_rate: _Strength[_Rate] = setting(None, "instead of `model.drop_path_rate`")
-    label_smoothing: _Strength[_Rate] = setting(None, "instead of `loss.label_smoothing`")
-    weight_decay: _Strength[Annotated[float, Field(ge=0)]] = setting(None, "instead of `optim.weight_decay`")
-    magnitude: _Strength[Annotated[float, Field(ge=0, le=BINS - 1)]] = setting(
-        None, "instead of `augment.magnitude`; rounded to an integer"
-    )
-    mixup_alpha: _Strength[_Alpha] = setting(None, "instead of `augment.mixup_alpha`")
-    cutmix_alpha: _Strength[_Alpha] = setting(None, "instead of `augment.cutmix_alpha`")
-    random_erasing_prob: _Strength[Probability] = setting(None, "instead of `augment.random_erasing_prob`")
-
-    @property
-    def strengths(self) -> dict[str, float | tuple[float, float]]:
-        """The keys that are set."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
-
-    def at(self, res: int, *, smallest: int, largest: int) -> dict[str, float]:
-        """Values of the keys that are set, at `res` px, if pairs hold at `smallest` and `largest` px."""
-        done = (res - smallest) / ((largest - smallest) or 1)
-        return {
-            name: value[0] * (1 - done) + value[1] * done if isinstance(value, tuple) else value
-            for name, value in self.strengths.items()
-        }
+# Sections of the run, and the keys of each that a stage may override.
+STAGE_KEYS: dict[str, tuple[str, ...]] = {
+    "augment": tuple(key.name for key in definitions(Augment)),
+    "loss": ("label_smoothing",),
+    "model": ("drop_rate", "drop_path_rate"),
+    "optim": ("lr_scale", "weight_decay"),
+}
+_HEAD = "head"  # of `train_from`: the last layer, whatever its name
 
 
-@settings("stages", other_names=OTHER_STAGE_NAMES)
+@settings("stages", other_names={**OTHER_STAGE_NAMES, "lr_scale": "stages.optim.lr_scale"})
 class RecipeStage(Stage):
-    """A stage of a recipe: `[[stages]]`. What it adds to `Stage` changes the training, not the stream of batches, but
-    for the strengths of augmentation in `regularization`.
+    """A stage of a recipe: `[[stages]]`. What it adds to `Stage` changes the training, not the stream of batches.
+
+    `loss`, `model` and `optim` hold the keys of `STAGE_KEYS` that have another value than in the run; see
+    `Recipe.in_stage`. `augment` is complete: `Recipe.parse` has merged it with that of the run.
     """
 
-    lr_scale: float = setting(1.0, "factor on the learning rate of the schedule", gt=0)
-    unfreeze_to: str | None = setting(
-        None, 'freeze.mode unfreeze: train this layer and those above; "none": only the head'
+    train_from: str | None = setting(
+        None,
+        f'train this layer and those above it, freeze those below; "{_HEAD}": the classifier alone; none: train all',
     )
-    freeze_to: str | None = setting(
-        None, 'freeze.mode freeze: freeze all layers below this one; "all": all but the head'
-    )
-    regularization: Regularization = setting(
-        Regularization(), "overrides keys of [regularization] in this stage: { drop_rate = 0.2 }"
-    )
+    loss: dict[str, Any] = setting({}, "overrides [loss] in this stage: { label_smoothing = 0.0 }")
+    model: dict[str, Any] = setting({}, "overrides [model] in this stage: drop_rate, drop_path_rate")
+    optim: dict[str, Any] = setting({}, "overrides [optim] in this stage: lr_scale, weight_decay")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in self.regularization.strengths.items():
-            if isinstance(value, tuple):
-                check(
-                    len(self.resolutions) > 1,
-                    f"stages.regularization.{name}",
-                    list(value),
-                    "a number, since res is one",
-                )
+        for section in ("loss", "model", "optim"):
+            check_overrides(section, getattr(self, section))
 
-    def regularization_at(self, res: int) -> dict[str, float]:
-        """Values of the keys of `regularization` that are set, at `res` px."""
-        return self.regularization.at(res, smallest=min(self.resolutions), largest=self.max_res)
 
-    @functools.cached_property
-    def augments(self) -> dict[int, Augment]:
-        """The augmentation at each of its resolutions, with the strengths of `regularization`."""
-        augments = {}
-        for res in self.resolutions:
-            values: dict[str, Any] = {
-                name: value for name, value in self.regularization_at(res).items() if name in AUGMENT_STRENGTHS
-            }
-            if "magnitude" in values:
-                values["magnitude"] = round(values["magnitude"])
-            augments[res] = dataclasses.replace(self.augment or Augment(), **values)
-        return augments
+def check_overrides(section: str, keys: Mapping[str, Any]) -> None:
+    """Raise `ResoluteError` for a key of the run's `section` that a stage may not override."""
+    for name in keys:
+        if name not in STAGE_KEYS[section]:
+            known = dict.fromkeys(STAGE_KEYS[section])
+            raise ResoluteError(f"stages.{section}.{name}: not a key that a stage overrides; {closest(name, known)}")

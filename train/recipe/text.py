@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from resolute.errors import ResoluteError
 
 from . import RECIPES
 from .toml import recipe_text
+from .upgrade import old_key
 
 __all__ = ["RecipeText", "assignments"]
 
@@ -31,8 +33,11 @@ class RecipeText:
     where: str
 
     @classmethod
-    def read(cls, path: str | Path) -> RecipeText:
-        """The text of a file. Raises `ResoluteError` if it cannot be read or is not TOML."""
+    def read(cls, path: str | Path, *, any_version: bool = False) -> RecipeText:
+        """The text of a file. Raises `ResoluteError` if it cannot be read or is not TOML.
+
+        It raises too, naming the command that translates it, for a recipe of an earlier version unless `any_version`.
+        """
         path = Path(path)
         try:
             text = cls(name=path.stem, toml=path.read_text(encoding="utf-8-sig"), where=str(path))
@@ -44,7 +49,12 @@ class RecipeText:
             ) from None
         except UnicodeDecodeError as error:
             raise ResoluteError(f"{path}: not TOML: {error}; correct that line") from None
-        text.table()
+        key = old_key(text.table())
+        if key and not any_version:
+            raise ResoluteError(
+                f"{path}: got {key}, which only earlier versions have; translate the file with "
+                f"`resolute recipe --upgrade {shlex.quote(str(path))}`"
+            )
         return text
 
     def table(self) -> dict[str, Any]:

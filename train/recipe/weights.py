@@ -40,7 +40,8 @@ def about_weights(model: Model) -> AboutWeights:
             config = json.loads(path.with_name("config.json").read_text(encoding="utf-8"))
             images, names = config.get("pretrained_cfg", config), config.get("label_names")
         elif checkpoint.peek(path, "format") == checkpoint.FORMAT:
-            images, names = checkpoint.peek(path, "recipe")["data"], checkpoint.peek(path, "head")["names"]
+            data, names = checkpoint.peek(path, "recipe")["data"], checkpoint.peek(path, "head")["names"]
+            images = data.get("normalize", data)  # up to version 0.2, they were keys of [data]
         else:
             return AboutWeights()
         mean, std = images.get("mean"), images.get("std")

@@ -6,17 +6,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resolute.report.charts import Chart, Series, chart
+from resolute.train.recipe.schema import Recipe
+from resolute.train.recipe.sections import smoothing_of
 
-__all__ = ["schedule_charts"]
+__all__ = ["regularization", "schedule_charts"]
 
 Values = Sequence[float]
-# Keys of `regularization` by the chart that they are drawn in.
-_REGULARIZATION = {
+# Strengths of regularisation, by the chart that they are drawn in.
+_CHARTS = {
     "drop rates, label smoothing, erasing": ("drop_rate", "drop_path_rate", "label_smoothing", "random_erasing_prob"),
     "mixup and cutmix": ("mixup_alpha", "cutmix_alpha"),
     "RandAugment": ("magnitude",),
     "weight decay": ("weight_decay",),
 }
+
+
+def regularization(recipe: Recipe, stage: int) -> dict[str, float]:
+    """The strengths of regularisation in a stage, by the name of their keys."""
+    own = recipe.in_stage(stage)
+    names = [
+        (own.model, ("drop_rate", "drop_path_rate")),
+        (own.optim, ("weight_decay",)),
+        (own.augment, ("magnitude", "mixup_alpha", "cutmix_alpha", "random_erasing_prob")),
+    ]
+    values = {name: float(getattr(section, name)) for section, keys in names for name in keys}
+    return {**values, "label_smoothing": smoothing_of(own.loss)}
 
 
 def schedule_charts(
@@ -31,7 +45,7 @@ def schedule_charts(
 ) -> list[Chart | None]:
     """Learning rate, momentum, resolution (px) and regularisation over the same optimizer steps, one below the other.
 
-    `strengths`: the values of `regularization` at each step; empty if they are not known. Those that change have
+    `strengths`: as from `regularization`, at each step; empty if they are not known. Those that change have
     charts, the others are in a note.
     """
     names = list(strengths[0]) if strengths else []
@@ -54,7 +68,7 @@ def schedule_charts(
             "Resolution", [Series(name="px", colour="b", x=steps, y=sizes, stepped=True)], "px", zero=False, note=note
         ),
     ]
-    for title, group in _REGULARIZATION.items():
+    for title, group in _CHARTS.items():
         charts.append(
             draw(
                 f"Regularisation: {title}",

@@ -49,7 +49,7 @@ from resolute.train.score import (
 )
 
 from .classes import HEADS, class_counts, class_rows, with_bars
-from .curves import schedule_charts
+from .curves import regularization, schedule_charts
 from .diagnosis import Finding, diagnose, stage_rows
 from .validation import errors_of_values, read_validation, sections
 
@@ -499,11 +499,8 @@ def _schedule(run: Run, bins: Columns) -> list[Chart | None]:
     """Learning rate, momentum, resolution and regularisation over the steps so far."""
     strengths: list[dict[str, float]] = []
     with contextlib.suppress(ResoluteError):  # why: a log of another version may have keys that this one does not know
-        recipe = Recipe.from_values(run.log.start.get("recipe_values", {}), name="run")
-        strengths = [
-            recipe.regularization_at(int(stage), int(res))
-            for stage, res in zip(bins["stage"], bins["res"], strict=True)
-        ]
+        recipe = Recipe.from_values(run.log.start.get("recipe_values", {}), name="run", exact=True)
+        strengths = [regularization(recipe, int(stage)) for stage in bins["stage"]]
     columns = {name: bins[key].tolist() for name, key in (("lrs", "lr"), ("momenta", "momentum"), ("sizes", "res"))}
     return schedule_charts(bins["step"].tolist(), **columns, strengths=strengths, marks=_marks(bins, run.stages))
 
