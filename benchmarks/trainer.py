@@ -14,7 +14,7 @@ import torch
 
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Batch
-from resolute.train.loop import Learner
+from resolute.train.learner import Learner
 from resolute.train.warmup import warm_up
 
 from .loaders import child

@@ -100,7 +100,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command(
         help="Train on a shard set. The same command again resumes an unfinished run.",
         options="train.options:TrainOptions",
-        program="train.trainer:main",
+        program="train.command:main",
         positional="shards",
         epilogue="train.recipe:included",
     ),

@@ -18,7 +18,8 @@ from resolute.train.logs.run_log import RunLogReader
 from resolute.train.score import METRICS, best_score, main_metric
 
 from .checkpoint import LAST
-from .trainer import Options, run
+from .setup import Run
+from .trainer import train
 
 __all__ = ["chosen_folds", "cross_validate", "outcome"]
 
@@ -39,33 +40,33 @@ def chosen_folds(text: str) -> tuple[list[int], int]:
     return chosen, folds
 
 
-def cross_validate(options: Options, chosen: list[int], folds: int, ranks: Ranks | None = None) -> int:
+def cross_validate(run: Run, chosen: list[int], folds: int, ranks: Ranks | None = None) -> int:
     """Train or resume each fold of `chosen` in its own folder; `folds` is the number of folds.
 
     Returns 0, or the exit status of the fold that was stopped. Raises `ResoluteError` for `--from` with several folds.
     """
-    if options.from_ != LAST and len(chosen) > 1:
+    if run.options.from_ != LAST and len(chosen) > 1:
         raise ResoluteError(
-            f"--from: got {options.from_} for {len(chosen)} folds, expected one fold, such as --folds 0/{folds}; "
+            f"--from: got {run.options.from_} for {len(chosen)} folds, expected one fold, such as --folds 0/{folds}; "
             "choose one"
         )
     ranks = ranks or Ranks()
     for k in chosen:
-        status = run(dataclasses.replace(options, folder=options.folder / f"fold-{k}", fold=(k, folds)), ranks)
+        status = train(dataclasses.replace(run, folder=run.folder / f"fold-{k}", fold=(k, folds)), ranks)
         if status:
             return status
         ranks.unwrap()
         gc.collect()  # why: the next fold's network is built before the memory of this one is needed
         cuda.empty_cache()
     if ranks.is_main:
-        outcomes = {str(k): outcome(options.folder / f"fold-{k}" / "run.jsonl") for k in chosen}
+        outcomes = {str(k): outcome(run.folder / f"fold-{k}" / "run.jsonl") for k in chosen}
         first = outcomes[str(chosen[0])]
         metric = next(metrics[0] for metrics in METRICS.values() if f"best_{metrics[0].key}" in first)
         best_key, last_key = f"best_{metric.key}", f"last_{metric.key}"
         summary = {
             name: _mean_and_deviation([fold[name] for fold in outcomes.values()]) for name in (best_key, last_key)
         }
-        path = options.folder / "folds.json"
+        path = run.folder / "folds.json"
         with output_file(path) as file:
             file.write((json.dumps({"folds": outcomes, **summary}, indent=1) + "\n").encode())
         number = "{:.2f}" if metric.percent else "{:.4g}"
@@ -84,12 +85,12 @@ def outcome(log: Path) -> dict[str, Any]:
 
     The score is the deciding metric of the set's kind: top-1 or mAP, 0 to 1, or R².
     """
-    run = RunLogReader(log)
-    run.read()
-    last = next((epoch for epoch in reversed(run.epochs) if best_score(epoch) is not None), None)
+    reader = RunLogReader(log)
+    reader.read()
+    last = next((epoch for epoch in reversed(reader.epochs) if best_score(epoch) is not None), None)
     if last is None:
         raise ResoluteError(f"{log}: got no validation with a finite score, expected one; see the losses in its report")
-    best, key = run.best_epoch or last, main_metric(last).key
+    best, key = reader.best_epoch or last, main_metric(last).key
     return {
         f"best_{key}": best_score(best),
         "best_epoch": best["epoch"],

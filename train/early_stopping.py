@@ -18,7 +18,7 @@ from resolute.pipeline.dataset.format import key_name
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
 from resolute.train.recipe.schema import Stop
-from resolute.train.score import best_score, is_better, main_metric
+from resolute.train.score import best_score, main_metric
 
 __all__ = ["NotFinite", "Progress", "all_finite"]
 
@@ -26,7 +26,8 @@ __all__ = ["NotFinite", "Progress", "all_finite"]
 class Progress:
     """The best validation so far and early stopping; its state is part of checkpoints.
 
-    Scores at different resolutions are not compared (see `score.is_better`). Every stage starts with its full patience.
+    Scores at different resolutions are not comparable: a validation at another resolution always replaces the best one,
+    unless that was made at the resolution of the run's last validation. Every stage starts with its full patience.
     When it is used up, the stage ends, and with the last stage the run.
     """
 
@@ -49,9 +50,7 @@ class Progress:
             return False
         epoch = record["epoch"]
         res = self._resolutions[epoch]
-        if is_best := self.best_epoch < 0 or is_better(
-            score, res, self.best_score, self._resolutions[self.best_epoch], last_res=self._resolutions[-1]
-        ):
+        if is_best := self.best_epoch < 0 or self._is_better(score, res):
             self.best_score, self.best_epoch = score, epoch
             self.best_weights = "raw" if score == record[metric.key] else "ema"
         changed = self._level_epoch >= 0 and self._stages[epoch] != self._stages[self._level_epoch]
@@ -68,6 +67,11 @@ class Progress:
             else:
                 self.stage_ended = reason
         return is_best
+
+    def _is_better(self, score: float, res: int) -> bool:
+        """Whether a validation with this score at `res` px replaces the best one before it."""
+        best_res = self._resolutions[self.best_epoch]
+        return score > self.best_score if res == best_res else best_res != self._resolutions[-1]
 
     def state_dict(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_stop", "_stages", "_resolutions")}

@@ -21,7 +21,7 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.train.devices.distributed import shares_gpu
 from resolute.train.options import PlanOptions, TrainOptions
 from resolute.train.recipe.schema import Recipe
-from resolute.train.setup import Options
+from resolute.train.setup import Run
 
 __all__ = ["launch", "torchrun_arguments"]
 
@@ -40,8 +40,8 @@ def launch(options: PlanOptions | TrainOptions, words: Sequence[str]) -> int:
             f"--gpus: got {options.gpus}, expected at most {count}, the GPUs of this machine; lower it"
             + ("" if count else ", or add --device cpu (make: DEVICE=cpu) for processes that share the CPU")
         )
-    parsed = Options.parsed(options)
-    with ShardSet.open(parsed.shards, resolutions=Recipe.from_text(parsed.recipe_text()).resolutions):
+    run = Run.of(options)
+    with ShardSet.open(run.shards, resolutions=Recipe.from_text(run.recipe_text()).resolutions):
         pass
     if options.head:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # why: a store that outlives a restart names the dead

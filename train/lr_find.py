@@ -36,16 +36,16 @@ from resolute.report.charts import Series, chart
 from resolute.report.page import figures_page
 from resolute.train.devices.distributed import Ranks
 from resolute.train.optim.schedule import Rates, peak_momentum
-from resolute.train.options import LrFindOptions
-from resolute.train.planner.batch_size import DoesNotFit, out_of_memory
+from resolute.train.options import LrFindOptions, TrainOptions
+from resolute.train.out_of_memory import DoesNotFit, out_of_memory
 from resolute.train.recipe.schema import Ema, Recipe
 from resolute.train.recipe.sections import OneCycleSchedule
 from resolute.train.recipe.starter import chosen_recipe
 from resolute.train.recipe.text import RecipeText
 from resolute.train.run_folder import page_file
 
-from .loop import Learner
-from .setup import Options, set_up
+from .learner import Learner
+from .setup import Run, set_up
 from .warmup import announce_compilation, check_micro_batches
 
 __all__ = ["RangeTest", "doubt", "main", "range_test", "smoothed", "suggestion"]
@@ -214,13 +214,9 @@ def _test(args: LrFindOptions, written: RecipeText, out: Path) -> None:
     low, high = args.min_lr or default[0], args.max_lr or default[1]
     check(10 * low <= high, "--min-lr, --max-lr", f"{low:g} to {high:g}", "at least a factor of 10 between them")
     with tempfile.TemporaryDirectory() as folder:  # stays empty: no run is read or written
-        options = Options(
-            folder=Path(folder),
-            shards=args.shards,
-            device=args.device,
-            threads=args.threads,
-        )
-        recipe, shards, plan, learner = set_up(options, written, Ranks())
+        options = TrainOptions(shards=args.shards, device=args.device, threads=args.threads)
+        run = Run(options=options, shards=args.shards, folder=Path(folder))
+        recipe, shards, plan, learner = set_up(run, written, Ranks())
     fewest = plan.first_phase("train", 0).samples // max(shape.batch_size for shape in plan.stages[0].shapes)
     epochs = max(recipe.stages[0].epochs, -(-args.steps // max(1, fewest)))
     # why no schedule and no EMA: the sweep uses neither, and their milestones or `last_epochs` may not suit this recipe

@@ -80,7 +80,9 @@ def continued_recipe(recipe: Recipe, epochs: int, *, weights: Path) -> Recipe:
     )
     base = recipe.schedule.base_batch or recipe.stages[0].shapes[0].batch_size
     has_rule = recipe.schedule.batch_rule != "none" and base != stage.batch_size
-    rule = {"batch_rule": recipe.schedule.batch_rule, "base_batch": base} if has_rule else {}
+    schedule = OneCycleSchedule()
+    if has_rule:
+        schedule = OneCycleSchedule(batch_rule=recipe.schedule.batch_rule, base_batch=base)
     return dataclasses.replace(
         recipe,
         stages=(stage,),
@@ -88,6 +90,6 @@ def continued_recipe(recipe: Recipe, epochs: int, *, weights: Path) -> Recipe:
         model=dataclasses.replace(own.model, weights=str(weights), weights_kind="best"),
         optim=dataclasses.replace(own.optim, lr=float(f"{LR_FACTOR * recipe.optim.lr:.2g}")),
         loss=own.loss,
-        schedule=OneCycleSchedule(**rule),
+        schedule=schedule,
         ema=dataclasses.replace(recipe.ema, last_epochs=min(recipe.ema.last_epochs, epochs)),
     )

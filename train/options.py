@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,6 +25,7 @@ __all__ = [
     "PredictOptions",
     "RecipeOptions",
     "ReportOptions",
+    "RunOptions",
     "ShowOptions",
     "TrainOptions",
 ]
@@ -85,11 +87,11 @@ class LaunchOptions:
 
 
 @settings("")
-class _RunOptions(_RecipeOptions, LaunchOptions, _Device):
+class RunOptions(_RecipeOptions, LaunchOptions, _Device):
     run: str | None = setting(None, "name of the run, or the path of its folder (default: recipe and set)")
     runs: Path = setting(Path("runs"), "parent of all run folders")
-    decode: Literal["auto", "cpu", "gpu"] = setting(
-        "cpu", "where JPEGs are decoded for a GPU; auto: there if a trial process can and steps are faster"
+    decode: Literal["cpu", "gpu"] = setting(
+        "cpu", "where JPEGs are decoded for a GPU; `python -m resolute.benchmarks.gpu_check` says when gpu pays"
     )
     folds: str | None = setting(
         None,
@@ -102,11 +104,10 @@ class _RunOptions(_RecipeOptions, LaunchOptions, _Device):
 
 
 @settings("")
-class PlanOptions(_RunOptions):
+class PlanOptions(RunOptions):
     shards: Shards
-    budget: str | None = setting(None, "time limit (90s, 11m, 1.5h); suggests changes if the run exceeds it")
-    suggest: Path | None = setting(
-        None, "new TOML file: write the recipe with the stages and epochs that use the budget best"
+    budget: str | None = setting(
+        None, "time limit (90s, 11m, 1.5h): names the scale_epochs that fits, and other changes"
     )
     json: Path | None = setting(None, "write the forecast to this JSON file")
     limit: str | None = setting(
@@ -115,7 +116,7 @@ class PlanOptions(_RunOptions):
 
 
 @settings("")
-class TrainOptions(_RunOptions):
+class TrainOptions(RunOptions):
     shards: str | None = setting(None, _SHARDS + " (with --more-epochs, default: that of the run)", min_length=1)
     more_epochs: int | None = setting(
         None,
@@ -134,6 +135,13 @@ class TrainOptions(_RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if Path(self.from_).name != self.from_:
+            raise ResoluteError(f"--from: got {self.from_}, expected a file name in the run's folder; omit the path")
+        if self.from_ != "last.pt" and (restarts := int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))):
+            raise ResoluteError(
+                f"--from: got {self.from_} with up to {restarts} restarts, expected none, since each would begin at "
+                "that checkpoint again; set RESTARTS=0 (torchrun --max-restarts=0)"
+            )
         if self.more_epochs is None and self.shards is None:
             raise ResoluteError("--shards: missing, expected a shard set; name it: `resolute train SHARDS`")
         if self.more_epochs is not None:
@@ -143,13 +151,9 @@ class TrainOptions(_RunOptions):
             if self.run is None:
                 raise ResoluteError("--more-epochs: got no --run, expected the finished run to continue; add it")
         if self.loggers:
-            from resolute.train.logs.loggers import LOGGERS  # why here: rarely needed
+            from resolute.train.logs.loggers import check_loggers  # why here: slow, and rarely needed
 
-            if not {*self.loggers} <= {*LOGGERS} or len({*self.loggers}) < len(self.loggers):
-                raise ResoluteError(
-                    f"--loggers: got {','.join(self.loggers)}, expected {', '.join(LOGGERS)}, each at most once, "
-                    "separated by commas; correct it"
-                )
+            check_loggers(self.loggers)
 
 
 @settings("")

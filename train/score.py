@@ -8,7 +8,7 @@ without a near copy or group-mate among the training photos. It does not decide.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,9 +16,7 @@ __all__ = [
     "METRICS",
     "UNRELATED",
     "Metric",
-    "best_epoch",
     "best_score",
-    "is_better",
     "main_metric",
     "shown_metrics",
     "unrelated_photos",
@@ -123,25 +121,3 @@ def unrelated_score(epoch: Mapping[str, Any]) -> float | None:
 def unrelated_photos(start: Mapping[str, Any]) -> int:
     """The number of `UNRELATED` photos, from a log's first record; 0 if no photo is related, or all are."""
     return start["val_samples"] - start["val_related"] if start.get("val_related") else 0
-
-
-def best_epoch(epochs: Iterable[dict[str, Any]], *, last_res: int | None) -> dict[str, Any] | None:
-    """The epoch of best.pt: the best validated one by `is_better`; None if there is none.
-
-    `last_res`: the planned resolution of the run's last validation, px, whether it took place or not.
-    """
-    validated = [(epoch, score) for epoch in epochs if (score := best_score(epoch)) is not None]
-    best: tuple[dict[str, Any], float] | None = None
-    for epoch, score in validated:
-        if best is None or is_better(score, epoch.get("eval_res"), best[1], best[0].get("eval_res"), last_res=last_res):
-            best = epoch, score
-    return None if best is None else best[0]
-
-
-def is_better(score: float, res: int | None, best: float, best_res: int | None, *, last_res: int | None) -> bool:
-    """Whether a validation (`score` at `res` px) replaces the best one before it (`best` at `best_res` px).
-
-    Scores at different resolutions are not comparable: a validation at another resolution always replaces the best
-    one, unless that was made at `last_res`, the resolution planned for the run's last validation.
-    """
-    return score > best if res == best_res else best_res != last_res

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -15,15 +14,15 @@ from resolute.console import say
 from resolute.errors import ResoluteError, strip_credentials
 from resolute.pipeline.dataset.shard_set import ShardSet, stored_resolutions
 from resolute.pipeline.plan.plan import Plan
+from resolute.settings import definitions
 from resolute.train.devices.device import pick_device
 from resolute.train.devices.distributed import Ranks
 from resolute.train.devices.hardware import bf16_is_emulated
 from resolute.train.devices.memory import keep_freed_memory
-from resolute.train.logs.loggers import check_loggers
 from resolute.train.loss.class_weights import class_weights
 from resolute.train.model.head import Head
 from resolute.train.model.regularization import with_largest_strengths
-from resolute.train.options import PlanOptions, TrainOptions
+from resolute.train.options import PlanOptions, RunOptions, TrainOptions
 from resolute.train.planner.batch_size import Probe, cap_memory, real_steps, with_batch_sizes
 from resolute.train.recipe import RECIPE_FILE
 from resolute.train.recipe.schema import Recipe
@@ -32,58 +31,36 @@ from resolute.train.recipe.text import RecipeText
 from resolute.urls import is_url
 
 from . import checkpoint
-from .loop import Learner
+from .learner import Learner
 from .more_epochs import continuation
 from .run_folder import default_run, new_run
 
-__all__ = ["Options", "set_up"]
+__all__ = ["Run", "set_up"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """Settings that do not change results: paths, device, threads, how often to save."""
+class Run:
+    """What a run reads and writes, and the options of its command, which do not change its results."""
 
+    options: TrainOptions
     shards: str | Path  # a folder, or a URL (read through a cache)
     folder: Path
-    recipe: Path | None = None  # a file; None: that of the run's folder, or a starter recipe
-    set_: tuple[str, ...] = ()  # values that replace those of the recipe, "optim.lr=0.1"
-    first_recipe: RecipeText | None = None  # instead of a starter recipe
-    device: str = "auto"
-    threads: int = 2
-    decode: Literal["auto", "cpu", "gpu"] = "cpu"  # on a GPU: where JPEGs are decoded; auto tries and measures
-    save_every_s: float = 300.0
-    save_every_steps: int = 0  # 0 = by time only
-    keep: int = 2  # newest checkpoints to keep, besides the best
-    from_: str = checkpoint.LAST  # file name of the checkpoint to resume from, in `folder`
+    recipe: RecipeText | None = None  # complete, instead of the recipe of `options`, if the folder has none yet
     fold: tuple[int, int] | None = None  # (fold, number of folds), instead of the recipe's `data.fold`
-    gpu_memory_gib: float = 0.0  # limit for tensors; 0 = none
-    loggers: tuple[str, ...] = ()  # see `train.logs.loggers.LOGGERS`
-    calibrate: bool = False  # measure loader and model throughput first, for the log and the report
-
-    def __post_init__(self) -> None:
-        check_loggers(self.loggers)
-        if self.keep < 1:
-            raise ResoluteError(f"--keep: got {self.keep}, expected at least 1; choose another")
-        if Path(self.from_).name != self.from_:
-            raise ResoluteError(f"--from: got {self.from_}, expected a file name in {self.folder}; omit the path")
-        if self.from_ != checkpoint.LAST and (restarts := int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))):
-            raise ResoluteError(
-                f"--from: got {self.from_} with up to {restarts} restarts, expected none, since each would begin at "
-                "that checkpoint again; set RESTARTS=0 (torchrun --max-restarts=0)"
-            )
 
     @classmethod
-    def parsed(cls, args: PlanOptions | TrainOptions) -> Options:
-        """The options of `resolute train` or `plan`. Raises `ResoluteError` for an invalid run name."""
-        names = {field.name for field in dataclasses.fields(cls)} & vars(args).keys()
-        values: dict[str, Any] = {name: getattr(args, name) for name in names}
-        if isinstance(args, TrainOptions) and args.more_epochs is not None:
-            more = continuation(args.run or "", args.more_epochs, runs=args.runs)
-            values |= {"folder": more.folder, "first_recipe": more.recipe, "shards": args.shards or more.shards}
-        else:
-            run = default_run(args.recipe or Path(STARTER), args.shards or "") if args.run is None else args.run
-            values["folder"] = new_run(run, runs=args.runs)
-        return cls(**values)
+    def of(cls, options: PlanOptions | TrainOptions) -> Run:
+        """The run of `resolute train`, or `plan`. Raises `ResoluteError` for an invalid run name."""
+        if isinstance(options, PlanOptions):
+            shared = {key.name: getattr(options, key.name) for key in definitions(RunOptions)}
+            options = TrainOptions(shards=options.shards, **shared)
+        if options.more_epochs is not None:
+            more = continuation(options.run or "", options.more_epochs, runs=options.runs)
+            recipe = more.recipe.with_values(options.set_)
+            return cls(options=options, shards=options.shards or more.shards, folder=more.folder, recipe=recipe)
+        shards = options.shards or ""
+        name = default_run(options.recipe or Path(STARTER), shards) if options.run is None else options.run
+        return cls(options=options, shards=shards, folder=new_run(name, runs=options.runs))
 
     @property
     def set_path(self) -> str:
@@ -93,11 +70,11 @@ class Options:
 
     def recipe_text(self) -> RecipeText:
         """The recipe of the run. Raises `ResoluteError` as `chosen_recipe` does."""
-        folder = self.recipe_folder
-        if self.first_recipe is not None and not (folder / RECIPE_FILE).is_file():
-            return self.first_recipe.with_values(self.set_)
-        gpu = self.device != "cpu" and cuda.available()
-        return chosen_recipe(self.recipe, self.set_, shards=self.shards, gpu=gpu, run=folder)
+        folder, options = self.recipe_folder, self.options
+        if self.recipe is not None and not (folder / RECIPE_FILE).is_file():
+            return self.recipe
+        gpu = options.device != "cpu" and cuda.available()
+        return chosen_recipe(options.recipe, options.set_, shards=self.shards, gpu=gpu, run=folder)
 
     @property
     def recipe_folder(self) -> Path:
@@ -106,37 +83,39 @@ class Options:
 
     @property
     def newest(self) -> Path:
-        return checkpoint.newest(self.folder, self.from_)
+        return checkpoint.newest(self.folder, self.options.from_)
 
 
-def set_up(options: Options, text: RecipeText, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Learner]:
-    """Build all parts of the run of the recipe `text`; in the returned recipe, batch sizes of "auto" are numbers.
+def set_up(run: Run, text: RecipeText, ranks: Ranks) -> tuple[Recipe, ShardSet, Plan, Learner]:
+    """Build all parts of `run` with the recipe `text`; in the returned recipe, batch sizes of "auto" are numbers.
 
     Raises `ResoluteError` for anything in the options, recipe or shards that cannot be used.
     """
     recipe = Recipe.from_text(text)
-    if options.fold is not None:
-        fold, folds = options.fold
+    if run.fold is not None:
+        fold, folds = run.fold
         if recipe.data.folds not in (None, folds):
             raise ResoluteError(
                 f"--folds: got {folds} folds, expected data.folds of the recipe, {recipe.data.folds}; omit one of them"
             )
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, fold=fold, folds=folds))
-    device = pick_device(options.device, ranks, threads=options.threads)
-    cap_memory(device, options.gpu_memory_gib)
+    device = pick_device(run.options.device, ranks, threads=run.options.threads)
+    cap_memory(device, run.options.gpu_memory_gib)
+    if device.type == "cpu" and run.options.decode == "gpu":
+        raise ResoluteError("--decode: got gpu with device cpu, expected cpu; omit --decode")
     if ranks.is_main and recipe.precision.amp == "bf16" and bf16_is_emulated(device):
         say(
             f"precision.amp: got bf16 on a {device.type.upper().replace('CUDA', 'GPU')} without bf16 "
             'instructions, where it is many times slower than float32, expected "auto"; change the recipe'
         )
     # why from the checkpoint: a run reads the same stored resolutions to its end, even if others were added to the set
-    read = stored_resolutions(ranks.broadcast(_saved(options, "data")) or {})
+    read = stored_resolutions(ranks.broadcast(_saved(run, "data")) or {})
     shards = ShardSet.open(
-        options.shards,
+        run.shards,
         resolutions=read if max(read, default=0) >= max(recipe.resolutions) else recipe.resolutions,
         fold=recipe.data.fold,
         folds=recipe.data.folds,
-        generation=ranks.broadcast(_saved(options, "generation")),
+        generation=ranks.broadcast(_saved(run, "generation")),
     )
     if shards.generation + 1 < shards.generations and ranks.is_main:
         print(
@@ -145,7 +124,7 @@ def set_up(options: Options, text: RecipeText, ranks: Ranks) -> tuple[Recipe, Sh
             flush=True,
         )
     # why from the checkpoint: a run keeps its order even if its shards have moved to other storage
-    auto_order = ranks.broadcast(checkpoint.peek(options.newest, "order")) if recipe.data.order == "auto" else None
+    auto_order = ranks.broadcast(checkpoint.peek(run.newest, "order")) if recipe.data.order == "auto" else None
     if device.type == "cpu":
         keep_freed_memory()
     else:
@@ -183,7 +162,7 @@ def set_up(options: Options, text: RecipeText, ranks: Ranks) -> tuple[Recipe, Sh
     recipe = with_batch_sizes(
         recipe,
         device=device,
-        saved_recipe=lambda: ranks.broadcast(_saved(options, "recipe")),
+        saved_recipe=lambda: ranks.broadcast(_saved(run, "recipe")),
         probe=probe,
         world_size=ranks.world_size,
         min_over_ranks=lambda size: -ranks.max(-size),
@@ -192,13 +171,13 @@ def set_up(options: Options, text: RecipeText, ranks: Ranks) -> tuple[Recipe, Sh
     return recipe, shards, plan, learner
 
 
-def _saved(options: Options, key: str) -> Any:
+def _saved(run: Run, key: str) -> Any:
     """A value from the run's checkpoint, of a run of folds from that of any fold: which data it reads, for example.
 
     None if there is no checkpoint.
     """
-    folders = [options.folder]
-    if options.fold is not None:
-        folders += sorted(options.folder.parent.glob("fold-*"))
-    values = (checkpoint.peek(checkpoint.newest(folder, options.from_), key) for folder in folders)
+    folders = [run.folder]
+    if run.fold is not None:
+        folders += sorted(run.folder.parent.glob("fold-*"))
+    values = (checkpoint.peek(checkpoint.newest(folder, run.options.from_), key) for folder in folders)
     return next((value for value in values if value is not None), None)

@@ -14,7 +14,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -25,24 +25,21 @@ import timm
 import torch
 from tqdm import tqdm
 
-from resolute.console import counted, say
+from resolute.console import counted
 from resolute.errors import ResoluteError, StorageError
 from resolute.files import atomic_write, delete_partial, output_file, used_folder
 from resolute.lock import exclusive_lock
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.loader.loader import Batch, Loader
+from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.train.devices.device import device_name
-from resolute.train.devices.distributed import Ranks, join
+from resolute.train.devices.distributed import Ranks
 from resolute.train.devices.hardware import describe, reset_peak_memory
-from resolute.train.devices.trial import trial_fault
 from resolute.train.logs.loggers import Loggers
 from resolute.train.logs.metrics import Meter, NullLogWriter, RunLogWriter
-from resolute.train.options import TrainOptions
-from resolute.train.planner.batch_size import DoesNotFit, out_of_memory
+from resolute.train.out_of_memory import DoesNotFit, out_of_memory
 from resolute.train.planner.estimate import Forecast, calibration, forecast, table
-from resolute.train.planner.gpu_decode import difference
-from resolute.train.planner.measure import Decode, Stopwatch, busiest, choose_decode, measure_stages, restored
+from resolute.train.planner.measure import measure_stages
 from resolute.train.recipe import RECIPE_FILE
 from resolute.train.recipe.schema import Recipe
 from resolute.train.recipe.text import RecipeText
@@ -54,8 +51,9 @@ from resolute.train.validation import related_photos
 from . import checkpoint
 from .checkpoint import LAST
 from .early_stopping import NotFinite, Progress, all_finite
-from .loop import Learner
-from .setup import Options, set_up
+from .learner import Learner
+from .loop import run_batches
+from .setup import Run, set_up
 from .warmup import (
     announce_compilation,
     capture_graphs,
@@ -66,68 +64,31 @@ from .warmup import (
     warm_up,
 )
 
-__all__ = ["Options", "main", "run", "run_batches", "session"]
+__all__ = ["session", "train"]
 
 _LOCK, _LOG = ".lock", "run.jsonl"
 _SLOW_S = 2.0  # a first step that takes longer is not repeated
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def main(args: TrainOptions) -> int:
-    """`resolute train`: train or resume a run, or one run per fold. Returns the exit status."""
-    options = Options.parsed(args)
-    with join(options.device) as ranks:
-        if args.folds is None:
-            return run(options, ranks)
-        from .cross_validation import chosen_folds, cross_validate  # why here: it imports this module
-
-        return cross_validate(options, *chosen_folds(args.folds), ranks)
-
-
-def run(options: Options, ranks: Ranks | None = None) -> int:
+def train(run: Run, ranks: Ranks | None = None) -> int:
     """Train or resume until the recipe is done. Returns 0, or 128 + the number of the signal that stopped the run."""
-    with session(options, ranks or Ranks()) as opened:
+    with session(run, ranks or Ranks()) as opened:
         return opened.fit()
 
 
-def run_batches(batches: Iterable[Batch], learner: Learner, meter: Meter, after: Callable[[BatchSpec], bool]) -> bool:
-    """Run all batches. `after`, called after each, may save and print, and returns False to stop.
-
-    Returns whether all batches ran.
-    """
-    source = iter(batches)
-    while True:
-        start = time.perf_counter()
-        batch = next(source, None)
-        ready = time.perf_counter()
-        if batch is None:
-            return True
-        if batch.spec.split == "train":
-            began = meter.mark()
-            loss, lr = learner.train_step(batch)
-            marks, compute_s = (began, meter.mark()), time.perf_counter() - ready
-            meter.step(
-                batch.spec, loss, lr, momentum=learner.momentum, wait_s=ready - start, compute_s=compute_s, marks=marks
-            )
-        else:
-            scores = learner.eval_step(batch)
-            meter.eval_step(batch.spec, scores, elapsed_s=time.perf_counter() - start)
-        if not after(batch.spec):
-            return False
-
-
 @contextlib.contextmanager
-def session(options: Options, ranks: Ranks) -> Iterator[_Session]:
-    """The run of `options` with its folder locked and its state resumed if there is a checkpoint.
+def session(run: Run, ranks: Ranks) -> Iterator[_Session]:
+    """`run` with its folder locked and its state resumed if there is a checkpoint.
 
     Raises `ResoluteError` naming the other process if one is training in the folder.
     """
-    with _locked(options.folder) if ranks.is_main else contextlib.nullcontext(lambda: None) as check_lock:
+    with _locked(run.folder) if ranks.is_main else contextlib.nullcontext(lambda: None) as check_lock:
         # why from the first rank: the others may not see the run's folder
-        text = ranks.broadcast(options.recipe_text() if ranks.is_main else RecipeText(name="", toml="", where=""))
-        parts = set_up(options, text, ranks)
-        undo = _undone(options, check_lock) if ranks.is_main else contextlib.nullcontext(lambda: None)
-        with undo as keep, _described(_Session(options, check_lock, keep, text, *parts)) as opened:
+        text = ranks.broadcast(run.recipe_text() if ranks.is_main else RecipeText(name="", toml="", where=""))
+        parts = set_up(run, text, ranks)
+        undo = _undone(run, check_lock) if ranks.is_main else contextlib.nullcontext(lambda: None)
+        with undo as keep, _described(_Session(run, check_lock, keep, text, *parts)) as opened:
             yield opened
 
 
@@ -150,14 +111,14 @@ def _described(opened: _Session) -> Iterator[_Session]:
 
 
 @contextlib.contextmanager
-def _undone(options: Options, check_lock: Callable[[], None]) -> Iterator[Callable[[], None]]:
+def _undone(run: Run, check_lock: Callable[[], None]) -> Iterator[Callable[[], None]]:
     """Put the run's log and recipe back as they were, or delete them if there were none, at the end of the block.
 
     Unless what this yields is called, from the first batch on, or the run has checkpoints. The empty folder then goes
     with its lock.
     """
-    folder, kept = options.folder, any(options.folder.glob("*.pt"))
-    files = () if kept else (folder / _LOG, options.recipe_folder / RECIPE_FILE)
+    folder, kept = run.folder, any(run.folder.glob("*.pt"))
+    files = () if kept else (folder / _LOG, run.recipe_folder / RECIPE_FILE)
     before = {path: path.read_bytes() if path.exists() else None for path in files}
 
     def keep() -> None:
@@ -214,7 +175,7 @@ class _Session:
 
     def __init__(
         self,
-        options: Options,
+        run: Run,
         check_lock: Callable[[], None],
         keep: Callable[[], None],
         text: RecipeText,
@@ -227,35 +188,35 @@ class _Session:
 
         `keep`: called before the first batch: what is in the folder then stays.
         """
-        self.options, self.recipe, self.plan, self.learner = options, recipe, plan, learner
+        self.run, self.recipe, self.plan, self.learner = run, recipe, plan, learner
         self._check_lock, self._keep = check_lock, keep
         self.ranks = learner.ranks
         self.identity = {"recipe": recipe.values(), "data": plan.config["shards"], "shards": shards.hash}
         state = None
         try:
-            state = checkpoint.resume(options.newest, expect=self.identity)
-            if self.ranks.is_main and options.from_ != LAST:
+            state = checkpoint.resume(run.newest, expect=self.identity)
+            if self.ranks.is_main and run.options.from_ != LAST:
                 # why first: from here on, the run resumes from it without --from, even if it is killed before its next
                 # save
-                checkpoint.link(options.newest, options.folder / LAST)
-            path = options.folder / _LOG
+                checkpoint.link(run.newest, run.folder / LAST)
+            path = run.folder / _LOG
             log_bytes = state["meter"]["log_bytes"] if state else 0
             self.log = RunLogWriter(path, keep_bytes=log_bytes) if self.ranks.is_main else NullLogWriter(path)
         except OSError as error:
             raise ResoluteError(
-                f"{options.folder}: {error.strerror}, expected a writable folder; choose another RUN"
+                f"{run.folder}: {error.strerror}, expected a writable folder; choose another RUN"
             ) from None
         related = related_photos(shards)
         self._related = 0 if related is None else int(related.sum())
         self.meter = Meter(self.log, device=learner.device, ranks=self.ranks, head=learner.head, related=related)
-        self.reports = Reports(options.folder, on=self.ranks.is_main)
+        self.reports = Reports(run.folder, on=self.ranks.is_main)
         self.table = EpochTable.of(
             learner.head.target, has_ema=learner.ema is not None, has_related=related is not None
         )
         self.position, self.progress = 0, Progress(recipe.stop, recipe.stages)
         self.is_new = state is None
         self.warm_up_s = self._pixel_s = 0.0  # the latter: of a training step per input pixel, where a limit needs it
-        self.decode: Decode | None = None  # on a GPU: where images are decoded; decided once per run
+        self.decode = run.options.decode if learner.device.type == "cuda" else None  # where images are decoded
         # stored in checkpoints for inference, in addition to the recipe
         self.about = {
             "name": recipe.name,
@@ -263,7 +224,7 @@ class _Session:
             "margin": shards.margin,
             "grey_bits": shards.grey_bits,
             "generation": shards.generation,
-            "set": {"source": options.set_path},
+            "set": {"source": run.set_path},
         }
         if state:
             learner.load_state_dict(state)
@@ -272,13 +233,12 @@ class _Session:
             self.meter.load_state_dict(state["meter"])
             self.progress.load_state_dict(state["progress"])
             self.position = state["position"]
-            self.decode = state["decode"]
-            self._log_checkpoint(checkpoint.step_file(options.folder, state["step"]).name, state["sha256"])
+            self._log_checkpoint(checkpoint.step_file(run.folder, state["step"]).name, state["sha256"])
             if self.ranks.is_main:  # why: a run killed after its last save leaves one too many
-                checkpoint.keep_newest(options.folder, options.keep, newest=state["step"])
+                checkpoint.keep_newest(run.folder, run.options.keep, newest=state["step"])
         else:
             self._write_start(shards, text)
-        self.ranks.check_same(self.position, f"{options.folder}: ranks loaded different checkpoints")
+        self.ranks.check_same(self.position, f"{run.folder}: ranks loaded different checkpoints")
         self.saved_at, self.saved_position = time.monotonic(), self.position
         self.stopped_by = 0
         self._stage_ended = False  # early, with the latest batch: `position` is in the next stage
@@ -292,19 +252,19 @@ class _Session:
                 return self._train(stack)
             self._open_loggers(stack)  # why: those that were not set in training get the whole log
             how = f"stopped early ({self.progress.ended})" if self.progress.ended else "is finished"
-            print(f"{self.options.folder}: this run {how}; choose another RUN to start a new one")
+            print(f"{self.run.folder}: this run {how}; choose another RUN to start a new one")
             print(self.reports.summary())
             return 0
 
     def _open_loggers(self, stack: contextlib.ExitStack) -> None:
-        names = self.options.loggers if self.ranks.is_main else ()
+        names = self.run.options.loggers if self.ranks.is_main else ()
         if names:
             self.log.sync(durable=False)  # why: they read its first record
-        self.loggers = stack.enter_context(contextlib.closing(Loggers(names, self.options.folder)))
+        self.loggers = stack.enter_context(contextlib.closing(Loggers(names, self.run.folder)))
 
     def _train(self, stack: contextlib.ExitStack) -> int:
         """`stack`: to close the loggers at its end, after the last save."""
-        plan, folder = self.plan, self.options.folder
+        plan, folder = self.plan, self.run.folder
         began = time.perf_counter()
         done = f"resuming at batch {self.position} of {plan.total_batches}" if self.position else "starting"
         print(f"{folder}: {done} ({self.recipe.name} {self.recipe.hash}, {self.learner.device})", flush=True)
@@ -312,7 +272,7 @@ class _Session:
             print(self._related_line(), flush=True)
         try:
             with self.ready() as loader:
-                if self.options.calibrate:
+                if self.run.options.calibrate:
                     self._calibrate(self.forecast(loader, began=began))
                 print(f"warmed up in {time.perf_counter() - began:.1f} s", flush=True)
                 self._keep()
@@ -343,7 +303,7 @@ class _Session:
             return 128 + self.stopped_by
         if self.ranks.is_main:
             print(self.reports.summary())
-        if self.stopped_by and self.options.fold is not None:
+        if self.stopped_by and self.run.fold is not None:
             print(f"{folder}: finished; stopped by {self._signal_name} before what follows; {self._advice}")
             return 128 + self.stopped_by
         return 0
@@ -369,10 +329,9 @@ class _Session:
         `limit_s`: on a CPU, for measuring only: shapes are left out that would take more than half of this time.
         """
         check_micro_batches(self.plan, self.learner)
-        announce_compilation(self.learner.device, decode=self.options.decode)
+        announce_compilation(self.learner.device, decode=self.run.options.decode)
         self._announce_warm_up()
-        self.decode = self._decode()
-        with self._loader(self.decode, start=self.position) as loader:
+        with self._loader(start=self.position) as loader:
             with memory_to_spare(self.learner.device):
                 began = time.perf_counter()
                 self._warm_up(limit_s=limit_s)
@@ -404,7 +363,7 @@ class _Session:
             eval_every=self.recipe.eval.every_epochs,
             start_s=start_s,
             save_s=save_s,
-            save_every_s=self.options.save_every_s,
+            save_every_s=self.run.options.save_every_s,
             folds=folds,
         )
 
@@ -413,12 +372,12 @@ class _Session:
         for record in calibration(result):
             self.log.write(record)
 
-    def _loader(self, decode: Decode | None, *, start: int = 0) -> Loader:
+    def _loader(self, *, start: int) -> Loader:
         return Loader(
             self.plan,
             device=self.learner.device,
-            decode=decode,
-            num_threads=self.options.threads,
+            decode=self.decode,
+            num_threads=self.run.options.threads,
             start=start,
             rank=self.ranks.rank,
             world_size=self.ranks.world_size,
@@ -427,45 +386,6 @@ class _Session:
             on_bad_sample=self.recipe.data.on_bad_sample,
             dtype=self.learner.image_dtype,
         )
-
-    def _decode(self) -> Decode | None:
-        """The device that decodes: `--decode`; for auto, the checkpoint's, else the faster one if a trial succeeds."""
-        device, option = self.learner.device, self.options.decode
-        if device.type == "cpu":
-            if option == "gpu":
-                raise ResoluteError("--decode: got gpu with device cpu, expected cpu; omit --decode")
-            return None
-        if option != "auto":
-            return option
-        if self.decode is not None:
-            return self.decode
-        spec = self.plan.batch(busiest(self.plan).first, rank=self.ranks.rank, world_size=self.ranks.world_size)
-        reason = trial_fault(
-            partial(
-                difference,
-                self.plan.shards,
-                res=spec.res,
-                batch_size=len(spec),
-                device=str(device),
-                threads=self.options.threads,
-            )
-        )
-        if faults := self.ranks.gather({} if reason is None else {self.ranks.rank: reason}):
-            if self.ranks.is_main:
-                say(f"decoding: a trial on the GPU failed ({faults[min(faults)]}); this run decodes on the CPU")
-            return "cpu"
-        self._warm_up()  # why: kernel autotuning in the first steps would distort the times
-        with restored(self.learner):
-            fastest, times = choose_decode(
-                self.plan,
-                lambda decode, start: self._loader(decode, start=start),
-                self.learner.train_step,
-                Stopwatch.of(self.learner),
-            )
-        decode = self.ranks.broadcast(fastest)
-        measured = ", ".join(f"{1e3 * seconds:.1f} ms on the {place.upper()}" for place, seconds in times.items())
-        print(f"decoding: step time is {measured}; this run decodes on the {decode.upper()}", flush=True)
-        return decode
 
     def _check_stop(self) -> None:
         """Raise `_Stopped` on all ranks if any of them has received a signal."""
@@ -524,7 +444,7 @@ class _Session:
         self.position = spec.index + 1 if spec.split == "train" or spec.last else phase.first
         self._progress(spec, phase.batches)
         # why: a timer or a signal on one rank must take effect on all ranks at the same batch
-        late = self.ranks.is_main and time.monotonic() - self.saved_at > self.options.save_every_s
+        late = self.ranks.is_main and time.monotonic() - self.saved_at > self.run.options.save_every_s
         stop, save = self.ranks.vote(self.stopped_by, self.position if late else 0)
         self.stopped_by = stop or self.stopped_by
         following = self.plan.phase_at(spec.index + 1) if spec.index + 1 < self.plan.total_batches else None
@@ -536,7 +456,7 @@ class _Session:
         return not (stop or self.progress.ended or self._stage_ended)
 
     def _due(self, step: int) -> bool:
-        every = self.options.save_every_steps
+        every = self.run.options.save_every_steps
         return bool(every and (step + 1) % every == 0)
 
     def _end_epoch(self, spec: BatchSpec) -> None:
@@ -547,8 +467,10 @@ class _Session:
         tqdm.write(self.table.row(record))
         done, progress = spec.index + 1 == self.plan.total_batches, self.progress
         is_best = progress.update(record)
+        if is_best:
+            self.log.write({"kind": "best", "epoch": spec.epoch})
         if self.ranks.is_main and is_best:
-            write_validation(self.options.folder, record, self.meter.details)
+            write_validation(self.run.folder, record, self.meter.details)
         if progress.stage_ended:
             self._end_stage(spec)
         if done or progress.ended:
@@ -565,7 +487,7 @@ class _Session:
         if self.ranks.is_main and (done or progress.ended):
             data = self.recipe.data
             confused_photos(
-                self.options.folder, self.plan.shards, mean=data.mean, std=data.std, crop_pct=self.recipe.eval.crop_pct
+                self.run.folder, self.plan.shards, mean=data.mean, std=data.std, crop_pct=self.recipe.eval.crop_pct
             )
         self.reports.update()
         self.loggers.update()
@@ -590,7 +512,7 @@ class _Session:
 
     def _save(self, *, best: bool = False) -> None:
         self._log_skipped()
-        folder, phase = self.options.folder, self.plan.phase_at(max(0, self.position - 1))
+        folder, phase = self.run.folder, self.plan.phase_at(max(0, self.position - 1))
         step = phase.first_step + (self.position - phase.first if phase.split == "train" else 0)
         meter = self.meter.state_dict()
         if not all_finite(self.learner.network):
@@ -616,7 +538,7 @@ class _Session:
             # why this order: a kill between the two repeats the epoch
             for name in ("best.pt", LAST) if best else (LAST,):
                 checkpoint.link(file, folder / name)
-            checkpoint.keep_newest(folder, self.options.keep, newest=step)
+            checkpoint.keep_newest(folder, self.run.options.keep, newest=step)
             self._log_checkpoint(file.name, digest)
         self.saved_at, self.saved_position = time.monotonic(), self.position
 
@@ -651,7 +573,7 @@ class _Session:
             # why os._exit: hanging storage must not delay the second Ctrl-C, and no traceback should be printed; files
             # are written atomically, and the lock ends with the process
             with contextlib.suppress(OSError):
-                os.write(2, f"{self.options.folder}: stopped immediately, without saving; {self._advice}\n".encode())
+                os.write(2, f"{self.run.folder}: stopped immediately, without saving; {self._advice}\n".encode())
             os._exit(128 + number)
         self.stopped_by = number
 
@@ -661,7 +583,7 @@ class _Session:
 
     @property
     def _advice(self) -> str:
-        how = "" if self.options.from_ == LAST else " without --from"
+        how = "" if self.run.options.from_ == LAST else " without --from"
         return f"run the same command{how} to resume"
 
     def _progress(self, spec: BatchSpec, batches: int) -> None:
@@ -677,7 +599,7 @@ class _Session:
 
     def _write_start(self, shards: ShardSet, text: RecipeText) -> None:
         if self.ranks.is_main:
-            with output_file(self.options.recipe_folder / RECIPE_FILE) as file:
+            with output_file(self.run.recipe_folder / RECIPE_FILE) as file:
                 file.write(text.toml.encode())
         self.log.write(
             {
@@ -698,7 +620,7 @@ class _Session:
                 "stages": self.identity["recipe"]["stages"],
                 "recipe_values": self.identity["recipe"],
                 "recipe_text": text.toml,
-                "machine": describe(self.learner.device, threads=self.options.threads),
+                "machine": describe(self.learner.device, threads=self.run.options.threads),
                 "order": self.plan.order,
                 "total_steps": self.plan.total_steps,
                 "ranks": self.ranks.world_size,

@@ -20,11 +20,11 @@ from resolute.train.devices.hardware import peak_memory_bytes
 from resolute.train.devices.memory import fault_in
 from resolute.train.model.build import share_graph
 from resolute.train.model.norms import batch_norms
-from resolute.train.planner.batch_size import DoesNotFit, out_of_memory
-from resolute.train.planner.measure import synthetic
+from resolute.train.out_of_memory import DoesNotFit, out_of_memory
 from resolute.train.recipe.schema import Recipe
+from resolute.train.synthetic import synthetic
 
-from .loop import Learner, in_layout, micro_batches
+from .learner import Learner, in_layout, micro_batches
 
 __all__ = [
     "announce_compilation",
@@ -40,7 +40,7 @@ __all__ = [
 _SPARE_FRAC = 0.25
 
 
-def announce_compilation(device: torch.device, *, decode: Literal["auto", "cpu", "gpu"] | None = None) -> None:
+def announce_compilation(device: torch.device, *, decode: Literal["cpu", "gpu"] | None = None) -> None:
     """Print what a first use of the loader on this machine compiles, and how long that takes; nothing later on.
 
     The durations were measured on two cores of a server.

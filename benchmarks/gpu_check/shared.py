@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from resolute.pipeline.dataset.shard_set import ShardSet
     from resolute.pipeline.plan.plan import Plan
     from resolute.pipeline.plan.stage import Stage
-    from resolute.train.loop import Learner
+    from resolute.train.learner import Learner
 
 __all__ = [
     "AUGMENTS",
@@ -121,7 +121,7 @@ def training(
     import torch
 
     from resolute.pipeline.loader.loader import Loader
-    from resolute.train.loop import Learner
+    from resolute.train.learner import Learner
     from resolute.train.warmup import capture_graphs, shapes, warm_up
 
     shards = open_set(settings)

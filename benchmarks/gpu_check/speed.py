@@ -157,7 +157,7 @@ def switch(settings: Settings, report: Report) -> Result:
     from resolute import cuda
     from resolute.pipeline.loader.loader import Loader
     from resolute.train.logs.run_log import SWITCH_STEPS, change_text, is_measurable, switch_costs
-    from resolute.train.loop import Learner
+    from resolute.train.learner import Learner
     from resolute.train.warmup import shapes, warm_up
 
     device, shards = torch.device(settings.device), shared.open_set(settings)
@@ -459,7 +459,7 @@ def rank(settings: Settings, kind: str) -> dict[str, Any] | None:
 
     from resolute.pipeline.loader.loader import Loader
     from resolute.train.devices.distributed import join
-    from resolute.train.loop import Learner
+    from resolute.train.learner import Learner
     from resolute.train.warmup import shapes, warm_up
 
     with join(settings.device) as joined:

@@ -27,7 +27,7 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Batch, Loader
 from resolute.pipeline.plan.stage import Stage
 from resolute.train.devices.memory import keep_freed_memory
-from resolute.train.loop import Learner, autocast_dtype
+from resolute.train.learner import Learner, autocast_dtype
 from resolute.train.recipe.schema import Recipe
 from resolute.train.warmup import warm_up
 

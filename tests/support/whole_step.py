@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from resolute.pipeline.dataset.target import Target
 from resolute.pipeline.loader.loader import Batch
 from resolute.train import loop
-from resolute.train.loop import Learner, image_dtype
+from resolute.train.learner import Learner, image_dtype
 from resolute.train.model.head import CLASSES, Head
 from resolute.train.recipe import RECIPES
 from resolute.train.recipe.schema import Recipe

@@ -15,8 +15,8 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.train import trainer
 from resolute.train.cross_validation import outcome
+from resolute.train.learner import Learner
 from resolute.train.logs.metrics import read_log
-from resolute.train.loop import Learner
 from tests.train.conftest import train_words, without_clocks
 
 

@@ -19,7 +19,7 @@ from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
-from resolute.train.loop import Learner
+from resolute.train.learner import Learner
 from resolute.train.lr_find import RangeTest, doubt, range_test, suggestion
 from resolute.train.recipe.schema import Recipe
 from tests import ROOT

@@ -25,8 +25,8 @@ from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
 from resolute.train.devices.distributed import Ranks
 from resolute.train.devices.hardware import GpuUtilization
+from resolute.train.learner import Learner
 from resolute.train.logs.metrics import Meter, NullLogWriter
-from resolute.train.loop import Learner
 from resolute.train.model.head import CLASSES, Head
 from resolute.train.recipe.schema import Recipe
 from resolute.train.trainer import _Session, run_batches

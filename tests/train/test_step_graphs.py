@@ -12,7 +12,7 @@ import torch
 
 from resolute import cuda
 from resolute.errors import ResoluteError
-from resolute.train.loop import Learner
+from resolute.train.learner import Learner
 from resolute.train.recipe.schema import Recipe
 from resolute.train.step_graphs import StepGraphs, check_cuda_graphs
 from resolute.train.warmup import untouched

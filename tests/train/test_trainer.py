@@ -22,8 +22,8 @@ from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Batch
 from resolute.pipeline.plan.plan import Plan
+from resolute.train.learner import Learner
 from resolute.train.logs.metrics import read_log
-from resolute.train.loop import Learner
 from resolute.train.recipe.schema import Recipe
 from tests import ROOT
 from tests.support.commands import Command, Ended

@@ -17,7 +17,7 @@ from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
 from resolute.train import trainer
 from resolute.train.devices.distributed import Ranks
-from resolute.train.loop import Learner
+from resolute.train.learner import Learner
 from resolute.train.recipe.schema import Recipe
 from resolute.train.warmup import _check_equal_parts, announce_compilation, shapes, warm_up
 from tests.train.conftest import stages, train_words

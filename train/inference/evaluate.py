@@ -16,7 +16,7 @@ from resolute.console import counted
 from resolute.files import check_output, output_file
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.train.devices.device import pick_device
-from resolute.train.loop import eval_logits
+from resolute.train.learner import eval_logits
 from resolute.train.options import EvalOptions
 from resolute.train.run_folder import existing_run
 from resolute.train.score import METRICS, UNRELATED, Metric, shown_metrics

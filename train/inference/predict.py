@@ -35,7 +35,7 @@ from resolute.prep.sources.folders.image_folder import walk
 from resolute.prep.sources.image_ref import MISSING, PLAIN, ByteRange, Listing
 from resolute.prep.sources.names import SUFFIXES, is_image
 from resolute.train.devices.device import pick_device
-from resolute.train.loop import eval_logits
+from resolute.train.learner import eval_logits
 from resolute.train.model.head import Head
 from resolute.train.options import PredictOptions
 from resolute.train.run_folder import existing_run

@@ -18,7 +18,7 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.train.checkpoint import load
-from resolute.train.loop import image_dtype
+from resolute.train.learner import image_dtype
 from resolute.train.model.build import build_model
 from resolute.train.model.head import Head
 from resolute.train.recipe.schema import Recipe

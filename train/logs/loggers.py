@@ -291,7 +291,12 @@ LOGGERS: dict[str, tuple[Callable[[Path, Mapping[str, Any], str | None], Logger]
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Raise `ResoluteError` if the package of a logger is not installed."""
+    """Raise `ResoluteError` if one is unknown or named twice, or its package is not installed."""
+    if not {*names} <= {*LOGGERS} or len({*names}) < len(names):
+        raise ResoluteError(
+            f"--loggers: got {','.join(names)}, expected {', '.join(LOGGERS)}, each at most once, separated by commas; "
+            "correct it"
+        )
     for package in (LOGGERS[name][1] for name in names):
         if package:
             check_installed(package, setting="--loggers", extra=package)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from resolute.console import counted
 from resolute.errors import ResoluteError
-from resolute.train.score import best_epoch
+from resolute.train.score import best_score
 
 __all__ = [
     "SWITCH_STEPS",
@@ -87,11 +87,15 @@ class RunLogReader:
 
     @property
     def best_epoch(self) -> dict[str, Any] | None:
-        """The epoch whose weights the run keeps in best.pt; None if none was validated."""
-        stage = self.start.get("stages", [{}])[-1]
-        sizes = stage.get("res")
-        planned = stage.get("eval_res") or (max(sizes) if isinstance(sizes, list) else sizes)
-        return best_epoch(self.epochs, last_res=planned)
+        """The epoch whose weights the run keeps in best.pt; None if none was validated.
+
+        Logs of versions up to 0.2 do not name it: there, the best one at the largest resolution.
+        """
+        if named := self.kind("best"):
+            return next(epoch for epoch in reversed(self.epochs) if epoch["epoch"] == named[-1]["epoch"])
+        scores = [(epoch.get("eval_res") or 0, best_score(epoch), -k) for k, epoch in enumerate(self.epochs)]
+        best = max((score for score in scores if score[1] is not None), default=None)
+        return None if best is None else self.epochs[-best[2]]
 
     @property
     def steps(self) -> Columns:

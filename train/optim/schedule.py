@@ -103,10 +103,14 @@ class Rates:
         if schedule.warmup_epochs is not None:
             rise = _steps_of(schedule.warmup_epochs, steps)
             rise = self._progress.at(rise) if self._progress is not None else rise
-        curve = OneCycle if isinstance(schedule, OneCycleSchedule) else WarmDecay
-        return [
-            (first, curve(schedule, optim, total_steps=end - first, rise=rise).at) for first, end in pairwise(marks)
-        ]
+        pieces: list[tuple[int, Curve]] = []
+        for first, end in pairwise(marks):
+            if isinstance(schedule, OneCycleSchedule):
+                curve = OneCycle(schedule, optim, total_steps=end - first, rise=rise).at
+            else:
+                curve = WarmDecay(schedule, optim, total_steps=end - first, rise=rise).at
+            pieces.append((first, curve))
+        return pieces
 
     def at(self, step: int) -> tuple[float, float]:
         """(learning rate before the stage's factor, momentum) of optimizer step `step`, 0-based."""

@@ -1,4 +1,4 @@
-"""GPU memory: the limit of `--gpu-memory-gib`, the search for the largest batch size, and out-of-memory advice."""
+"""GPU memory: the limit of `--gpu-memory-gib`, and the search for the largest batch size."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ from resolute import cuda
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.pipeline.plan.stage import AUTO
-from resolute.train.loop import Learner
+from resolute.train.learner import Learner
+from resolute.train.out_of_memory import DoesNotFit, out_of_memory
 from resolute.train.recipe.schema import Recipe
-
-from .measure import synthetic
+from resolute.train.synthetic import synthetic
 
 __all__ = [
-    "DoesNotFit",
     "Probe",
     "cap_memory",
     "largest_that_fits",
     "loader_bytes",
-    "out_of_memory",
     "real_steps",
     "with_batch_sizes",
 ]
@@ -35,25 +33,8 @@ _GIB = 2**30
 _USABLE_FRAC = 0.95  # of the free memory is for steps and loader; the rest is lost to fragmentation
 _DECODER_BYTES = _GIB // 2  # of DALI, whatever the batch; assumed, not measured
 _IN_FLIGHT = 3 + 2  # batches: the loader's `prefetch_batches`, the consumer's batch and the one before it
-# Parts of the messages of RuntimeErrors that are not torch.OutOfMemoryError but have the same cause.
-# Source: Accelerate's should_reduce_batch_size, and how cuBLAS and cuDNN report that they could not allocate
-_NO_MEMORY = (
-    "out of memory",
-    "can't allocate memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_NOT_SUPPORTED",
-    "unable to find an engine to execute this computation",
-)
 
 Probe = Callable[[int, int], bool]  # (stage, samples per step on this rank, 0: validation alone) -> whether they fit
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out, as far as torch, CUDA's libraries and DALI tell."""
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
-    )
 
 
 def cap_memory(device: torch.device, gib: float) -> None:
@@ -210,54 +191,3 @@ def _no_autotuning() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
-
-
-class DoesNotFit(Exception):
-    """A step ran out of memory."""
-
-    def __init__(self, split: str, res: int, samples: int) -> None:
-        """`samples`: batch size on this rank; `res`: px."""
-        super().__init__(split, res, samples)
-        self.split, self.res, self.samples = split, res, samples
-
-    def describe(self, plan: Plan, recipe: Recipe, device: torch.device) -> ResoluteError:
-        """The error for the user: which stages, the memory in use, and what to change in the recipe."""
-        stages = sorted(
-            {
-                phase.stage
-                for phase in plan.phases
-                if phase.split == self.split and self.res in (shape.res for shape in phase.shapes)
-            }
-        )
-        samples = self.samples
-        if self.split == "val":
-            advice = f"set eval.batch_size = {_half(recipe.eval.batch_size)}"
-        else:
-            micro_batches = recipe.optim.grad_accum_steps
-            size = recipe.stages[stages[0]].batch_size_at(self.res)
-            samples = -(-self.samples // micro_batches)
-            advice = (
-                f'set batch_size = {_half(size)} there ("auto" finds the largest that fits), or '
-                f"optim.grad_accum_steps = {2 * micro_batches}, which keeps the batch size"
-            )
-        return ResoluteError(
-            f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}, {self.split}: out of memory with images of "
-            f"{samples}x3x{self.res}x{self.res}{_in_use(device)}, expected them to fit; {advice}"
-        )
-
-
-def _half(size: int) -> int:
-    return size // 16 * 8 or max(1, size // 2)
-
-
-def _in_use(device: torch.device) -> str:
-    if device.type != "cuda":
-        return ""
-    values = (
-        cuda.allocated_bytes(device),
-        cuda.reserved_bytes(device),
-        cuda.memory_limit_bytes(device),
-        cuda.total_bytes(device),
-    )
-    used, reserved, limit, total = (f"{value / _GIB:.1f}" for value in values)
-    return f" ({used} GiB in use, {reserved} GiB reserved by torch, limit {limit} GiB; the GPU has {total} GiB)"

@@ -250,24 +250,29 @@ def table(result: Forecast) -> str:
     return "\n".join(lines)
 
 
-def advice(result: Forecast, budget_s: float, doubled: Forecast | None, *, least: Sequence[int] = ()) -> list[str]:
-    """Whether the run fits `budget_s`, and if not, what would; `doubled`: the forecast with doubled batch sizes.
+def advice(
+    result: Forecast, budget_s: float, scaled: tuple[float, Sequence[int]] | None, doubled: Forecast | None
+) -> list[str]:
+    """Whether the run fits `budget_s`, and if not, what would.
 
-    `least`: the fewest epochs of each stage, if not one.
+    - `scaled`: the largest `scale_epochs` that fits, with the epochs of each stage; None: not even the smallest does
+    - `doubled`: the forecast with doubled batch sizes; None: not known
     """
     total, budget = result.total_s(), format_duration(budget_s)
-    if total <= budget_s:
-        return [f"fits the budget of {budget}: {format_duration(budget_s - total)} to spare"]
-    lines = [f"does not fit the budget of {budget}: {format_duration(total - budget_s)} too long. Options:"]
+    fits = total <= budget_s
     planned = [stage.epochs for stage in result.stages]
-    fewest = list(least) or [1] * len(planned)
-    fewer = (_apportioned(planned, n, fewest) for n in range(sum(planned) - 1, sum(fewest) - 1, -1))
-    fitting = next((epochs for epochs in fewer if result.total_s(epochs) <= budget_s), None)
-    if fitting:
-        fitting_s = format_duration(result.total_s(fitting))
-        lines.append(f"- fewer epochs: {_list(fitting)} instead of {_list(planned)}: {fitting_s}")
+    if fits:
+        lines = [f"fits the budget of {budget}: {format_duration(budget_s - total)} to spare"]
     else:
-        lines.append(f"- fewer epochs: not enough, {_list(fewest)} take {format_duration(result.total_s(fewest))}")
+        lines = [f"does not fit the budget of {budget}: {format_duration(total - budget_s)} too long. Options:"]
+    if scaled is None:
+        lines += [] if fits else ["- fewer epochs: not enough, whatever scale_epochs"]
+    elif [*scaled[1]] != planned:
+        scale, epochs = scaled
+        what = f"--set scale_epochs={scale:g}: {_list(epochs)} epochs instead of {_list(planned)}"
+        lines.append(f"- {'more' if fits else 'fewer'} epochs: {what}: {format_duration(result.total_s(epochs))}")
+    if fits:
+        return lines
     if result.folds > 1:
         fold_s = total / result.folds
         folds = int(budget_s // fold_s)
@@ -285,17 +290,6 @@ def advice(result: Forecast, budget_s: float, doubled: Forecast | None, *, least
             "(adapt the learning rate)"
         )
     return lines
-
-
-def _apportioned(planned: list[int], total: int, least: list[int]) -> list[int]:
-    """`total` epochs in the proportions of `planned`, at least `least`, by the largest remainder method."""
-    shares = [max(float(low), n * total / sum(planned)) for n, low in zip(planned, least, strict=True)]
-    epochs = [int(share) for share in shares]
-    for i in sorted(range(len(planned)), key=lambda i: epochs[i] - shares[i])[: max(0, total - sum(epochs))]:
-        epochs[i] += 1
-    while sum(epochs) > total:
-        epochs[max((i for i in range(len(planned)) if epochs[i] > least[i]), key=epochs.__getitem__)] -= 1
-    return epochs
 
 
 def _list(numbers: Sequence[int]) -> str:

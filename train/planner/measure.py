@@ -1,8 +1,7 @@
 """Measures a run's throughput on this machine with a few training steps, before it starts.
 
 Three rates per stage: the loader alone and the model alone are ceilings; loader and model compete for CPU cores or the
-GPU, so only the live rate, measured with both, predicts the run. `choose_decode` measures whether decoding on the CPU
-or the GPU is faster, which depends on model, resolution and machine.
+GPU, so only the live rate, measured with both, predicts the run.
 """
 
 from __future__ import annotations
@@ -13,48 +12,37 @@ import io
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 
 from resolute import cuda
 from resolute.pipeline.loader.loader import Batch, Loader
-from resolute.pipeline.plan.plan import BatchSpec, Plan
+from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import BatchShape
 from resolute.train.devices.hardware import peak_memory_bytes, reset_peak_memory
-from resolute.train.loop import Learner
-from resolute.train.model.head import CLASSES, Head
+from resolute.train.learner import Learner
+from resolute.train.synthetic import synthetic_batch
 
 __all__ = [
-    "Decode",
     "Leg",
     "Pace",
     "Stopwatch",
-    "busiest",
-    "choose_decode",
     "combined",
     "expected_s",
     "legs",
     "measure",
     "measure_stages",
     "restored",
-    "synthetic",
-    "synthetic_batch",
 ]
 
-Decode = Literal["cpu", "gpu"]
 _SKIPPED, _TIMED = 8, 24  # steps per stage: the skipped ones use prefetched batches and are not representative
-_RUNNING_AHEAD = 4  # batches that a loader prefetches when it is opened
 _SLOW = 4  # times the intended time: a step that takes longer is timed by itself
 _ABOUT_S = 5.0  # for measuring a stage
-_HURRIED_STEPS = 3  # of a slow stage: with and without the loader, and a validation
 _MIN_STEPS = 2  # minimum number of timed steps
+_HURRIED_STEPS = 3  # of a slow stage: with and without the loader, and a validation
 _MAX_LEGS = 4  # measured in a ramp
-# why both ways: a machine that grows slower or faster meanwhile favours neither
-_TURNS: tuple[Decode, ...] = ("cpu", "gpu", "gpu", "cpu")
 _NOISE = 1.15  # ratio of two rates up to which they count as equal
 
 
@@ -152,69 +140,6 @@ def legs(plan: Plan, stage: int) -> list[Leg]:
         dataclasses.replace(each[group[len(group) // 2]], samples=sum(each[i].samples for i in group))
         for group in groups
     ]
-
-
-def busiest(plan: Plan) -> Leg:
-    """The leg of the run with the most pixels, where it spends most of its time."""
-    return max((leg for stage in range(len(plan.stages)) for leg in legs(plan, stage)), key=lambda leg: leg.pixels)
-
-
-def choose_decode(
-    plan: Plan,
-    open_stream: Callable[[Decode, int], AbstractContextManager[Loader]],
-    step: Callable[[Batch], object],
-    watch: Stopwatch,
-    *,
-    about_s: float = 10.0,
-) -> tuple[Decode, dict[Decode, float]]:
-    """The faster place to decode, and the seconds per live step with each.
-
-    Takes at most `about_s` s in total, loaders included, if these open and a few steps run in that time. Measured in
-    the `busiest` leg, on the same batches in each turn; the first turn runs them once before, so that all are in the
-    page cache. `open_stream(decode, batch)` opens a loader at a batch; `step` is a training step.
-    """
-    leg, count = busiest(plan), 0
-    skipped = min(_RUNNING_AHEAD, leg.batches // 2)
-    times: dict[Decode, list[float]] = {"cpu": [], "gpu": []}
-    for decode in _TURNS:
-        began = watch.clock()
-        with open_stream(decode, leg.first) as stream:
-            opened_s = watch.clock() - began
-
-            def run_ahead(stream: Loader = stream) -> list[float]:
-                """Steps that are not counted: their batches are prefetched."""
-                return [watch.steps(stream.__next__, step, 1)[2] for _ in range(skipped)]
-
-            ahead_s = run_ahead()
-            if not count:
-                left_s = (about_s - len(_TURNS) * opened_s) / (len(_TURNS) + 1) - sum(ahead_s)
-                fitting = int(left_s / max(ahead_s)) if any(ahead_s) else _TIMED
-                count = watch.broadcast(min(max(_MIN_STEPS, fitting), _TIMED, leg.batches - skipped))
-                watch.steps(stream.__next__, step, count)
-                stream.load_state_dict({"next_batch": leg.first})
-                run_ahead()
-            times[decode].append(watch.steps(stream.__next__, step, count)[2] / count)
-    measured = {decode: sum(each) / len(each) for decode, each in times.items()}
-    return min(measured, key=lambda decode: measured[decode]), measured
-
-
-def synthetic(
-    spec: BatchSpec, *, device: torch.device, dtype: torch.dtype, times: float = 1.0, head: Head = CLASSES
-) -> Batch:
-    """A batch of random images (N, 3, res, res) like that of `spec`, with `times` as many samples and targets of 0."""
-    count = round(times * len(spec))
-    labels = torch.zeros(count, dtype=torch.int64, device=device)
-    dense = head.target.kind != "class"
-    targets = torch.zeros(count, len(head.target), device=device) if dense else labels
-    images = torch.randn(count, 3, spec.res, spec.res, dtype=dtype, device=device)
-    return Batch(
-        images=images.to(memory_format=torch.channels_last),
-        targets=targets,
-        partner_labels=labels[:0] if dense else labels,
-        lam=torch.ones(count, device=device),
-        keys=np.zeros(count, np.int64),
-        spec=dataclasses.replace(spec, ids=np.resize(spec.ids, count), global_size=round(times * spec.global_size)),
-    )
 
 
 @contextlib.contextmanager
@@ -399,10 +324,3 @@ def measure_stages(
         return paces[known].at((res / plan.stages[known].max_res) ** 2, stage=known)
 
     return [paces[stage] if stage in paces else nearest(stage) for stage in stages]
-
-
-def synthetic_batch(learner: Learner, plan: Plan, index: int, times: float = 1.0) -> Batch:
-    """A batch of random images, `times` as large as batch `index` of the run."""
-    ranks = learner.ranks
-    spec = plan.batch(index, rank=ranks.rank, world_size=ranks.world_size)
-    return synthetic(spec, device=learner.device, dtype=learner.image_dtype, times=times, head=learner.head)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import time
@@ -13,12 +12,12 @@ from resolute.files import check_output, output_file
 from resolute.train.devices.distributed import Ranks
 from resolute.train.devices.hardware import process_age_s
 from resolute.train.logs.run_log import format_duration
-from resolute.train.options import RecipeOptions
+from resolute.train.options import RecipeOptions, TrainOptions
 from resolute.train.recipe.schema import Recipe
 from resolute.train.recipe.starter import SetFacts, split_epochs, starter_recipe
 from resolute.train.recipe.text import RecipeText
 from resolute.train.run_folder import RUNS
-from resolute.train.setup import Options
+from resolute.train.setup import Run
 from resolute.train.trainer import session
 
 from .estimate import Forecast, parse_duration
@@ -72,13 +71,11 @@ def most_epochs(result: Forecast, budget_s: float) -> int:
 def _measured(args: RecipeOptions, text: RecipeText) -> Forecast:
     """The forecast of a run with the recipe `text`, from a few measured steps of every stage."""
     began = time.perf_counter() - process_age_s()  # why: a run's time includes starting Python and loading torch
-    options = Options(
-        shards=args.shards, folder=RUNS / "starter", device=args.device, threads=args.threads, first_recipe=text
-    )
+    options = TrainOptions(shards=args.shards, device=args.device, threads=args.threads)
     ranks = Ranks()
     with (
         scratch_run(RUNS, ranks) as folder,
-        session(dataclasses.replace(options, folder=folder), ranks) as run,
+        session(Run(options=options, shards=args.shards, folder=folder, recipe=text), ranks) as run,
     ):
         limit_s = default_limit_s(run.learner)
         announce(run.plan, limit_s)

@@ -1,13 +1,9 @@
-"""`resolute plan`: measures a few steps of every stage and prints the forecast of a run, without leaving any trace.
-
-With --suggest it writes a recipe for the budget, and nothing else (see `suggest.py`).
-"""
+"""`resolute plan`: measures a few steps of every stage and prints the forecast of a run, without leaving any trace."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import itertools
 import json
 import os
@@ -20,28 +16,30 @@ from pathlib import Path
 from types import FrameType
 
 from resolute.console import counted
-from resolute.errors import ResoluteError, as_typed
+from resolute.errors import ResoluteError
 from resolute.files import check_output, output_file, used_folder
-from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.train.cross_validation import chosen_folds
 from resolute.train.devices.distributed import Ranks, join
-from resolute.train.devices.hardware import describe, process_age_s
-from resolute.train.loop import Learner
+from resolute.train.devices.hardware import process_age_s
+from resolute.train.learner import Learner
 from resolute.train.options import PlanOptions
-from resolute.train.recipe.schema import Recipe
+from resolute.train.out_of_memory import out_of_memory
+from resolute.train.recipe.schema import Recipe, scaled
+from resolute.train.recipe.text import RecipeText
 from resolute.train.report.classes import HEADS, class_rows
-from resolute.train.setup import Options
+from resolute.train.setup import Run
+from resolute.train.synthetic import synthetic_batch
 from resolute.train.trainer import session
 
-from .batch_size import out_of_memory
 from .estimate import Forecast, advice, parse_duration, table, to_json, with_doubled_batches
-from .measure import Stopwatch, expected_s, synthetic_batch
-from .suggest import Candidates, choose, proposal, reasons
+from .measure import Stopwatch, expected_s
 
-__all__ = ["announce", "default_limit_s", "main", "plan", "scratch_run"]
+__all__ = ["announce", "default_limit_s", "fitting_scale", "main", "plan", "scratch_run"]
 
 _CPU_LIMIT_S = 60.0  # of measuring
+# Values of `scale_epochs` for a budget: up to 1 in steps of 0.01, up to 10 in steps of 0.05
+_SCALES = (*(n / 100 for n in range(1, 100)), *(n / 20 for n in range(20, 201)))
 _CLASSES = 3  # most and least frequent ones shown
 
 
@@ -49,89 +47,58 @@ def main(args: PlanOptions) -> int:
     """`resolute plan`: print, and write to `--json`, the forecast of a run. Returns the exit status."""
     if args.json:
         check_output(args.json, setting="--json", suffixes=(".json",))
-    if args.suggest:
-        if not args.budget:
-            raise ResoluteError("--suggest: got no --budget, expected a time to fill; add --budget 11m")
-        if os.path.lexists(args.suggest):
-            raise ResoluteError(f"--suggest: got {args.suggest}, which exists, expected a new file; rename it")
-        check_output(args.suggest, setting="--suggest", suffixes=(".toml",))
-    options = Options.parsed(args)
-    with join(options.device) as ranks:
+    run = Run.of(args)
+    with join(args.device) as ranks:
         chosen, folds = ([], 0) if args.folds is None else chosen_folds(args.folds)
         if chosen:
-            options = dataclasses.replace(options, fold=(chosen[0], folds))
+            run = dataclasses.replace(run, fold=(chosen[0], folds))
         return plan(
-            options,
+            run,
             ranks,
             budget=args.budget,
             runs=max(1, len(chosen)),
             file=args.json,
-            suggest=args.suggest,
             limit_s=parse_duration(args.limit, setting="--limit") if args.limit else None,
         )
 
 
 def plan(
-    options: Options,
+    run: Run,
     ranks: Ranks,
     *,
     budget: str | None,
     runs: int = 1,
     file: Path | None = None,
-    suggest: Path | None = None,
     limit_s: float | None = None,
 ) -> int:
-    """Print the forecast of the run of `options` and, with a `budget` such as "11m", advice; returns 0.
+    """Print the forecast of `run` and, with a `budget` such as "11m", advice; returns 0.
 
-    `runs`: folds to train one after another; the one of `options` is measured. `file`: for the forecast as JSON.
-    `suggest`: for a recipe that fits the budget; its forecast is then printed. `limit_s`: see `measure_stages`; None: a
-    minute on a CPU.
+    `runs`: folds to train one after another; the one of `run` is measured. `file`: for the forecast as JSON.
+    `limit_s`: see `measure_stages`; None: a minute on a CPU.
     """
     budget_s = parse_duration(budget) if budget else None
     began = time.perf_counter() - process_age_s()  # why: a run's time includes starting Python and loading torch
-    with scratch_run(options.folder.parent, ranks) as folder:
-        text = options.recipe_text()
-        candidates, reading = None, time.perf_counter()
-        if suggest:
-            candidates = Candidates.of(text, ShardSet.open(options.shards).resolutions)
-            text = dataclasses.replace(text, toml=candidates.toml)
-            began += time.perf_counter() - reading  # why: a training does not do this
-        options = dataclasses.replace(options, folder=folder, recipe=None, set_=(), first_recipe=text)
-        with session(options, ranks) as run:
-            limit_s = limit_s or default_limit_s(run.learner)
-            announce(run.plan, limit_s)
-            with run.ready(limit_s=limit_s) as loader:
+    with scratch_run(run.folder.parent, ranks) as folder:
+        text = run.recipe_text()
+        with session(dataclasses.replace(run, folder=folder, recipe=text), ranks) as opened:
+            limit_s = limit_s or default_limit_s(opened.learner)
+            announce(opened.plan, limit_s)
+            with opened.ready(limit_s=limit_s) as loader:
                 ready = time.perf_counter()
-                left_s = None if limit_s is None else limit_s - run.warm_up_s
-                result, lines = run.forecast(loader, began=began, folds=runs, limit_s=left_s), list[str]()
-                if candidates and suggest and budget_s:
-                    # why first: all ranks have to choose the same; the candidates were validated in every epoch
-                    result = dataclasses.replace(ranks.broadcast(result), eval_every=candidates.base.eval.every_epochs)
-                    epochs = choose(
-                        result,
-                        candidates.weights(),
-                        least=candidates.least(),
-                        budget_s=budget_s,
-                        is_valid=candidates.is_valid,
-                    )
-                    lines, result = reasons(result, epochs, budget_s), proposal(result, epochs)
-                    if ranks.is_main:
-                        origin = _origin(candidates.base, run.plan, run.learner, options.threads)
-                        candidates.write(suggest, epochs, [origin, *lines])
-                    command = as_typed("train", {"shards": str(options.shards), "recipe": str(suggest)})
-                    lines.append(f"{suggest}: written; {command} trains with it")
-                elif budget_s:
+                left_s = None if limit_s is None else limit_s - opened.warm_up_s
+                result, lines = opened.forecast(loader, began=began, folds=runs, limit_s=left_s), list[str]()
+                if budget_s:
                     too_long = result.total_s() > budget_s
                     is_late = left_s is not None and time.perf_counter() - ready > left_s
                     doubled = None
                     if too_long and not is_late:
-                        doubled = _with_doubled_batches(result, run.plan, run.learner)
-                    lines = advice(result, budget_s, doubled, least=[stage.min_epochs for stage in run.plan.stages])
+                        doubled = _with_doubled_batches(result, opened.plan, opened.learner)
+                    lines = advice(result, budget_s, fitting_scale(text, result, budget_s), doubled)
                     if too_long and is_late:
                         lines.append("- larger batches: not measured, to keep within --limit")
                 print(table(result))
-                print(_sampling_lines(run.plan), end="")
-                if patience := run.recipe.stop.patience:
+                print(_sampling_lines(opened.plan), end="")
+                if patience := opened.recipe.stop.patience:
                     print(f"at most: a stage ends after {counted(patience, 'validation')} without improvement")
                 print("".join(f"{line}\n" for line in lines), end="", flush=True)
     if file is not None and ranks.is_main:
@@ -154,14 +121,16 @@ def announce(plan: Plan, limit_s: float | None) -> None:
     print(line, flush=True)
 
 
-def _origin(base: Recipe, plan: Plan, learner: Learner, threads: int) -> str:
-    """The base, set and machine of a proposal, in one line."""
-    machine = describe(learner.device, threads=threads)
-    ranks = f", {learner.ranks.world_size} processes" if learner.ranks.world_size > 1 else ""
-    return (
-        f"Made by `resolute plan --suggest …` from {base.name} ({base.hash}) and the shard set {plan.shards.hash}, "
-        f"measured on {datetime.date.today()}: {machine['gpu'] or machine['cpu']}, {threads} threads{ranks}"
-    )
+def fitting_scale(text: RecipeText, result: Forecast, budget_s: float) -> tuple[float, list[int]] | None:
+    """The largest `scale_epochs` of `_SCALES` that fits into `budget_s`, and the epochs of each stage; None: none does."""
+    base = Recipe.from_text(text.with_values(["scale_epochs=1.0"]))
+    for factor in reversed(_SCALES):
+        with contextlib.suppress(ResoluteError):  # too few epochs for a ramp, for example
+            recipe = base if factor == 1.0 else scaled(dataclasses.replace(base, scale_epochs=factor))
+            epochs = [stage.epochs for stage in recipe.stages]
+            if result.total_s(epochs) <= budget_s:
+                return factor, epochs
+    return None
 
 
 def _sampling_lines(plan: Plan) -> str:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
@@ -65,6 +65,7 @@ __all__ = [
     "Schedule",
     "StageSections",
     "Stop",
+    "scaled",
     "unused_keys",
 ]
 
@@ -322,7 +323,7 @@ class Recipe:
             recipe = cls(**{**table, "name": name})
             _refuse_unused(recipe, {**table, "augment": augment}, stages)
             recipe = dataclasses.replace(recipe, data=_normalized(recipe))
-            return recipe if recipe.scale_epochs == 1.0 else _scaled(recipe)
+            return recipe if recipe.scale_epochs == 1.0 else scaled(recipe)
         except ResoluteError as error:
             raise ResoluteError(f"{where}: {error}") from None
 
@@ -399,7 +400,7 @@ def _normalisation_of_weights(model: Model) -> dict[Literal["mean", "std"], tupl
     return None if known is None else {"mean": known[0], "std": known[1]}
 
 
-def _scaled(recipe: Recipe) -> Recipe:
+def scaled(recipe: Recipe) -> Recipe:
     """The recipe with `scale_epochs` applied. `Recipe.values` has the scaled numbers, `Recipe.from_values` keeps them.
 
     Raises `ResoluteError` if no stage changes, or two milestones become equal.
@@ -477,15 +478,15 @@ def _refuse_unused(recipe: Recipe, table: dict[str, Any], stages: Sequence[dict[
             raise ResoluteError(f"{section}.{key}: without effect, {reason}; remove it")
     for number, stage in enumerate(stages):
         own = recipe.in_stage(number)
-        own_unused = {
+        own_unused: dict[str, Mapping[str, str | Literal[False]]] = {
             "augment": unused_augment_keys([own.augment]),
             "model": own.model.unused_keys(),
             "optim": own.optim.unused_keys(),
         }
         for section, reasons in own_unused.items():
             for key in stage.get(section, {}):
-                if reason := reasons.get(key):
-                    raise ResoluteError(f"stages.{section}.{key}: without effect, {reason}; remove it")
+                if why := reasons.get(key):
+                    raise ResoluteError(f"stages.{section}.{key}: without effect, {why}; remove it")
 
 
 def _same_batches(recipe: Recipe) -> bool:

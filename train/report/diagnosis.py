@@ -152,7 +152,7 @@ def _loader_advice(run: RunLogReader) -> str:
     if threads and cores and threads < cores:
         return f"Use more threads: `--threads {cores}` (it ran with {threads})."
     if machine.get("gpu"):
-        return f"All cores are in use: try decoding on the GPU (`--decode auto`), or make smaller images ({_SMALLER})."
+        return f"All cores are in use: try decoding on the GPU (`--decode gpu`), or make smaller images ({_SMALLER})."
     return f"Loader and model use all cores: use more cores, or make smaller images ({_SMALLER})."
 
 

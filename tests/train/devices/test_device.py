@@ -10,7 +10,7 @@ from resolute.errors import ResoluteError
 from resolute.train.devices import hardware
 from resolute.train.devices.device import device_name, pick_device
 from resolute.train.devices.hardware import bf16_is_emulated, describe, peak_memory_bytes, reset_peak_memory
-from resolute.train.loop import autocast_dtype
+from resolute.train.learner import autocast_dtype
 from resolute.train.planner.batch_size import cap_memory
 from resolute.train.recipe.schema import Precision
 from tests.support.fake_cuda import GIB, FakeCuda

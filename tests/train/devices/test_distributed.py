@@ -25,7 +25,7 @@ from resolute.pipeline.plan.plan import Plan
 from resolute.train import launch as launch_module
 from resolute.train.devices.device import pick_device
 from resolute.train.devices.distributed import Ranks
-from resolute.train.loop import Learner
+from resolute.train.learner import Learner
 from resolute.train.recipe.schema import Recipe
 from tests import ROOT
 from tests.support.commands import Command, Ended

@@ -17,7 +17,7 @@ from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.train.logs import loggers
 from resolute.train.logs.loggers import LOGGERS, Csv, Loggers, Point
-from resolute.train.setup import Options
+from resolute.train.options import TrainOptions
 from tests.support.synthetic_log import write_log
 from tests.train.conftest import train_words, without_clocks
 
@@ -216,4 +216,4 @@ def test_loggers_that_are_unknown_or_not_installed_are_refused(
         assert f"--loggers: got {text}, expected csv, tensorboard, wandb, mlflow" in line
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ResoluteError, match=r"wandb is not installed.*pip install 'resolute-vision\[wandb\]'"):
-        Options(shards="x", recipe=Path("x"), folder=Path("x"), loggers=("csv", "wandb"))
+        TrainOptions(shards="x", loggers=("csv", "wandb"))

@@ -18,7 +18,7 @@ from resolute.pipeline.dataset.target import IGNORED, Target
 from resolute.pipeline.plan.class_sampling import Sampling
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
-from resolute.train.loop import Learner
+from resolute.train.learner import Learner
 from resolute.train.loss.class_weights import class_weights
 from resolute.train.loss.losses import build_loss
 from resolute.train.model.head import Head

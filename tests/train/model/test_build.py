@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.optim.swa_utils import AveragedModel
 
 from resolute.errors import ResoluteError
-from resolute.train.loop import Learner
+from resolute.train.learner import Learner
 from resolute.train.model.build import compile_network, set_tf32, size_options
 from resolute.train.recipe.schema import Data, Model, Recipe
 from resolute.train.warmup import warm_up

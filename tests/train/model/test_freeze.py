@@ -11,7 +11,7 @@ import torch
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.loader.loader import Batch
-from resolute.train.loop import Learner
+from resolute.train.learner import Learner
 from resolute.train.model.freeze import layers, trainable_sets
 from resolute.train.recipe.schema import Freeze, Recipe
 from resolute.train.recipe.stages import RecipeStage

@@ -16,7 +16,7 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Batch
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment
-from resolute.train.loop import Learner
+from resolute.train.learner import Learner
 from resolute.train.planner.measure import restored
 from resolute.train.recipe.schema import Recipe
 from resolute.train.recipe.stages import RecipeStage, Regularization

@@ -14,7 +14,7 @@ from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
-from resolute.train.loop import Learner
+from resolute.train.learner import Learner
 from resolute.train.planner.batch_size import (
     cap_memory,
     largest_that_fits,

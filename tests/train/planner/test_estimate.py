@@ -21,7 +21,7 @@ from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
 from resolute.train.devices.distributed import Ranks
-from resolute.train.loop import Learner
+from resolute.train.learner import Learner
 from resolute.train.planner.estimate import (
     Forecast,
     StageForecast,

@@ -19,10 +19,11 @@ from resolute.train.model.build import build_model
 from resolute.train.model.freeze import trainable_sets
 from resolute.train.optim.optimizer import build_optimizer
 from resolute.train.optim.schedule import epoch_samples, epoch_steps
-from resolute.train.options import LrOptions
+from resolute.train.options import LrOptions, TrainOptions
 from resolute.train.plot_lr import Curve
 from resolute.train.recipe.schema import Recipe
-from resolute.train.trainer import Options, run
+from resolute.train.setup import Run
+from resolute.train.trainer import train
 from tests import ROOT
 
 FOLDER = ROOT / "train" / "recipes"
@@ -197,7 +198,8 @@ def test_three_steps_of_every_stage_train_with_a_small_model(
     small = _small(RECIPES[name], 75 if RECIPES[name].data.folds is None else 50)
     monkeypatch.setattr(Recipe, "from_text", lambda text: small)
     path = FOLDER / f"{name}.toml"
-    assert run(Options(shards=shard_root, recipe=path, folder=tmp_path / "run", device="cpu", threads=1)) == 0
+    options = TrainOptions(shards=str(shard_root), recipe=path, device="cpu", threads=1)
+    assert train(Run(options=options, shards=shard_root, folder=tmp_path / "run")) == 0
     steps = [record for record in read_log(tmp_path / "run" / "run.jsonl") if record["kind"] == "step"]
     expected = [number for number, stage in enumerate(small.stages) for _ in range(3 * stage.epochs)]
     assert [step["stage"] for step in steps] == expected
