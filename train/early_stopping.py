@@ -20,10 +20,10 @@ from resolute.pipeline.plan.stage import Stage
 from resolute.train.recipe.schema import Stop
 from resolute.train.score import best_score, main_metric
 
-__all__ = ["NotFinite", "Progress", "all_finite"]
+__all__ = ["NotFinite", "BestSoFar", "all_finite"]
 
 
-class Progress:
+class BestSoFar:
     """The best validation so far and early stopping; its state is part of checkpoints.
 
     Scores at different resolutions are not comparable: a validation at another resolution always replaces the best one,

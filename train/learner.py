@@ -21,8 +21,8 @@ from resolute.train.loss.losses import build_loss, check_smoothing
 from resolute.train.model.build import build_model, compile_network, set_tf32, share_graph
 from resolute.train.model.ema import WeightAverage
 from resolute.train.model.freeze import Freezer
-from resolute.train.model.head import CLASSES, Head
 from resolute.train.model.norms import batch_norms, statistics_kept
+from resolute.train.model.outputs import CLASSES, Outputs
 from resolute.train.model.regularization import Regularizer, with_largest_strengths
 from resolute.train.optim.optimizer import Lookahead, build_gradient_steps, build_optimizer
 from resolute.train.optim.schedule import Rates
@@ -45,7 +45,7 @@ class Learner:
         classes: int,
         total_steps: int,
         device: torch.device,
-        head: Head = CLASSES,
+        head: Outputs = CLASSES,
         ranks: Ranks | None = None,
         epoch_steps: Sequence[int] = (),
         epoch_samples: Sequence[int] = (),
@@ -92,7 +92,7 @@ class Learner:
         check_smoothing(recipe, head)
         weights = None if class_weights is None else torch.from_numpy(class_weights).to(device)
         self.loss = build_loss(recipe.loss, head, weights=weights, device=device)
-        self._rerun = batch_norms(self.network) if recipe.model.grad_checkpointing else []
+        self._checkpointed_norms = batch_norms(self.network) if recipe.model.grad_checkpointing else []
         self.optimizer = build_optimizer(built.optim, self.network)
         self._prepare_gradients = build_gradient_steps(recipe.optim, self.network)
         self.freezer = Freezer(recipe.stages, self.network, self.optimizer)
@@ -156,7 +156,7 @@ class Learner:
         for number, (images, targets, partner_labels, lam) in enumerate(parts, 1):
             if self.recipe.precision.compile:
                 share_graph(images)
-            with self.autocast(), self.ranks.averaging(network, now=number == len(parts)):
+            with self.autocast(), self.ranks.sync_gradients(network, last=number == len(parts)):
                 outputs = network(images)
                 teacher_outputs = self.teacher(images) if self.teacher is not None else None
             each = self.loss(outputs, targets, partner_labels, lam, smoothing=self._smoothing)
@@ -166,7 +166,7 @@ class Learner:
             losses.append(loss.detach())
             # why world_size: DistributedDataParallel averages the ranks' gradients, their sum is needed
             scaled = self.scaler.scale(loss * self.ranks.world_size if self.ranks.world_size > 1 else loss)
-            with statistics_kept(self._rerun):
+            with statistics_kept(self._checkpointed_norms):
                 scaled.backward()
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 

@@ -20,7 +20,7 @@ from resolute.train.devices.distributed import Ranks
 from resolute.train.devices.hardware import bf16_is_emulated
 from resolute.train.devices.memory import keep_freed_memory
 from resolute.train.loss.class_weights import class_weights
-from resolute.train.model.head import Head
+from resolute.train.model.outputs import Outputs
 from resolute.train.model.regularization import with_largest_strengths
 from resolute.train.options import PlanOptions, RunOptions, TrainOptions
 from resolute.train.planner.batch_size import Probe, cap_memory, real_steps, with_batch_sizes
@@ -130,7 +130,7 @@ def set_up(run: Run, text: RecipeText, ranks: Ranks) -> tuple[Recipe, ShardSet, 
     else:
         torch.backends.cudnn.benchmark = True  # each shape is autotuned once, in the warm-up
 
-    head = Head.of(shards, with_largest_strengths(recipe).loss, recipe.distill)
+    head = Outputs.of(shards, with_largest_strengths(recipe).loss, recipe.distill)
 
     def build(recipe: Recipe, ranks: Ranks) -> tuple[Plan, Learner]:
         plan = recipe.plan(shards, auto_order=auto_order)

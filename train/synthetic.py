@@ -10,13 +10,13 @@ import torch
 from resolute.pipeline.loader.loader import Batch
 from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.train.learner import Learner
-from resolute.train.model.head import CLASSES, Head
+from resolute.train.model.outputs import CLASSES, Outputs
 
 __all__ = ["synthetic", "synthetic_batch"]
 
 
 def synthetic(
-    spec: BatchSpec, *, device: torch.device, dtype: torch.dtype, times: float = 1.0, head: Head = CLASSES
+    spec: BatchSpec, *, device: torch.device, dtype: torch.dtype, times: float = 1.0, head: Outputs = CLASSES
 ) -> Batch:
     """A batch of random images (N, 3, res, res) like that of `spec`, with `times` as many samples and targets of 0."""
     count = round(times * len(spec))

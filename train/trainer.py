@@ -50,7 +50,7 @@ from resolute.train.validation import related_photos
 
 from . import checkpoint
 from .checkpoint import LAST
-from .early_stopping import NotFinite, Progress, all_finite
+from .early_stopping import BestSoFar, NotFinite, all_finite
 from .learner import Learner
 from .loop import run_batches
 from .setup import Run, set_up
@@ -58,7 +58,7 @@ from .warmup import (
     announce_compilation,
     capture_graphs,
     check_micro_batches,
-    enough_for_a_cpu,
+    cpu_warm_up_shapes,
     memory_to_spare,
     shapes,
     warm_up,
@@ -213,7 +213,7 @@ class _Session:
         self.table = EpochTable.of(
             learner.head.target, has_ema=learner.ema is not None, has_related=related is not None
         )
-        self.position, self.progress = 0, Progress(recipe.stop, recipe.stages)
+        self.position, self.best_so_far = 0, BestSoFar(recipe.stop, recipe.stages)
         self.is_new = state is None
         self.warm_up_s = self._pixel_s = 0.0  # the latter: of a training step per input pixel, where a limit needs it
         self.decode = run.options.decode if learner.device.type == "cuda" else None  # where images are decoded
@@ -231,7 +231,7 @@ class _Session:
             if of_ranks := state.get("statistics"):
                 learner.load_statistics(of_ranks)
             self.meter.load_state_dict(state["meter"])
-            self.progress.load_state_dict(state["progress"])
+            self.best_so_far.load_state_dict(state["progress"])
             self.position = state["position"]
             self._log_checkpoint(checkpoint.step_file(run.folder, state["step"]).name, state["sha256"])
             if self.ranks.is_main:  # why: a run killed after its last save leaves one too many
@@ -248,10 +248,10 @@ class _Session:
 
     def fit(self) -> int:
         with self._signals(), contextlib.ExitStack() as stack:
-            if self.position < self.plan.total_batches and not self.progress.ended:
+            if self.position < self.plan.total_batches and not self.best_so_far.ended:
                 return self._train(stack)
             self._open_loggers(stack)  # why: those that were not set in training get the whole log
-            how = f"stopped early ({self.progress.ended})" if self.progress.ended else "is finished"
+            how = f"stopped early ({self.best_so_far.ended})" if self.best_so_far.ended else "is finished"
             print(f"{self.run.folder}: this run {how}; choose another RUN to start a new one")
             print(self.reports.summary())
             return 0
@@ -296,7 +296,7 @@ class _Session:
             raise RuntimeError(f"{folder}: the loader ended at batch {self.position}, expected {plan.total_batches}")
         self.ranks.finish_vote()  # so that it does not reach the next fold; what it asked for is decided here
         self.stopped_by = self.ranks.max(self.stopped_by)
-        if not finished and not self.progress.ended and self.position < plan.total_batches:
+        if not finished and not self.best_so_far.ended and self.position < plan.total_batches:
             self._save()
             self.reports.update()
             print(f"{folder}: stopped by {self._signal_name} and saved at batch {self.position}; {self._advice}")
@@ -348,7 +348,7 @@ class _Session:
         start_s, saving = time.perf_counter() - began, time.perf_counter()
         self._save()
         save_s = time.perf_counter() - saving
-        paces = measure_stages(
+        throughputs = measure_stages(
             self.plan,
             loader,
             self.learner,
@@ -359,7 +359,7 @@ class _Session:
         loader.load_state_dict({"next_batch": self.position})
         return forecast(
             self.plan,
-            paces,
+            throughputs,
             eval_every=self.recipe.eval.every_epochs,
             start_s=start_s,
             save_s=save_s,
@@ -406,7 +406,9 @@ class _Session:
         """What the warm-up of `stages` runs: (split, res in px, local batch size)."""
         todo = shapes(self.plan, rank=self.ranks.rank, world_size=self.ranks.world_size, stages=stages)
         return (
-            enough_for_a_cpu(todo) if self.learner.device.type == "cpu" and not self.recipe.precision.compile else todo
+            cpu_warm_up_shapes(todo)
+            if self.learner.device.type == "cpu" and not self.recipe.precision.compile
+            else todo
         )
 
     def _warm_up(self, *, limit_s: float | None = None) -> None:
@@ -442,7 +444,7 @@ class _Session:
         phase = self.plan.phase_at(spec.index)
         # an interrupted validation restarts from its first batch: its counts are not saved
         self.position = spec.index + 1 if spec.split == "train" or spec.last else phase.first
-        self._progress(spec, phase.batches)
+        self._update_bar(spec, phase.batches)
         # why: a timer or a signal on one rank must take effect on all ranks at the same batch
         late = self.ranks.is_main and time.monotonic() - self.saved_at > self.run.options.save_every_s
         stop, save = self.ranks.vote(self.stopped_by, self.position if late else 0)
@@ -453,7 +455,7 @@ class _Session:
         elif spec.split == "train" and (save > self.saved_position or self._due(spec.step)):
             self._save()
         self._stage_ended = not stop and self.position > spec.index + 1
-        return not (stop or self.progress.ended or self._stage_ended)
+        return not (stop or self.best_so_far.ended or self._stage_ended)
 
     def _due(self, step: int) -> bool:
         every = self.run.options.save_every_steps
@@ -465,48 +467,53 @@ class _Session:
         counts = self.plan.class_counts(spec.epoch).tolist() if self.ranks.is_main else []
         record = self.meter.end_epoch(spec, res=largest.res, batch_size=largest.batch_size, class_counts=counts)
         tqdm.write(self.table.row(record))
-        done, progress = spec.index + 1 == self.plan.total_batches, self.progress
-        is_best = progress.update(record)
+        done, best_so_far = spec.index + 1 == self.plan.total_batches, self.best_so_far
+        is_best = best_so_far.update(record)
         if is_best:
             self.log.write({"kind": "best", "epoch": spec.epoch})
         if self.ranks.is_main and is_best:
             write_validation(self.run.folder, record, self.meter.details)
-        if progress.stage_ended:
+        if best_so_far.stage_ended:
             self._end_stage(spec)
-        if done or progress.ended:
-            best = progress.best_score if progress.best_epoch >= 0 else None
+        if done or best_so_far.ended:
+            best = best_so_far.best_score if best_so_far.best_epoch >= 0 else None
             self.log.write(
                 {
                     "kind": "end",
                     "elapsed_s": self.meter.elapsed_s,
                     f"best_{main_metric(record).key}": best,
-                    "stopped_early": progress.ended,
+                    "stopped_early": best_so_far.ended,
                 }
             )
         self._save(best=is_best)
-        if self.ranks.is_main and (done or progress.ended):
+        if self.ranks.is_main and (done or best_so_far.ended):
             data = self.recipe.data
             confused_photos(
                 self.run.folder, self.plan.shards, mean=data.mean, std=data.std, crop_pct=self.recipe.eval.crop_pct
             )
         self.reports.update()
         self.loggers.update()
-        if progress.ended:
+        if best_so_far.ended:
             metric = main_metric(record)
             tqdm.write(
-                f"stopped early: {progress.ended}; best.pt is of epoch {progress.best_epoch} ({metric.title} "
-                f"{metric.text(progress.best_score)}, {progress.best_weights} weights), last.pt of this one"
+                f"stopped early: {best_so_far.ended}; best.pt is of epoch {best_so_far.best_epoch} ({metric.title} "
+                f"{metric.text(best_so_far.best_score)}, {best_so_far.best_weights} weights), last.pt of this one"
             )
 
     def _end_stage(self, spec: BatchSpec) -> None:
         """Continue with the first batch of the next stage instead of the next epoch."""
         following = next(phase for phase in self.plan.phases if phase.stage > spec.stage)
         self.position = following.first
-        record = {"kind": "stage_ended", "stage": spec.stage, "epoch": spec.epoch, "reason": self.progress.stage_ended}
+        record = {
+            "kind": "stage_ended",
+            "stage": spec.stage,
+            "epoch": spec.epoch,
+            "reason": self.best_so_far.stage_ended,
+        }
         self.log.write({**record, "next_epoch": following.epoch, "next_step": following.first_step})
         here, there = (self.recipe.stages[stage].max_res for stage in (spec.stage, following.stage))
         tqdm.write(
-            f"stage {spec.stage} ({here} px) ended early: {self.progress.stage_ended}; next: stage {following.stage} "
+            f"stage {spec.stage} ({here} px) ended early: {self.best_so_far.stage_ended}; next: stage {following.stage} "
             f"({there} px), epoch {following.epoch}"
         )
 
@@ -525,7 +532,7 @@ class _Session:
             "meter": meter,
             "position": self.position,
             "step": step,
-            "progress": self.progress.state_dict(),
+            "progress": self.best_so_far.state_dict(),
             "order": self.plan.order,
             "decode": self.decode,
             "statistics": self.ranks.of_all(self.learner.statistics()) if self.ranks.world_size > 1 else None,
@@ -586,7 +593,7 @@ class _Session:
         how = "" if self.run.options.from_ == LAST else " without --from"
         return f"run the same command{how} to resume"
 
-    def _progress(self, spec: BatchSpec, batches: int) -> None:
+    def _update_bar(self, spec: BatchSpec, batches: int) -> None:
         if self.bar is None or spec.index == self.plan.phase_at(spec.index).first:
             if self.bar is not None:
                 self.bar.close()

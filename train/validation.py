@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.train.devices.distributed import Ranks
-from resolute.train.model.head import Head
+from resolute.train.model.outputs import Outputs
 from resolute.train.score import METRICS
 
 __all__ = ["BatchScores", "Validation", "average_precision", "metrics_of", "related_photos", "score_batch"]
@@ -48,7 +48,7 @@ class BatchScores:
 
 
 @torch.inference_mode()
-def score_batch(head: Head, outputs: Mapping[str, torch.Tensor], targets: torch.Tensor) -> BatchScores:
+def score_batch(head: Outputs, outputs: Mapping[str, torch.Tensor], targets: torch.Tensor) -> BatchScores:
     """Score the `outputs` (N, C or D) float32 of each network against `Batch.targets` (no sync).
 
     The sums: class: hits of top-1 and of top-5, cross-entropy; labels: binary cross-entropy of the labels that are not
@@ -87,7 +87,7 @@ class Validation:
     `related` (N,), in the order of the split: samples without which the deciding metric is computed a second time.
     """
 
-    def __init__(self, head: Head, *, ranks: Ranks | None = None, related: NDArray[np.bool_] | None = None) -> None:
+    def __init__(self, head: Outputs, *, ranks: Ranks | None = None, related: NDArray[np.bool_] | None = None) -> None:
         self._head, self._ranks = head, ranks or Ranks()
         self._kept = None if related is None else torch.from_numpy(np.flatnonzero(~related))
         self.start()
@@ -148,7 +148,7 @@ class Validation:
         return whole[0], whole[1]
 
 
-def _deciding(head: Head, outputs: torch.Tensor, targets: torch.Tensor) -> float:
+def _deciding(head: Outputs, outputs: torch.Tensor, targets: torch.Tensor) -> float:
     """The first of the kind's metrics, of `BatchScores.outputs` and `BatchScores.targets`."""
     kind = head.target.kind
     if kind == "class":
@@ -156,8 +156,8 @@ def _deciding(head: Head, outputs: torch.Tensor, targets: torch.Tensor) -> float
     return _DETAILS[kind](head, outputs, targets)[0][METRICS[kind][0].key]
 
 
-def metrics_of(head: Head, predictions: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
-    """The metrics of labels or values, from predictions (N, C or D) as `Head.predictions` and `Batch.targets`."""
+def metrics_of(head: Outputs, predictions: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+    """The metrics of labels or values, from predictions (N, C or D) as `Outputs.predictions` and `Batch.targets`."""
     if head.target.kind == "labels":
         return _label_details(head, predictions - 0.5, targets.to(torch.int8))[0]
     return _value_details(head, predictions, targets)[0]
@@ -196,7 +196,7 @@ def average_precision(scores: torch.Tensor, targets: torch.Tensor) -> tuple[torc
     return (*(torch.where(unknown, torch.nan, result) for result in (ap, best, threshold)),)  # type: ignore[return-value]
 
 
-def _class_details(head: Head, predicted: torch.Tensor, labels: torch.Tensor) -> Details:
+def _class_details(head: Outputs, predicted: torch.Tensor, labels: torch.Tensor) -> Details:
     """Per class its samples and hits; the confusion matrix, of groups of adjacent classes if there are many; and the
     most confused pairs with samples of each."""
     predicted, labels = predicted.cpu(), labels.cpu()
@@ -225,7 +225,7 @@ def _class_details(head: Head, predicted: torch.Tensor, labels: torch.Tensor) ->
     }
 
 
-def _label_details(head: Head, logits: torch.Tensor, targets: torch.Tensor) -> Details:
+def _label_details(head: Outputs, logits: torch.Tensor, targets: torch.Tensor) -> Details:
     """Per class its positives, average precision, F1 at 0.5, and best F1 with its threshold (a probability).
 
     `targets` as in `average_precision`.
@@ -263,7 +263,7 @@ def _label_details(head: Head, logits: torch.Tensor, targets: torch.Tensor) -> D
     }
 
 
-def _value_details(head: Head, predicted: torch.Tensor, true: torch.Tensor) -> Details:
+def _value_details(head: Outputs, predicted: torch.Tensor, true: torch.Tensor) -> Details:
     """Metrics and details of each column: MAE and RMSE in its unit, R² (1 - squared error / variance, as
     sklearn.metrics.r2_score), points for a scatter plot, and a histogram of the errors.
 

@@ -30,7 +30,7 @@ __all__ = [
     "announce_compilation",
     "capture_graphs",
     "check_micro_batches",
-    "enough_for_a_cpu",
+    "cpu_warm_up_shapes",
     "memory_to_spare",
     "shapes",
     "untouched",
@@ -73,7 +73,7 @@ def shapes(
     return [(split, res, local_sizes[split, res, size]) for split, res, size in order]
 
 
-def enough_for_a_cpu(todo: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+def cpu_warm_up_shapes(todo: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
     """Of shapes as from `shapes`, those worth their time on a CPU, which compiles no kernels per shape.
 
     The largest batch of each training resolution, for memory; one sample of each validation resolution, which the
@@ -248,7 +248,7 @@ def _forward_and_backward(learner: Learner, images: torch.Tensor) -> None:
     for part in micro_batches(in_layout(images, learner.recipe.precision), learner.recipe):
         if learner.recipe.precision.compile:
             share_graph(part)
-        with learner.autocast(), learner.ranks.averaging(wrapped, now=False):
+        with learner.autocast(), learner.ranks.sync_gradients(wrapped, last=False):
             logits = wrapped(part)
             if learner.teacher is not None:
                 learner.teacher(part)

@@ -156,8 +156,8 @@ def switch(settings: Settings, report: Report) -> Result:
 
     from resolute import cuda
     from resolute.pipeline.loader.loader import Loader
-    from resolute.train.logs.run_log import SWITCH_STEPS, change_text, is_measurable, switch_costs
     from resolute.train.learner import Learner
+    from resolute.train.logs.run_log import SWITCH_STEPS, change_text, is_measurable, switch_costs
     from resolute.train.warmup import shapes, warm_up
 
     device, shards = torch.device(settings.device), shared.open_set(settings)

@@ -14,8 +14,8 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
-from resolute.train.logs.metrics import read_log
 from resolute.train.learner import Learner
+from resolute.train.logs.metrics import read_log
 from resolute.train.recipe.schema import Recipe
 
 pytestmark = pytest.mark.gpu

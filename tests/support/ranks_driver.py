@@ -84,7 +84,7 @@ def measure(ranks: Ranks, file: Path) -> None:
         first.requires_grad_(not frozen)
         wrapped.append(ranks.wrap(network))
         for now in (False, True):
-            with ranks.averaging(wrapped[-1], now=now):
+            with ranks.sync_gradients(wrapped[-1], last=now):
                 wrapped[-1](torch.full((1, 2), rank + 1.0)).sum().backward()
         gradients.append([p.grad is not None and p.grad.sum().item() for p in (first.weight, last.bias)])
         network.zero_grad(set_to_none=True)

@@ -36,7 +36,7 @@ from resolute.pipeline.dataset.target import Target
 from resolute.pipeline.loader.loader import Batch
 from resolute.train import loop
 from resolute.train.learner import Learner, image_dtype
-from resolute.train.model.head import CLASSES, Head
+from resolute.train.model.outputs import CLASSES, Outputs
 from resolute.train.recipe import RECIPES
 from resolute.train.recipe.schema import Recipe
 from tests.support.batch_spec import batch_spec
@@ -270,7 +270,7 @@ class Recorder(TorchDispatchMode):
         return output
 
 
-def _batch(recipe: Recipe, head: Head, stage: int, res: int, split: Any) -> Batch:
+def _batch(recipe: Recipe, head: Outputs, stage: int, res: int, split: Any) -> Batch:
     numbers = np.arange(N)
     spec = batch_spec(N, res=res, split=split, stage=stage, partners=numbers.astype(np.int32))
     images = torch.empty(N, 3, res, res, device=DEVICE, dtype=image_dtype(recipe.precision, DEVICE))
@@ -308,17 +308,17 @@ def load(name: str, *, amp: str = "") -> Recipe:
     return dataclasses.replace(recipe, model=model, precision=precision)
 
 
-def _head(recipe: Recipe) -> Head:
+def _head(recipe: Recipe) -> Outputs:
     names = tuple(map(str, range(CLASS_COUNT)))
     if recipe.loss.kind in ("mse", "l1", "huber"):
-        return Head(
+        return Outputs(
             target=Target(kind="values", names=names),
             loss=recipe.loss.kind,
             mean=(0.0,) * CLASS_COUNT,
             std=(1.0,) * CLASS_COUNT,
         )
     if recipe.name.startswith("labels"):
-        return Head(target=Target(kind="labels", names=names), loss="bce")
+        return Outputs(target=Target(kind="labels", names=names), loss="bce")
     return CLASSES
 
 

@@ -17,7 +17,7 @@ from resolute.pipeline.dataset.format import key_name
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
 from resolute.train import loop
-from resolute.train.early_stopping import Progress
+from resolute.train.early_stopping import BestSoFar
 from resolute.train.recipe.schema import Recipe, Stop
 from resolute.train.recipe.stages import RecipeStage
 from resolute.train.score import best_score
@@ -34,13 +34,13 @@ def stopped_at(
 ) -> tuple[int, int]:
     """(epoch of the stop, or -1, best epoch) of validations every `every` epochs, in a stage for each run of
     equal `res`; None: in one."""
-    progress = Progress(Stop(**stop), stages_of(*res) if res else stages_of(224, epochs=every * len(top1)))
+    best_so_far = BestSoFar(Stop(**stop), stages_of(*res) if res else stages_of(224, epochs=every * len(top1)))
     for i, value in enumerate(top1):
         record: dict[str, Any] = {"epoch": (i + 1) * every - 1, "top1": value, "ema_top1": ema[i] if ema else None}
-        progress.update(record)
-        if progress.ended or progress.stage_ended:
-            return record["epoch"], progress.best_epoch
-    return -1, progress.best_epoch
+        best_so_far.update(record)
+        if best_so_far.ended or best_so_far.stage_ended:
+            return record["epoch"], best_so_far.best_epoch
+    return -1, best_so_far.best_epoch
 
 
 def test_a_run_stops_after_patience_validations_without_improvement() -> None:
@@ -67,41 +67,41 @@ def test_the_best_epoch_is_chosen_at_the_last_resolution() -> None:
 
 def test_every_stage_starts_with_its_full_patience() -> None:
     """Also if only the trained layers change: a stage that trains the head alone does not end the next one."""
-    head_only, whole = (RecipeStage(res=224, epochs=4, batch_size=8, unfreeze_to=name) for name in ("none", None))
-    progress, ended = Progress(Stop(patience=3), [head_only, whole]), []
+    head_only, whole = (RecipeStage(res=224, epochs=4, batch_size=8, train_from=name) for name in ("head", None))
+    best_so_far, ended = BestSoFar(Stop(patience=3), [head_only, whole]), []
     for epoch, top1 in enumerate([0.5, 0.6, 0.6, 0.6, 0.55, 0.5, 0.5, 0.7]):
-        progress.update({"epoch": epoch, "top1": top1, "ema_top1": None})
-        ended.append(bool(progress.ended or progress.stage_ended))
+        best_so_far.update({"epoch": epoch, "top1": top1, "ema_top1": None})
+        ended.append(bool(best_so_far.ended or best_so_far.stage_ended))
     assert ended == [False] * 8  # without the restart, after epoch 4
-    assert progress.best_epoch == 7
+    assert best_so_far.best_epoch == 7
 
 
 def test_patience_ends_a_stage_and_the_run_only_in_the_last_one() -> None:
-    progress, found = Progress(Stop(patience=2), stages_of(128, 160, 224, epochs=5)), []
+    best_so_far, found = BestSoFar(Stop(patience=2), stages_of(128, 160, 224, epochs=5)), []
     for epoch in (0, 1, 2, 5, 6, 7, 10, 11, 12):  # the trainer leaves out the rest of a stage
-        progress.update({"epoch": epoch, "top1": 0.5, "ema_top1": None})
-        found.append((progress.stage_ended, progress.ended))
+        best_so_far.update({"epoch": epoch, "top1": 0.5, "ema_top1": None})
+        found.append((best_so_far.stage_ended, best_so_far.ended))
     no_better = "top-1 no better than 50.00 % in 2 validations"
     assert found == [("", ""), ("", ""), (no_better, "")] * 2 + [("", ""), ("", ""), ("", no_better)]
 
 
 def test_the_last_epoch_of_a_stage_does_not_end_it_early() -> None:
-    progress = Progress(Stop(patience=1), stages_of(128, 224, epochs=2))
+    best_so_far = BestSoFar(Stop(patience=1), stages_of(128, 224, epochs=2))
     for epoch in range(4):
-        progress.update({"epoch": epoch, "top1": 0.5, "ema_top1": None})
-        assert (progress.stage_ended, progress.ended) == ("", "")
+        best_so_far.update({"epoch": epoch, "top1": 0.5, "ema_top1": None})
+        assert (best_so_far.stage_ended, best_so_far.ended) == ("", "")
 
 
 def test_ema_weights_count_if_they_are_better_and_scores_that_are_not_finite_do_not() -> None:
     assert best_score({"r2": math.nan, "ema_r2": 0.25}) == 0.25
     assert best_score({"r2": math.nan, "ema_r2": None}) is None
     assert stopped_at([0.5, 0.4, 0.4, 0.4], ema=[0.1, 0.2, 0.6, 0.5], patience=2) == (-1, 2)
-    progress = Progress(Stop(), stages_of(224))
-    progress.update({"epoch": 0, "top1": 0.2, "ema_top1": 0.3})
-    assert (progress.best_score, progress.best_weights) == (0.3, "ema")
-    again = Progress(Stop(), stages_of(224))
-    again.load_state_dict(json.loads(json.dumps(progress.state_dict())))
-    assert again.state_dict() == progress.state_dict()
+    best_so_far = BestSoFar(Stop(), stages_of(224))
+    best_so_far.update({"epoch": 0, "top1": 0.2, "ema_top1": 0.3})
+    assert (best_so_far.best_score, best_so_far.best_weights) == (0.3, "ema")
+    again = BestSoFar(Stop(), stages_of(224))
+    again.load_state_dict(json.loads(json.dumps(best_so_far.state_dict())))
+    assert again.state_dict() == best_so_far.state_dict()
 
 
 TWO_STAGES = (

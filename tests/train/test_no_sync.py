@@ -27,7 +27,7 @@ from resolute.train.devices.distributed import Ranks
 from resolute.train.devices.hardware import GpuUtilization
 from resolute.train.learner import Learner
 from resolute.train.logs.metrics import Meter, NullLogWriter
-from resolute.train.model.head import CLASSES, Head
+from resolute.train.model.outputs import CLASSES, Outputs
 from resolute.train.recipe.schema import Recipe
 from resolute.train.trainer import _Session, run_batches
 from tests.support.device_trace import DEVICE, DeviceTrace, functions_called, unmarked_syncs
@@ -79,19 +79,21 @@ def on_device(batch: Batch) -> Batch:
 
 
 HEADS = {
-    "labels": Head(target=Target(kind="labels", names=tuple("abcdefg")), loss="bce"),
-    "values": Head(target=Target(kind="values", names=tuple("abcdefg")), loss="mse", mean=(1.0,) * 7, std=(2.0,) * 7),
+    "labels": Outputs(target=Target(kind="labels", names=tuple("abcdefg")), loss="bce"),
+    "values": Outputs(
+        target=Target(kind="values", names=tuple("abcdefg")), loss="mse", mean=(1.0,) * 7, std=(2.0,) * 7
+    ),
 }
 
 
-def with_targets(batch: Batch, head: Head) -> Batch:
+def with_targets(batch: Batch, head: Outputs) -> Batch:
     """The batch with random targets of the head's kind."""
     if head.target.kind == "class":
         return batch
     return dataclasses.replace(batch, targets=torch.rand(len(batch.targets), 7), partner_labels=batch.targets[:0])
 
 
-def trace_steps(keys: dict[str, Any], head: Head = CLASSES) -> tuple[list[str], set[CodeType]]:
+def trace_steps(keys: dict[str, Any], head: Outputs = CLASSES) -> tuple[list[str], set[CodeType]]:
     """Device syncs in the third and fourth step of a run, validation included; and the functions entered."""
     table = {"model": {"name": "test_resnet"}, "stages": [{"res": 32, "epochs": 4, "batch_size": 8}], **keys}
     learner = Learner(Recipe.parse(table, name="x"), classes=7, total_steps=10, device=DEVICE, head=head)

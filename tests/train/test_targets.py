@@ -18,8 +18,9 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import IGNORED, Target
 from resolute.train.inference.saved_run import open_saved_run
 from resolute.train.logs.metrics import read_log
-from resolute.train.model.head import Head
-from resolute.train.recipe.schema import Distill, Loss
+from resolute.train.model.outputs import Outputs
+from resolute.train.recipe.schema import Distill
+from resolute.train.recipe.sections import AutoLoss
 from tests.support.exported import predict_exported
 from tests.support.retarget import retarget
 from tests.train.conftest import stages, train_words
@@ -148,11 +149,11 @@ def test_a_set_of_another_kind_is_refused_in_one_line(
 def test_values_are_standardised_by_the_training_split(shard_root: Path, tmp_path: Path) -> None:
     shards = of_kind("values", shard_root, tmp_path / "set")
     values = shards.target.decode(shards.splits["train"].samples[:]).astype(np.float64)
-    head = Head.of(shards, Loss(), Distill())
+    head = Outputs.of(shards, AutoLoss(), Distill())
     assert head.mean == pytest.approx(values.mean(0).tolist())
     assert head.std == pytest.approx([values[:, 0].std(), 1.0])  # a constant column is only shifted
-    assert Head.from_json(json.loads(json.dumps(head.to_json()))) == head
-    plain = Head.of(shards, Loss(standardize=False), Distill())
+    assert Outputs.from_json(json.loads(json.dumps(head.to_json()))) == head
+    plain = Outputs.of(shards, AutoLoss(standardize=False), Distill())
     assert (plain.mean, plain.std) == ((0.0, 0.0), (1.0, 1.0))
 
 

@@ -12,7 +12,7 @@ import torch
 from resolute.pipeline.dataset.target import Target
 from resolute.pipeline.plan.batching import rank_bounds
 from resolute.train.devices.distributed import Ranks
-from resolute.train.model.head import Head
+from resolute.train.model.outputs import Outputs
 from resolute.train.score import METRICS
 from resolute.train.validation import Validation, metrics_of, score_batch
 
@@ -53,7 +53,7 @@ class OneOf(Ranks):
 
 
 def outcome(
-    head: Head,
+    head: Outputs,
     outputs: torch.Tensor,
     targets: torch.Tensor,
     *,
@@ -76,14 +76,14 @@ def outcome(
     return result
 
 
-CLASS = Head(target=Target(kind="class", names=tuple("abcde")), loss="ce")
-MANY = Head(target=Target(kind="labels", names=(*"abcd", "never")), loss="bce")
-VALUES = Head(
+CLASS = Outputs(target=Target(kind="class", names=tuple("abcde")), loss="ce")
+MANY = Outputs(target=Target(kind="labels", names=(*"abcd", "never")), loss="bce")
+VALUES = Outputs(
     target=Target(kind="values", names=("x", "y"), units=("m", "")), loss="mse", mean=(3.0, -1e3), std=(2.0, 50.0)
 )
 
 
-def of_kind(head: Head) -> tuple[torch.Tensor, torch.Tensor]:
+def of_kind(head: Outputs) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     outputs = torch.randn(N, len(head.target), generator=generator)
     if head is CLASS:
@@ -96,7 +96,7 @@ def of_kind(head: Head) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("head", [CLASS, MANY, VALUES], ids=lambda head: head.target.kind)
-def test_ranks_and_batches_do_not_change_any_metric(head: Head) -> None:
+def test_ranks_and_batches_do_not_change_any_metric(head: Outputs) -> None:
     outputs, targets = of_kind(head)
     metrics, details = outcome(head, outputs, targets, batch=N, world_size=1)
     for batch, world_size in ((10, 1), (10, 3)):
@@ -109,7 +109,7 @@ def test_ranks_and_batches_do_not_change_any_metric(head: Head) -> None:
 
 
 @pytest.mark.parametrize("head", [CLASS, MANY, VALUES], ids=lambda head: head.target.kind)
-def test_the_unrelated_metric_is_that_of_the_other_samples_alone(head: Head) -> None:
+def test_the_unrelated_metric_is_that_of_the_other_samples_alone(head: Outputs) -> None:
     outputs, targets = of_kind(head)
     related = np.random.default_rng(2).random(N) < 0.4
     metrics, details = outcome(head, outputs, targets, batch=10, world_size=3, related=related)

@@ -93,9 +93,9 @@ class Ranks:
         """Forget the wrapped network, so that its memory can be freed."""
         self._wrapped, self._parameters, self._trainable = None, [], []
 
-    def averaging(self, wrapped: nn.Module, *, now: bool) -> AbstractContextManager[None]:
-        """Around a forward pass: if `now`, its backward pass averages all gradients accumulated so far."""
-        if isinstance(wrapped, DistributedDataParallel) and not now:
+    def sync_gradients(self, wrapped: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+        """Around a forward pass: if `last`, its backward pass averages all gradients accumulated so far."""
+        if isinstance(wrapped, DistributedDataParallel) and not last:
             return wrapped.no_sync()
         return contextlib.nullcontext()
 

@@ -36,7 +36,7 @@ from resolute.prep.sources.image_ref import MISSING, PLAIN, ByteRange, Listing
 from resolute.prep.sources.names import SUFFIXES, is_image
 from resolute.train.devices.device import pick_device
 from resolute.train.learner import eval_logits
-from resolute.train.model.head import Head
+from resolute.train.model.outputs import Outputs
 from resolute.train.options import PredictOptions
 from resolute.train.run_folder import existing_run
 from resolute.train.score import shown_metrics
@@ -64,7 +64,7 @@ _TOPK = 5
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionBatch:
-    """Predictions of a batch, (N, C or D) float32 on the CPU, see `Head.predictions`, and `targets` if known.
+    """Predictions of a batch, (N, C or D) float32 on the CPU, see `Outputs.predictions`, and `targets` if known.
 
     `targets`: as `Batch.targets`, on the CPU; `classes`: their names, which may differ from the run's; `split`: that of
     the set, "" for photos. `errors` maps the names of images that could not be read to the reason; their rows are zero.
@@ -112,7 +112,7 @@ class Ensemble:
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Predictions (N, C or D) float32 on the CPU for normalised images (N, 3, res, res) on the device.
 
-        They are the mean over the runs of `Head.predictions`, each with its own scale of values.
+        They are the mean over the runs of `Outputs.predictions`, each with its own scale of values.
         """
         precision = self.first.recipe.precision
         predictions = [
@@ -232,7 +232,7 @@ def write_predictions(
     out: Path,
     table: Table,
     *,
-    head: Head,
+    head: Outputs,
     total: int,
     from_set: bool = False,
     with_errors: bool = True,
@@ -282,7 +282,7 @@ def write_predictions(
     return f"{out}: {counted(done, 'image')}{_accuracy(head, known, correct) if known else ''}{failures}"
 
 
-def _own_targets(head: Head, batch: PredictionBatch) -> torch.Tensor | None:
+def _own_targets(head: Outputs, batch: PredictionBatch) -> torch.Tensor | None:
     """The targets of a batch in the order of the run's outputs; None if there are none, or of other labels."""
     if batch.targets is None or head.target.kind != "labels" or batch.classes == head.target.names:
         return batch.targets
@@ -291,7 +291,7 @@ def _own_targets(head: Head, batch: PredictionBatch) -> torch.Tensor | None:
     return batch.targets[:, [batch.classes.index(name) for name in head.target.names]]
 
 
-def _accuracy(head: Head, known: list[tuple[torch.Tensor, torch.Tensor]], correct: int) -> str:
+def _accuracy(head: Outputs, known: list[tuple[torch.Tensor, torch.Tensor]], correct: int) -> str:
     predictions, targets = (torch.cat(parts) for parts in zip(*known, strict=True))
     if head.target.kind == "class":
         return f", top-1 {100 * correct / len(targets):.3f} %"

@@ -20,7 +20,7 @@ from resolute.pipeline.plan.plan import Plan
 from resolute.train.checkpoint import load
 from resolute.train.learner import image_dtype
 from resolute.train.model.build import build_model
-from resolute.train.model.head import Head
+from resolute.train.model.outputs import Outputs
 from resolute.train.recipe.schema import Recipe
 from resolute.train.score import METRICS, Metric
 from resolute.train.warmup import announce_compilation
@@ -48,7 +48,7 @@ class SavedRun:
     shards_hash: str
     own_set: str  # path or URL of the run's set; "" if an older run does not say
     data: dict[str, str]  # digests of the data that the run read, as `ShardSet.contents`
-    head: Head  # what the outputs mean
+    head: Outputs  # what the outputs mean
     margin: float  # stored short side / res of the training shards
     grey_bits: int  # that samples of 16 bits use, in the photos of the set
     generation: int  # of the shard set
@@ -109,7 +109,7 @@ def open_saved_run(run: Path) -> SavedRun:
         return SavedRun(
             path=path,
             recipe=Recipe.from_values(state["recipe"], name=state["name"]),
-            head=Head.from_json(state["head"]),
+            head=Outputs.from_json(state["head"]),
             shards_hash=state["shards"],
             own_set=state.get("set", {}).get("source", ""),
             data=state["data"],

@@ -17,7 +17,7 @@ import torch
 
 from resolute.errors import ResoluteError
 from resolute.prep.sources.names import is_image
-from resolute.train.model.head import Head
+from resolute.train.model.outputs import Outputs
 
 __all__ = [
     "HALF",
@@ -54,7 +54,7 @@ class Sample:
     ids: list[str]
 
 
-def default_table(head: Head, *, topk: int, threshold: float = HALF) -> Table:
+def default_table(head: Outputs, *, topk: int, threshold: float = HALF) -> Table:
     """The most likely classes; the predicted labels and the probability of each; or the values."""
     names = head.target.names
     if head.target.kind == "values":
@@ -75,7 +75,7 @@ def default_table(head: Head, *, topk: int, threshold: float = HALF) -> Table:
     return Table(key="image", columns=columns, cells=cells)
 
 
-def wide_table(head: Head) -> Table:
+def wide_table(head: Outputs) -> Table:
     """The probability of each class."""
     return Table(key="image", columns=list(head.target.names), cells=_probabilities)
 
@@ -99,7 +99,7 @@ def read_sample(path: Path) -> Sample:
     return Sample(path=path, header=header, ids=ids)
 
 
-def submission(sample: Sample, head: Head, *, threshold: float = HALF) -> Table:
+def submission(sample: Sample, head: Outputs, *, threshold: float = HALF) -> Table:
     """Raises `ResoluteError` if the sample's columns are not those of the run."""
     names, kind = head.target.names, head.target.kind
     key, *columns = sample.header
@@ -158,14 +158,14 @@ def match_photos(sample: Sample, paths: Sequence[Path], root: Path) -> list[tupl
     )
 
 
-def true_columns(head: Head) -> list[str]:
+def true_columns(head: Outputs) -> list[str]:
     """The columns of `true_cells`."""
     if head.target.kind == "values":
         return [f"true {name}" for name in head.target.names]
     return ["label" if head.target.kind == "class" else "labels"]
 
 
-def true_cells(head: Head, target: torch.Tensor, classes: tuple[str, ...]) -> list[str]:
+def true_cells(head: Outputs, target: torch.Tensor, classes: tuple[str, ...]) -> list[str]:
     """`target`: a row of `Batch.targets`, of classes with the names `classes`."""
     if head.target.kind == "values":
         return _values(target)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from resolute.console import say
-from resolute.errors import check_installed
+from resolute.errors import ResoluteError, check_installed
 from resolute.files import atomic_write
 from resolute.train.score import METRICS
 

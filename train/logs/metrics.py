@@ -25,7 +25,7 @@ from resolute.pipeline.plan.plan import BatchSpec
 from resolute.train.devices.distributed import Ranks
 from resolute.train.devices.hardware import GpuUtilization, gpu_memory, peak_memory_bytes, reset_peak_memory
 from resolute.train.early_stopping import NotFinite
-from resolute.train.model.head import CLASSES, Head
+from resolute.train.model.outputs import CLASSES, Outputs
 from resolute.train.validation import BatchScores, Validation
 
 __all__ = ["Meter", "NullLogWriter", "RunLogWriter", "read_log"]
@@ -97,7 +97,7 @@ class Meter:
         *,
         device: torch.device,
         ranks: Ranks | None = None,
-        head: Head = CLASSES,
+        head: Outputs = CLASSES,
         related: NDArray[np.bool_] | None = None,
     ) -> None:
         self._log, self._device, self._ranks = log, device, ranks or Ranks()

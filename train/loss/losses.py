@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from resolute.errors import ResoluteError
-from resolute.train.model.head import CLASSES, Head
+from resolute.train.model.outputs import CLASSES, Outputs
 from resolute.train.recipe.schema import Loss, Recipe
 from resolute.train.recipe.sections import (
     AbsoluteErrorLoss,
@@ -36,7 +36,7 @@ _EPS = 1e-8  # lower bound of the powers' bases in the asymmetric loss
 
 
 def build_loss(
-    loss: Loss, head: Head = CLASSES, *, weights: torch.Tensor | None = None, device: torch.device | None = None
+    loss: Loss, head: Outputs = CLASSES, *, weights: torch.Tensor | None = None, device: torch.device | None = None
 ) -> Callable[..., torch.Tensor]:
     """A function loss(outputs, targets, partner_labels, lam, smoothing=...) -> (N,) float32 per sample.
 
@@ -89,7 +89,7 @@ def build_loss(
     )
 
 
-def _without_auto(loss: Loss, head: Head) -> Loss:
+def _without_auto(loss: Loss, head: Outputs) -> Loss:
     """The loss that "auto" stands for with the targets of `head`."""
     if not isinstance(loss, AutoLoss):
         return loss
@@ -101,7 +101,7 @@ def _without_auto(loss: Loss, head: Head) -> Loss:
     return SquaredErrorLoss(kind="mse", standardize=loss.standardize)
 
 
-def check_smoothing(recipe: Recipe, head: Head) -> None:
+def check_smoothing(recipe: Recipe, head: Outputs) -> None:
     """Raise `ResoluteError` for classes with `loss.threshold` and label smoothing.
 
     Smoothing adds label_smoothing / C to each of C targets. With a threshold below that, all classes become present;

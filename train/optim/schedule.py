@@ -70,10 +70,10 @@ class Rates:
         )
         if sum(steps) != total_steps or (needs_epochs and len(steps) != epochs):
             raise ValueError(f"got epochs of {steps} steps, expected {epochs} epochs, {total_steps} steps in all")
-        self._progress: _Progress | None = None
+        self._x_axis: _XAxis | None = None
         if not isinstance(schedule, StepSchedule) and schedule.progress != "steps":
             weights = epoch_samples if schedule.progress == "samples" else [1] * len(steps)
-            self._progress = _Progress(steps, weights)
+            self._x_axis = _XAxis(steps, weights)
         self._pieces = self._curves(schedule, optim, stages, steps)
         self._firsts = [first for first, _ in self._pieces]
         self._has_momentum = bool(optim.momentum)  # why not the group's: it is 0 at the peak if `base_momentum` is
@@ -102,7 +102,7 @@ class Rates:
         rise: float | None = None
         if schedule.warmup_epochs is not None:
             rise = _steps_of(schedule.warmup_epochs, steps)
-            rise = self._progress.at(rise) if self._progress is not None else rise
+            rise = self._x_axis.at(rise) if self._x_axis is not None else rise
         pieces: list[tuple[int, Curve]] = []
         for first, end in pairwise(marks):
             if isinstance(schedule, OneCycleSchedule):
@@ -114,8 +114,8 @@ class Rates:
 
     def at(self, step: int) -> tuple[float, float]:
         """(learning rate before the stage's factor, momentum) of optimizer step `step`, 0-based."""
-        if self._progress is not None:
-            return self._pieces[0][1](self._progress.at(step))
+        if self._x_axis is not None:
+            return self._pieces[0][1](self._x_axis.at(step))
         first, curve = self._pieces[bisect.bisect_right(self._firsts, step) - 1]
         return curve(step - first)
 
@@ -140,7 +140,7 @@ class Rates:
         return lr
 
 
-class _Progress:
+class _XAxis:
     """Maps a step to its position on a curve over samples or epochs, as a fractional step of 0 to total - 1."""
 
     def __init__(self, steps: Sequence[int], weights: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
 """The forecast of `resolute plan`: a run's time per stage and part, what limits it, and advice on a time budget.
 
-Pure functions of measured rates (`Pace`).
+Pure functions of measured rates (`Throughput`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.plan.plan import Plan
 from resolute.train.logs.run_log import format_duration
 
-from .measure import Pace
+from .measure import Throughput
 
 __all__ = [
     "Forecast",
@@ -45,7 +45,7 @@ class StageForecast:
     epochs: int
     images: int
     eval_images: int
-    pace: Pace
+    throughput: Throughput
     ramp_steps: int | None = None  # optimizer steps, if resolution or batch size change in the stage
 
     @property
@@ -54,18 +54,18 @@ class StageForecast:
 
     @property
     def epoch_s(self) -> float:
-        return self.images / self.pace.live_images_per_s
+        return self.images / self.throughput.live_images_per_s
 
     @property
     def eval_s(self) -> float:
         """Seconds per validation; if not measured, estimated at three times the training rate (forward only)."""
-        return self.eval_images / (self.pace.eval_images_per_s or 3 * self.pace.model_images_per_s)
+        return self.eval_images / (self.throughput.eval_images_per_s or 3 * self.throughput.model_images_per_s)
 
     @property
     def limit(self) -> str:
         """The bottleneck: the slower of loader and model, or both if they slow each other down by over 20 %."""
-        loader, model = self.pace.loader_images_per_s, self.pace.model_images_per_s
-        if self.pace.live_images_per_s < 0.8 * min(loader, model):
+        loader, model = self.throughput.loader_images_per_s, self.throughput.model_images_per_s
+        if self.throughput.live_images_per_s < 0.8 * min(loader, model):
             return "both"
         return "loader" if loader < model else "model"
 
@@ -104,7 +104,7 @@ class Forecast:
 
 def forecast(
     plan: Plan,
-    paces: Sequence[Pace],
+    throughputs: Sequence[Throughput],
     *,
     eval_every: int,
     start_s: float,
@@ -112,7 +112,7 @@ def forecast(
     save_every_s: float,
     folds: int = 1,
 ) -> Forecast:
-    """The forecast of a run of `plan` with the measured `paces` of its stages."""
+    """The forecast of a run of `plan` with the measured `throughputs` of its stages."""
     val = len(plan.shards.splits["val"]) if "val" in plan.shards.splits else 0
     steps = Counter[int]()
     for phase in plan.phases:
@@ -129,7 +129,7 @@ def forecast(
                 epochs=stage.epochs,
                 images=images,
                 eval_images=val,
-                pace=paces[i],
+                throughput=throughputs[i],
                 ramp_steps=ramp_steps,
             )
         )
@@ -151,17 +151,19 @@ def with_doubled_batches(result: Forecast, models: Sequence[float | None], *, sh
     """
     stages = []
     for stage, model in zip(result.stages, models, strict=True):
-        pace = stage.pace
+        throughput = stage.throughput
         if model is None:
             stages.append(stage)
             continue
-        loader, old, live = pace.loader_images_per_s, pace.model_images_per_s, pace.live_images_per_s
+        loader, old, live = throughput.loader_images_per_s, throughput.model_images_per_s, throughput.live_images_per_s
         new = min(loader, model) * live / min(loader, old)
         if shared:
             new = 1 / max(1 / model, 1 / model + 1 / live - 1 / old)
-        new_pace = dataclasses.replace(pace, model_images_per_s=model, live_images_per_s=new)
+        new_throughput = dataclasses.replace(throughput, model_images_per_s=model, live_images_per_s=new)
         steps = None if stage.ramp_steps is None else -(-stage.ramp_steps // 2)
-        stages.append(dataclasses.replace(stage, batch_size=2 * stage.batch_size, pace=new_pace, ramp_steps=steps))
+        stages.append(
+            dataclasses.replace(stage, batch_size=2 * stage.batch_size, throughput=new_throughput, ramp_steps=steps)
+        )
     return dataclasses.replace(result, stages=tuple(stages))
 
 
@@ -179,9 +181,9 @@ def calibration(result: Forecast) -> list[dict[str, Any]]:
         {
             "kind": "calibration",
             "stage": stage.stage,
-            "loader_images_per_s": stage.pace.loader_images_per_s,
-            "model_images_per_s": stage.pace.model_images_per_s,
-            "step_s": stage.batch_size / stage.pace.live_images_per_s,
+            "loader_images_per_s": stage.throughput.loader_images_per_s,
+            "model_images_per_s": stage.throughput.model_images_per_s,
+            "step_s": stage.batch_size / stage.throughput.live_images_per_s,
         }
         for stage in result.stages
     ]
@@ -213,38 +215,38 @@ def table(result: Forecast) -> str:
     """The forecast as text: one row per stage, the total, and a warning if a rate is impossible; rates in images/s."""
     lines = ["stage  res batch epochs  steps  loader/s   model/s    live/s  limit   stall %  memory GiB epoch s  val s"]
     for stage in result.stages:
-        pace, batch = stage.pace, min(stage.batch_size, stage.images)
-        sign = "" if pace.estimated_from is None else "~"
+        throughput, batch = stage.throughput, min(stage.batch_size, stage.images)
+        sign = "" if throughput.estimated_from is None else "~"
         loader, model, live, epoch_s, eval_s = (
             f"{sign}{value:.1f}"
             for value in (
-                pace.loader_images_per_s,
-                pace.model_images_per_s,
-                pace.live_images_per_s,
+                throughput.loader_images_per_s,
+                throughput.model_images_per_s,
+                throughput.live_images_per_s,
                 stage.epoch_s,
                 stage.eval_s,
             )
         )
-        memory = f"{pace.memory_bytes / 2**30:.2f}" if pace.memory_bytes else "-"
+        memory = f"{throughput.memory_bytes / 2**30:.2f}" if throughput.memory_bytes else "-"
         lines.append(
             f"{stage.stage:5d} {stage.res:4d} {batch:5d} {stage.epochs:6d} {stage.steps:6d} {loader:>9} {model:>9} "
-            f"{live:>9}  {stage.limit:6} {100 * pace.stall_frac:8.2f} {memory:>11} {epoch_s:>7} {eval_s:>6}"
+            f"{live:>9}  {stage.limit:6} {100 * throughput.stall_frac:8.2f} {memory:>11} {epoch_s:>7} {eval_s:>6}"
         )
     parts = ", ".join(f"{name} {format_duration(value)}" for name, value in result.parts_s().items())
     runs = f" in {result.folds} folds" if result.folds > 1 else ""
     lines.append(f"total {format_duration(result.total_s())}{runs}: {parts}")
-    sources = {stage.pace.estimated_from for stage in result.stages}
+    sources = {stage.throughput.estimated_from for stage in result.stages}
     for known in sorted(number for number in sources if number is not None):
-        rows = [stage.stage for stage in result.stages if stage.pace.estimated_from == known]
+        rows = [stage.stage for stage in result.stages if stage.throughput.estimated_from == known]
         lines.append(
             f"~ stage{'s' * (len(rows) > 1)} {_list(rows)}: estimated from stage {known} by the number of pixels, to "
             "keep within --limit"
         )
-    if wrong := [stage for stage in result.stages if not stage.pace.is_possible]:
-        numbers, pace = _list([stage.stage for stage in wrong]), wrong[0].pace
+    if wrong := [stage for stage in result.stages if not stage.throughput.is_possible]:
+        numbers, throughput = _list([stage.stage for stage in wrong]), wrong[0].throughput
         lines.append(
-            f"stage {numbers}: got {pace.live_images_per_s:.1f} images/s live, expected at most the model's "
-            f"{pace.model_images_per_s:.1f}, also when measured again: the machine is busy, the forecast is "
+            f"stage {numbers}: got {throughput.live_images_per_s:.1f} images/s live, expected at most the model's "
+            f"{throughput.model_images_per_s:.1f}, also when measured again: the machine is busy, the forecast is "
             "unreliable; repeat it when nothing else runs"
         )
     return "\n".join(lines)

@@ -26,12 +26,12 @@ from resolute.train.learner import Learner
 from resolute.train.synthetic import synthetic_batch
 
 __all__ = [
-    "Leg",
-    "Pace",
+    "Segment",
+    "Throughput",
     "Stopwatch",
     "combined",
     "expected_s",
-    "legs",
+    "segments",
     "measure",
     "measure_stages",
     "restored",
@@ -42,7 +42,7 @@ _SLOW = 4  # times the intended time: a step that takes longer is timed by itsel
 _ABOUT_S = 5.0  # for measuring a stage
 _MIN_STEPS = 2  # minimum number of timed steps
 _HURRIED_STEPS = 3  # of a slow stage: with and without the loader, and a validation
-_MAX_LEGS = 4  # measured in a ramp
+_MAX_SEGMENTS = 4  # measured in a ramp
 _NOISE = 1.15  # ratio of two rates up to which they count as equal
 
 
@@ -105,7 +105,7 @@ class Stopwatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leg:
+class Segment:
     """A part of a stage whose batches have the same shapes, and its longest run of consecutive batches."""
 
     shapes: tuple[BatchShape, ...]
@@ -120,22 +120,22 @@ class Leg:
         return self.samples * per_group / sum(shape.batch_size for shape in self.shapes)
 
 
-def legs(plan: Plan, stage: int) -> list[Leg]:
-    """The legs of a stage in the order of the run: one, or, of a ramp, one for each resolution.
+def segments(plan: Plan, stage: int) -> list[Segment]:
+    """The segments of a stage in the order of the run: one, or, of a ramp, one for each resolution.
 
-    Beyond `_MAX_LEGS` resolutions, neighbours are grouped, and each group is measured at its middle one.
+    Beyond `_MAX_SEGMENTS` resolutions, neighbours are grouped, and each group is measured at its middle one.
     """
-    by_shapes: dict[tuple[BatchShape, ...], Leg] = {}
+    by_shapes: dict[tuple[BatchShape, ...], Segment] = {}
     for phase in plan.phases:
         if (phase.split, phase.stage) != ("train", stage):
             continue
         for sequence in phase.sequences:
-            leg = by_shapes.get(sequence.shapes) or Leg(shapes=sequence.shapes, samples=0, first=0, batches=0)
-            if sequence.batches > leg.batches:
-                leg = dataclasses.replace(leg, first=phase.first + sequence.first, batches=sequence.batches)
-            by_shapes[sequence.shapes] = dataclasses.replace(leg, samples=leg.samples + sequence.samples)
+            segment = by_shapes.get(sequence.shapes) or Segment(shapes=sequence.shapes, samples=0, first=0, batches=0)
+            if sequence.batches > segment.batches:
+                segment = dataclasses.replace(segment, first=phase.first + sequence.first, batches=sequence.batches)
+            by_shapes[sequence.shapes] = dataclasses.replace(segment, samples=segment.samples + sequence.samples)
     each = list(by_shapes.values())
-    groups = np.array_split(np.arange(len(each)), min(len(each), _MAX_LEGS))
+    groups = np.array_split(np.arange(len(each)), min(len(each), _MAX_SEGMENTS))
     return [
         dataclasses.replace(each[group[len(group) // 2]], samples=sum(each[i].samples for i in group))
         for group in groups
@@ -155,7 +155,7 @@ def restored(learner: Learner) -> Iterator[None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class Throughput:
     """Measurements of one stage; images/s are over all ranks."""
 
     loader_images_per_s: float  # loader alone
@@ -166,8 +166,8 @@ class Pace:
     memory_bytes: int  # peak memory after the live steps; 0: not measured
     estimated_from: int | None = None  # the stage that was measured in its place, as time was up
 
-    def at(self, times_pixels: float, *, stage: int) -> Pace:
-        """An estimate for images with `times_pixels` as many pixels as those of `stage`, which this pace is of."""
+    def at(self, times_pixels: float, *, stage: int) -> Throughput:
+        """An estimate for images with `times_pixels` as many pixels as those of `stage`, which this throughput is of."""
         eval_rate = self.eval_images_per_s
         return dataclasses.replace(
             self,
@@ -196,17 +196,17 @@ def measure(
     synthetic_batch: Batch | Sequence[Batch],
     memory: Callable[[], int],
     about_s: float = _ABOUT_S,
-    leg: Leg | None = None,
-) -> Pace:
-    """Measure a leg of a stage (None: the first) in its share of about `about_s` s, or a few steps of each kind.
+    segment: Segment | None = None,
+) -> Throughput:
+    """Measure a segment of a stage (None: the first) in its share of about `about_s` s, or a few steps of each kind.
 
     If other work on the machine makes the result impossible, model and training are measured once more.
 
     `train` and `validate` (None: not measured) run a step; `memory` returns the peak memory in bytes. Several
-    synthetic batches, one for each shape of the leg, are used in turn.
+    synthetic batches, one for each shape of the segment, are used in turn.
     """
-    parts = legs(plan, stage)
-    whole = leg or parts[0]
+    parts = segments(plan, stage)
+    whole = segment or parts[0]
     about_s /= len(parts)
     synthetic_batches = itertools.cycle(synthetic_batch if isinstance(synthetic_batch, Sequence) else [synthetic_batch])
 
@@ -223,7 +223,7 @@ def measure(
     for _ in range(2):
         model, _ = watch.rate(lambda: next(synthetic_batches), train, about_s=0.2 * about_s)
         together, stall = live(whole.first, whole.batches, train, 0.4)
-        pace = Pace(
+        throughput = Throughput(
             loader_images_per_s=loader,
             model_images_per_s=model,
             live_images_per_s=together,
@@ -231,36 +231,42 @@ def measure(
             eval_images_per_s=None,
             memory_bytes=memory(),
         )
-        if watch.broadcast(int(pace.is_possible or (watch.hurried and watch.clock() - began > about_s))):
+        if watch.broadcast(int(throughput.is_possible or (watch.hurried and watch.clock() - began > about_s))):
             break
     if validate is not None and any((s.split, s.stage) == ("val", stage) for s in plan.phases):
         phase = plan.first_phase("val", stage)
-        pace = dataclasses.replace(pace, eval_images_per_s=live(phase.first, phase.batches, validate, 0.1)[0])
-    return pace
+        throughput = dataclasses.replace(
+            throughput, eval_images_per_s=live(phase.first, phase.batches, validate, 0.1)[0]
+        )
+    return throughput
 
 
-def combined(paces: Sequence[Pace], samples: Sequence[int]) -> Pace:
-    """The pace of a stage whose legs have `paces` and `samples`; its validation is that of the first."""
+def combined(throughputs: Sequence[Throughput], samples: Sequence[int]) -> Throughput:
+    """The throughput of a stage whose segments have `throughputs` and `samples`; its validation is that of the first."""
 
     def mean(rates: list[float]) -> float:
         return sum(samples) / sum(n / rate for n, rate in zip(samples, rates, strict=True))
 
-    live = [pace.live_images_per_s for pace in paces]
-    stalls = sum(n * pace.stall_frac / rate for n, pace, rate in zip(samples, paces, live, strict=True))
-    return Pace(
-        loader_images_per_s=mean([pace.loader_images_per_s for pace in paces]),
-        model_images_per_s=mean([pace.model_images_per_s for pace in paces]),
+    live = [throughput.live_images_per_s for throughput in throughputs]
+    stalls = sum(
+        n * throughput.stall_frac / rate for n, throughput, rate in zip(samples, throughputs, live, strict=True)
+    )
+    return Throughput(
+        loader_images_per_s=mean([throughput.loader_images_per_s for throughput in throughputs]),
+        model_images_per_s=mean([throughput.model_images_per_s for throughput in throughputs]),
         live_images_per_s=mean(live),
         stall_frac=stalls * mean(live) / sum(samples),
-        eval_images_per_s=paces[0].eval_images_per_s,
-        memory_bytes=max(pace.memory_bytes for pace in paces),
+        eval_images_per_s=throughputs[0].eval_images_per_s,
+        memory_bytes=max(throughput.memory_bytes for throughput in throughputs),
     )
 
 
 def expected_s(plan: Plan, stage: int, *, pixel_s: float = 0.0) -> float:
     """Seconds that measuring a stage takes: usually five, or a few steps of `pixel_s` seconds per input pixel."""
-    parts = legs(plan, stage)
-    steps = [_HURRIED_STEPS * pixel_s * max(shape.batch_size * shape.res**2 for shape in leg.shapes) for leg in parts]
+    parts = segments(plan, stage)
+    steps = [
+        _HURRIED_STEPS * pixel_s * max(shape.batch_size * shape.res**2 for shape in segment.shapes) for segment in parts
+    ]
     return sum(max(_ABOUT_S / len(parts), step) for step in steps)
 
 
@@ -272,7 +278,7 @@ def measure_stages(
     limit_s: float | None = None,
     pixel_s: float = 0.0,
     say: Callable[[str], object] = lambda line: None,
-) -> list[Pace]:
+) -> list[Throughput]:
     """Measure every stage. The learner's state is restored; the loader's position is not.
 
     - `limit_s`: only the stages that are expected to fit into this time are measured, or else the shortest one.
@@ -283,12 +289,12 @@ def measure_stages(
     """
     watch, began = Stopwatch.of(learner, hurried=limit_s is not None), time.perf_counter()
     stages = range(len(plan.stages))
-    pixels = [sum(leg.pixels for leg in legs(plan, stage)) for stage in stages]
+    pixels = [sum(segment.pixels for segment in segments(plan, stage)) for stage in stages]
     durations = [expected_s(plan, stage, pixel_s=pixel_s) for stage in stages]
-    paces: dict[int, Pace] = {}
+    throughputs: dict[int, Throughput] = {}
 
-    def measured(stage: int) -> Pace:
-        parts = legs(plan, stage)
+    def measured(stage: int) -> Throughput:
+        parts = segments(plan, stage)
         say(f"measuring stage {stage} at {plan.stages[stage].max_res} px, about {durations[stage]:.0f} s")
         reset_peak_memory(learner.device)
         with restored(learner):
@@ -299,28 +305,29 @@ def measure_stages(
                     stage,
                     watch,
                     train=learner.train_step,
-                    leg=leg,
+                    segment=segment,
                     validate=None if number else learner.eval_step,
                     synthetic_batch=[
-                        synthetic_batch(learner, plan, leg.first + k) for k in range(min(len(leg.shapes), leg.batches))
+                        synthetic_batch(learner, plan, segment.first + k)
+                        for k in range(min(len(segment.shapes), segment.batches))
                     ],
                     memory=lambda: peak_memory_bytes(learner.device),
                 )
-                for number, leg in enumerate(parts)
+                for number, segment in enumerate(parts)
             ]
-        return combined(each, [leg.samples for leg in parts]) if len(parts) > 1 else each[0]
+        return combined(each, [segment.samples for segment in parts]) if len(parts) > 1 else each[0]
 
     for stage in sorted(stages, key=lambda stage: -pixels[stage]):
         fits = limit_s is None or time.perf_counter() - began + durations[stage] <= limit_s
         if watch.broadcast(int(fits)):  # why from the first rank: all have to measure the same stages
-            paces[stage] = measured(stage)
-    if not paces:
+            throughputs[stage] = measured(stage)
+    if not throughputs:
         shortest = watch.broadcast(min(stages, key=durations.__getitem__))
-        paces[shortest] = measured(shortest)
+        throughputs[shortest] = measured(shortest)
 
-    def nearest(stage: int) -> Pace:
+    def nearest(stage: int) -> Throughput:
         res = plan.stages[stage].max_res
-        known = min(paces, key=lambda other: abs(plan.stages[other].max_res - res))
-        return paces[known].at((res / plan.stages[known].max_res) ** 2, stage=known)
+        known = min(throughputs, key=lambda other: abs(plan.stages[other].max_res - res))
+        return throughputs[known].at((res / plan.stages[known].max_res) ** 2, stage=known)
 
-    return [paces[stage] if stage in paces else nearest(stage) for stage in stages]
+    return [throughputs[stage] if stage in throughputs else nearest(stage) for stage in stages]

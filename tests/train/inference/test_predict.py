@@ -27,7 +27,7 @@ from resolute.train import checkpoint
 from resolute.train.inference import predict as predict_module
 from resolute.train.inference.predict import PredictionBatch
 from resolute.train.inference.saved_run import open_eval_set, open_saved_run
-from resolute.train.model.head import Head
+from resolute.train.model.outputs import Outputs
 
 
 def predict(run: Path, source: Path | str, out: Path, *more: str) -> list[dict[str, str]]:
@@ -224,7 +224,7 @@ def test_a_sample_that_does_not_fit_is_refused_before_predicting(
 
 
 def test_targets_of_labels_are_compared_by_name() -> None:
-    head = Head(target=Target(kind="labels", names=("a", "b", "c")), loss="bce")
+    head = Outputs(target=Target(kind="labels", names=("a", "b", "c")), loss="bce")
 
     def own(*names: str) -> Any:
         batch = PredictionBatch(

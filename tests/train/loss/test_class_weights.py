@@ -21,8 +21,9 @@ from resolute.pipeline.plan.stage import Stage
 from resolute.train.learner import Learner
 from resolute.train.loss.class_weights import class_weights
 from resolute.train.loss.losses import build_loss
-from resolute.train.model.head import Head
-from resolute.train.recipe.schema import Loss, Recipe
+from resolute.train.model.outputs import Outputs
+from resolute.train.recipe.schema import Recipe
+from resolute.train.recipe.sections import AutoLoss, BinaryLoss
 from tests.support.networks import CPU, make_batch, save_weights, tiny_network
 from tests.train.test_loop import TABLE
 
@@ -47,7 +48,7 @@ def plan_of(
 
 
 def weights_of(choice: Any, plan: Plan) -> list[float]:
-    weights = class_weights(Loss(class_weights=choice), plan)
+    weights = class_weights(AutoLoss(class_weights=choice), plan)
     assert weights is not None
     assert weights.dtype == np.float32
     return [float(weight) for weight in weights]
@@ -81,7 +82,7 @@ def test_balanced_weights_count_ignored_labels_neither_as_present_nor_as_absent(
 def test_a_table_names_classes_and_leaves_the_others_at_one(shard_set: ShardSet) -> None:
     plan = plan_of(shard_set)
     assert weights_of({"dog": 2.5, "sea lion": 0.1}, plan) == pytest.approx([1.0, 2.5, 0.1, 1.0])
-    assert class_weights(Loss(), plan) is None
+    assert class_weights(AutoLoss(), plan) is None
     fold = dataclasses.replace(plan.shards, digests={"fold": "0 of 5"})  # in a fold, a class may be held out
     assert weights_of({"none": 2.0}, Plan(fold, plan.stages, eval_batch_size=None)) == [1.0, 1.0, 1.0, 2.0]
 
@@ -111,29 +112,29 @@ def test_each_term_of_a_mixed_loss_has_the_weight_of_its_class() -> None:
     torch.manual_seed(0)
     logits, labels, partners = torch.randn(9, 4), torch.randint(0, 4, (9,)), torch.randint(0, 4, (9,))
     lam, weights = torch.rand(9), torch.tensor([0.5, 1.0, 3.0, 7.0])
-    loss = build_loss(Loss(label_smoothing=0.1, class_weights="balanced"), weights=weights)
+    loss = build_loss(AutoLoss(label_smoothing=0.1, class_weights="balanced"), weights=weights)
     expected = torch.zeros(9)
     for classes, share in ((labels, lam), (partners, 1 - lam)):
         each = functional.cross_entropy(logits, classes, label_smoothing=0.1, reduction="none")
         expected += share * weights[classes] * each
     torch.testing.assert_close(loss(logits, labels, partners, lam), expected)
-    loss = build_loss(Loss(kind="bce", class_weights="balanced"), weights=weights)
+    loss = build_loss(BinaryLoss(kind="bce", class_weights="balanced"), weights=weights)
     own, other = (functional.one_hot(which, 4) for which in (labels, partners))
     target = lam[:, None] * own + (1 - lam[:, None]) * other
     p = logits.sigmoid()
     expected = -(weights * target * p.log() + (1 - target) * (1 - p).log()).mean(1)  # those of the present classes
     torch.testing.assert_close(loss(logits, labels, partners, lam), expected)
     with pytest.raises(ValueError, match="class_weights is balanced"):
-        build_loss(Loss(class_weights="balanced"))  # weights of the recipe cannot be forgotten
+        build_loss(AutoLoss(class_weights="balanced"))  # weights of the recipe cannot be forgotten
 
 
 @pytest.mark.parametrize("kind", ["bce", "asl"])
 def test_losses_of_several_labels_weight_the_terms_of_present_classes(kind: Any) -> None:
     torch.manual_seed(1)
     logits, targets, weights = torch.randn(9, 4), torch.rand(9, 4).round(), torch.tensor([0.5, 1.0, 3.0, 7.0])
-    head = Head(target=Target(kind="labels", names=NAMES), loss=kind)
-    plain = build_loss(Loss(kind=kind, sum_classes=True), head)
-    weighted = build_loss(Loss(kind=kind, sum_classes=True, class_weights="balanced"), head, weights=weights)
+    head = Outputs(target=Target(kind="labels", names=NAMES), loss=kind)
+    plain = build_loss(LOSSES[kind](kind=kind, sum_classes=True), head)
+    weighted = build_loss(LOSSES[kind](kind=kind, sum_classes=True, class_weights="balanced"), head, weights=weights)
     for sample in range(9):
         rows = logits[sample].expand(4, 4)
         # the loss of each class alone: the others are far on the side of their target

@@ -14,8 +14,9 @@ from torch.nn import functional
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.target import Target
 from resolute.train.loss.losses import build_loss, check_smoothing
-from resolute.train.model.head import Head
+from resolute.train.model.outputs import Outputs
 from resolute.train.recipe.schema import Loss, Recipe
+from resolute.train.recipe.sections import AbsoluteErrorLoss, AsymmetricLoss, AutoLoss, BinaryLoss, HuberLoss
 
 N, CLASSES = 9, 5
 
@@ -35,11 +36,13 @@ def test_smoothed_classes_with_a_threshold_are_refused(table: dict[str, Any], th
     stages = [{"res": 32, "epochs": 1, "batch_size": 8}]
     recipe = Recipe.parse({**table, "loss": loss, "stages": stages}, name="x")
     with pytest.raises(ResoluteError, match=f"label_smoothing: got 0.1 with loss.threshold = {threshold}, .*{result}"):
-        check_smoothing(recipe, Head(target=Target(kind="class", names=("a", "b", "c", "d", "e")), loss="bce"))
-    check_smoothing(recipe, Head(target=Target(kind="labels", names=("a", "b")), loss="bce"))
+        check_smoothing(recipe, Outputs(target=Target(kind="class", names=("a", "b", "c", "d", "e")), loss="bce"))
+    check_smoothing(recipe, Outputs(target=Target(kind="labels", names=("a", "b")), loss="bce"))
     for one in ({"threshold": 0.2}, {"label_smoothing": 0.1}):
         table = {"loss": {"kind": "bce", **one}, "stages": stages}
-        check_smoothing(Recipe.parse(table, name="x"), Head(target=Target(kind="class", names=("a", "b")), loss="bce"))
+        check_smoothing(
+            Recipe.parse(table, name="x"), Outputs(target=Target(kind="class", names=("a", "b")), loss="bce")
+        )
 
 
 def test_mixed_loss_equals_cross_entropy_with_soft_targets() -> None:
@@ -49,7 +52,7 @@ def test_mixed_loss_equals_cross_entropy_with_soft_targets() -> None:
     soft = lam[:, None] * own + (1 - lam[:, None]) * other
     soft = soft * (1 - smoothing) + smoothing / CLASSES
     expected = -(soft * functional.log_softmax(logits.float(), dim=1)).sum(1)
-    torch.testing.assert_close(build_loss(Loss(label_smoothing=smoothing))(logits, labels, partners, lam), expected)
+    torch.testing.assert_close(build_loss(AutoLoss(label_smoothing=smoothing))(logits, labels, partners, lam), expected)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,7 @@ def test_mixed_loss_equals_cross_entropy_with_soft_targets() -> None:
 )
 def test_bce_equals_timms_with_mixed_targets(smoothing: float, threshold: float, sum_classes: bool) -> None:
     logits, labels, _, _ = _batch()
-    ours = build_loss(Loss(kind="bce", label_smoothing=smoothing, threshold=threshold, sum_classes=sum_classes))
+    ours = build_loss(BinaryLoss(kind="bce", label_smoothing=smoothing, threshold=threshold, sum_classes=sum_classes))
     theirs = BinaryCrossEntropy(smoothing, target_threshold=threshold or None, sum_classes=sum_classes)
     for lam in (1.0, 0.7, 0.85):  # timm mixes each sample with the one opposite in the batch
         target = mixup_target(labels, CLASSES, lam, smoothing)
@@ -72,12 +75,12 @@ def test_bce_equals_timms_with_mixed_targets(smoothing: float, threshold: float,
         torch.testing.assert_close(got.mean(), theirs(logits.float(), target))
 
 
-LABELS = Head(target=Target(kind="labels", names=("a",) * CLASSES), loss="bce")
-VALUES = Head(
+LABELS = Outputs(target=Target(kind="labels", names=("a",) * CLASSES), loss="bce")
+VALUES = Outputs(
     target=Target(kind="values", names=("a",) * CLASSES), loss="mse", mean=(5.0,) * CLASSES, std=(2.0,) * CLASSES
 )
 NONE = torch.empty(0, dtype=torch.int64)
-IGNORING = Head(target=Target(kind="labels", names=("a",) * CLASSES, ignored=True), loss="bce")
+IGNORING = Outputs(target=Target(kind="labels", names=("a",) * CLASSES, ignored=True), loss="bce")
 
 
 def _dense() -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,7 +92,7 @@ def _dense() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize(("gamma_neg", "gamma_pos", "clip"), [(4.0, 1.0, 0.05), (2.0, 0.0, 0.0)])
 def test_the_asymmetric_loss_of_hard_labels_equals_timms(gamma_neg: float, gamma_pos: float, clip: float) -> None:
     outputs, targets = _dense()
-    loss = Loss(kind="asl", gamma_neg=gamma_neg, gamma_pos=gamma_pos, clip=clip, sum_classes=True)
+    loss = AsymmetricLoss(kind="asl", gamma_neg=gamma_neg, gamma_pos=gamma_pos, clip=clip, sum_classes=True)
     theirs = AsymmetricLossMultiLabel(gamma_neg=gamma_neg, gamma_pos=gamma_pos, clip=clip)
     got = build_loss(loss, LABELS)(outputs, targets, NONE, torch.ones(N))
     torch.testing.assert_close(got.mean(), theirs(outputs.float(), targets))
@@ -100,7 +103,7 @@ def test_the_asymmetric_loss_of_hard_labels_equals_timms(gamma_neg: float, gamma
 
 def test_the_asymmetric_loss_is_linear_in_the_mixed_target() -> None:
     outputs, targets = _dense()
-    of, partners = build_loss(Loss(kind="asl"), LABELS), targets.flip(0)
+    of, partners = build_loss(AsymmetricLoss(kind="asl"), LABELS), targets.flip(0)
     mixed = of(outputs, 0.7 * targets + 0.3 * partners, NONE, torch.ones(N))
     expected = 0.7 * of(outputs, targets, NONE, torch.ones(N)) + 0.3 * of(outputs, partners, NONE, torch.ones(N))
     torch.testing.assert_close(mixed, expected)
@@ -108,7 +111,7 @@ def test_the_asymmetric_loss_is_linear_in_the_mixed_target() -> None:
 
 def test_the_loss_of_labels_is_binary_cross_entropy_with_smoothing_towards_one_half() -> None:
     outputs, targets = _dense()
-    for loss, expected in ((Loss(), targets), (Loss(kind="bce", label_smoothing=0.2), 0.8 * targets + 0.1)):
+    for loss, expected in ((AutoLoss(), targets), (BinaryLoss(kind="bce", label_smoothing=0.2), 0.8 * targets + 0.1)):
         got = build_loss(loss, LABELS)(outputs, targets, NONE, torch.ones(N))
         p = outputs.double().sigmoid()
         by_hand = -(expected * p.log() + (1 - expected) * (1 - p).log()).mean(1)
@@ -118,9 +121,9 @@ def test_the_loss_of_labels_is_binary_cross_entropy_with_smoothing_towards_one_h
 @pytest.mark.parametrize(
     ("loss", "of_error"),
     [
-        (Loss(), lambda e: e**2),
-        (Loss(kind="l1"), abs),
-        (Loss(kind="huber", delta=0.5), lambda e: 0.5 * e**2 if abs(e) < 0.5 else 0.5 * (abs(e) - 0.25)),
+        (AutoLoss(), lambda e: e**2),
+        (AbsoluteErrorLoss(kind="l1"), abs),
+        (HuberLoss(kind="huber", delta=0.5), lambda e: 0.5 * e**2 if abs(e) < 0.5 else 0.5 * (abs(e) - 0.25)),
     ],
 )
 def test_losses_of_values_are_means_over_standardised_errors(loss: Loss, of_error: Callable[[float], float]) -> None:
@@ -137,7 +140,7 @@ def test_gradients_of_the_asymmetric_loss_are_finite_and_push_wrong_outputs(
     size: float, gamma: float, clip: float
 ) -> None:
     outputs = torch.tensor([[-size, size]], requires_grad=True)
-    loss = build_loss(Loss(kind="asl", gamma_neg=gamma, gamma_pos=gamma, clip=clip), LABELS)
+    loss = build_loss(AsymmetricLoss(kind="asl", gamma_neg=gamma, gamma_pos=gamma, clip=clip), LABELS)
     loss(outputs, torch.tensor([[1.0, 0.0]]), NONE, torch.ones(1)).sum().backward()
     gradient = outputs.grad
     assert gradient is not None
@@ -149,11 +152,11 @@ def test_gradients_of_the_asymmetric_loss_are_finite_and_push_wrong_outputs(
 @pytest.mark.parametrize(
     "loss",
     [
-        Loss(),
-        Loss(kind="bce", label_smoothing=0.2),
-        Loss(kind="bce", threshold=0.3, sum_classes=True),
-        Loss(kind="asl"),
-        Loss(kind="asl", gamma_neg=2.0, gamma_pos=0.5, clip=0.0, sum_classes=True),
+        AutoLoss(),
+        BinaryLoss(kind="bce", label_smoothing=0.2),
+        BinaryLoss(kind="bce", threshold=0.3, sum_classes=True),
+        AsymmetricLoss(kind="asl"),
+        AsymmetricLoss(kind="asl", gamma_neg=2.0, gamma_pos=0.5, clip=0.0, sum_classes=True),
     ],
 )
 def test_an_ignored_label_adds_nothing_to_the_loss_and_its_gradient(loss: Loss) -> None:
@@ -177,7 +180,7 @@ def test_an_ignored_label_adds_nothing_to_the_loss_and_its_gradient(loss: Loss) 
 def test_a_batch_with_ignored_labels_may_be_divided_among_ranks_and_parts() -> None:
     outputs, targets = _dense()
     targets[:4, 1:] = -1.0
-    loss = build_loss(Loss(), IGNORING)
+    loss = build_loss(AutoLoss(), IGNORING)
     whole = loss(outputs, targets, NONE, torch.ones(N)).sum()
     parts = [
         loss(out, own, NONE, torch.ones(N)).sum() for out, own in zip(outputs.split(2), targets.split(2), strict=True)

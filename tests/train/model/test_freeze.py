@@ -13,7 +13,7 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.loader.loader import Batch
 from resolute.train.learner import Learner
 from resolute.train.model.freeze import layers, trainable_sets
-from resolute.train.recipe.schema import Freeze, Recipe
+from resolute.train.recipe.schema import Recipe
 from resolute.train.recipe.stages import RecipeStage
 from tests.support.networks import CPU, make_batch
 
@@ -21,12 +21,11 @@ EACH = 2  # steps of each stage
 NORMS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def _recipe(mode: str, *names: str | None, model: str = "test_resnet", **tables: Any) -> Recipe:
-    stages = [{"res": 32, "epochs": 1, "batch_size": 8} | ({f"{mode}_to": name} if name else {}) for name in names]
+def _recipe(*names: str | None, model: str = "test_resnet", **tables: Any) -> Recipe:
+    stages = [{"res": 32, "epochs": 1, "batch_size": 8} | ({"train_from": name} if name else {}) for name in names]
     model_table = {"name": model, "kwargs": {"img_size": 32}} if model == "test_vit" else {"name": model}
     table = {
         "model": model_table,
-        "freeze": {"mode": mode},
         "stages": stages,
         "ema": {"decay": 0.5},
         "precision": {"amp": "off"},
@@ -44,36 +43,33 @@ def _batch(step: int) -> Batch:
 
 
 @pytest.mark.parametrize(
-    ("mode", "name", "trained"),
+    ("name", "trained"),
     [
-        ("unfreeze", "layer3", ("layer3", "layer4", "fc")),
-        ("freeze", "layer3", ("layer3", "layer4", "fc")),
-        ("unfreeze", "none", ("fc",)),
-        ("freeze", "all", ("fc",)),
-        ("unfreeze", "all", ("",)),
-        ("freeze", "none", ("",)),
-        ("unfreeze", "layer3.0.conv1", ("layer3", "layer4", "fc")),
-        ("freeze", None, ("",)),
+        ("layer3", ("layer3", "layer4", "fc")),
+        ("layer3.0.conv1", ("layer3", "layer4", "fc")),
+        ("head", ("fc",)),
+        ("fc", ("fc",)),
+        ("conv1", ("",)),
+        (None, ("",)),
     ],
 )
-def test_a_layer_name_trains_it_and_all_layers_above(mode: Any, name: str | None, trained: tuple[str, ...]) -> None:
+def test_a_layer_name_trains_it_and_all_layers_above(name: str | None, trained: tuple[str, ...]) -> None:
     network = timm.create_model("test_resnet")
-    own: dict[str, Any] = {f"{mode}_to": name}
-    stage = RecipeStage(res=32, epochs=1, batch_size=8, **own)
-    (trainable,) = trainable_sets(Freeze(mode=mode), [stage], network)
+    stage = RecipeStage(res=32, epochs=1, batch_size=8, train_from=name)
+    (trainable,) = trainable_sets([stage], network)
     assert trainable == {n for n, _ in network.named_parameters() if n.startswith(trained)}
 
 
 def test_an_ambiguous_name_means_the_first_layer_and_an_unknown_one_is_refused_with_the_known_ones() -> None:
     network = timm.create_model("test_vit")
-    stage = RecipeStage(res=160, epochs=1, batch_size=8, unfreeze_to="blocks")
-    (trainable,) = trainable_sets(Freeze(mode="unfreeze"), [stage], network)
+    stage = RecipeStage(res=160, epochs=1, batch_size=8, train_from="blocks")
+    (trainable,) = trainable_sets([stage], network)
     assert {n for n, _ in network.named_parameters()} - trainable == set(layers(network)["cls_token"])
     with pytest.raises(ResoluteError) as error:
-        _learner(_recipe("unfreeze", "none", "layr3"))
+        _learner(_recipe("head", "layr3"))
     assert str(error.value) == (
-        "stages[1].unfreeze_to: got 'layr3', expected a layer of the model "
-        "(conv1, layer1, layer2, layer3, layer4, fc), all or none; did you mean layer3?"
+        "stages[1].train_from: got 'layr3', expected a layer of the model "
+        "(conv1, layer1, layer2, layer3, layer4, fc) or head; did you mean layer3?"
     )
 
 
@@ -87,7 +83,7 @@ def test_an_ambiguous_name_means_the_first_layer_and_an_unknown_one_is_refused_w
 def test_frozen_weights_and_statistics_stay_and_all_others_change(
     model: str, layer: str, optim: dict[str, Any]
 ) -> None:
-    learner = _learner(_recipe("freeze", layer, model=model, optim={**optim, "weight_decay": 0.1}))
+    learner = _learner(_recipe(layer, model=model, optim={**optim, "weight_decay": 0.1}))
     trained = learner.freezer.sets[0]
     before = copy.deepcopy(learner.network.state_dict())
     for step in range(EACH):
@@ -101,7 +97,7 @@ def test_frozen_weights_and_statistics_stay_and_all_others_change(
 
 @pytest.mark.parametrize(("model", "name"), [("test_resnet", "layer3"), ("test_vit", "blocks.4")])
 def test_no_backward_pass_runs_below_the_lowest_trainable_layer(model: str, name: str) -> None:
-    learner = _learner(_recipe("unfreeze", name, None, model=model))
+    learner = _learner(_recipe(name, None, model=model))
     known = ["patch_embed" if layer == "cls_token" else layer for layer in layers(learner.network)]
     needs: dict[str, bool] = {}
     for layer in known:
@@ -117,7 +113,7 @@ def test_no_backward_pass_runs_below_the_lowest_trainable_layer(model: str, name
 
 
 def test_unfrozen_parameters_start_with_clean_optimizer_state() -> None:
-    learner = _learner(_recipe("unfreeze", "layer4", "layer2", "none", optim={"name": "adamw", "lr": 0.01}))
+    learner = _learner(_recipe("layer4", "layer2", "head", optim={"name": "adamw", "lr": 0.01}))
 
     def ages() -> dict[str, int]:
         state = learner.optimizer.state

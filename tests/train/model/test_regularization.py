@@ -1,33 +1,23 @@
-"""Regularisation per stage, ramped with the resolution: values and oracles."""
+"""Regularisation that a stage overrides: values and oracles."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-import numpy as np
 import pytest
 import timm
 import torch
 from torch import nn
 from torch.nn import functional
 
-from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.errors import ResoluteError
 from resolute.pipeline.loader.loader import Batch
-from resolute.pipeline.plan.plan import Plan
-from resolute.pipeline.plan.stage import Augment
 from resolute.train.learner import Learner
 from resolute.train.planner.measure import restored
 from resolute.train.recipe.schema import Recipe
-from resolute.train.recipe.stages import RecipeStage, Regularization
 from tests.support.networks import CPU, make_batch
 
-RAMP = {
-    "drop_rate": [0.1, 0.3],
-    "drop_path_rate": [0.0, 0.4],
-    "label_smoothing": [0.0, 0.2],
-    "weight_decay": [0.0, 0.05],
-}
 SIZES = (32, 48, 64)
 
 
@@ -61,32 +51,27 @@ def _rates(network: nn.Module) -> dict[tuple[str, str], float]:
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_convnext"])
-def test_rates_of_each_stage_and_resolution_equal_those_of_timms_model_with_them(name: str) -> None:
+def test_rates_of_each_stage_equal_those_of_timms_model_with_them(name: str) -> None:
     recipe = _recipe(
         _stage(),
-        _stage([48, 64], res_schedule="step"),
-        _stage(64, regularization={"drop_rate": 0.0}),
-        model={"name": name, "kwargs": {"proj_drop_rate": 0.15} if name == "test_vit" else {}},
-        regularization={"drop_rate": [0.1, 0.3], "drop_path_rate": [0.0, 0.4]},
+        _stage([48, 64], res_schedule="step", model={"drop_rate": 0.2, "drop_path_rate": 0.2}),
+        _stage(64, model={"drop_rate": 0.0, "drop_path_rate": 0.4}),
+        model={"name": name, "drop_rate": 0.1, "kwargs": {"proj_drop_rate": 0.15} if name == "test_vit" else {}},
     )
     learner = _learner(recipe)
-    for stage, res, drop, path in (
-        (0, 32, 0.1, 0.0),
-        (1, 48, 0.2, 0.2),
-        (1, 64, 0.3, 0.4),
-        (2, 64, 0.0, 0.4),
-        (0, 32, 0.1, 0.0),
-    ):
-        learner.enter(stage, res)
+    for stage, drop, path in ((0, 0.1, 0.0), (1, 0.2, 0.2), (2, 0.0, 0.4), (0, 0.1, 0.0)):
+        learner.enter(stage)
         oracle = timm.create_model(name, num_classes=7, drop_rate=drop, drop_path_rate=path, **recipe.model.kwargs)
         assert _rates(oracle)
         assert _rates(learner.network) == pytest.approx(_rates(oracle), rel=1e-6)
 
 
 def test_the_loss_of_each_stage_is_torchs_with_its_label_smoothing() -> None:
-    recipe = _recipe(*map(_stage, SIZES), regularization={"label_smoothing": [0.0, 0.2]})
+    smoothings = (0.0, 0.1, 0.2)
+    own = [_stage(res, loss={"label_smoothing": value}) for res, value in zip(SIZES, smoothings, strict=True)]
+    recipe = _recipe(*own)
     learner = _learner(recipe)
-    for stage, smoothing in enumerate((0.0, 0.1, 0.2)):
+    for stage, smoothing in enumerate(smoothings):
         batch = _batch(stage, stage, SIZES[stage])
         loss = float(learner.forward_backward(batch))
         with torch.no_grad():
@@ -100,10 +85,11 @@ def test_the_loss_of_each_stage_is_torchs_with_its_label_smoothing() -> None:
 
 def test_groups_have_the_stages_weight_decay_and_norms_and_biases_none() -> None:
     recipe = _recipe(
-        *map(_stage, SIZES),
-        _stage(64, regularization={"weight_decay": 0.2}),
-        regularization={"weight_decay": [0.0, 0.05]},
-        optim={"name": "adamw", "lr": 0.01, "layer_decay": 0.7, "lookahead": 2},
+        _stage(32, optim={"weight_decay": 0.0}),
+        _stage(48, optim={"weight_decay": 0.025}),
+        _stage(64),
+        _stage(64, optim={"weight_decay": 0.2}),
+        optim={"name": "adamw", "lr": 0.01, "weight_decay": 0.05, "layer_decay": 0.7, "lookahead": 2},
     )
     learner = _learner(recipe)
     for step, (stage, decay) in enumerate([(0, 0.0), (1, 0.025), (2, 0.05), (3, 0.2), (0, 0.0)]):
@@ -116,56 +102,53 @@ def test_groups_have_the_stages_weight_decay_and_norms_and_biases_none() -> None
             assert group["weight_decay"] == pytest.approx(expected)
 
 
-def test_pairs_are_linear_in_the_resolution_between_the_smallest_and_largest_of_the_run() -> None:
+def test_a_stage_overrides_keys_of_the_run_and_no_others() -> None:
     recipe = _recipe(
-        _stage(128),
-        _stage([144, 176], res_step=16, epochs=3, regularization={"weight_decay": 0.1}),
-        _stage(224),
-        regularization={"drop_rate": [0.1, 0.3], "magnitude": [5, 15], "mixup_alpha": [0.2, 0], "weight_decay": [0, 1]},
-        augment={"policy": "randaugment"},
+        _stage(128, augment={"magnitude": 5}, optim={"lr_scale": 0.5}, epochs=4),
+        _stage(224, loss={"label_smoothing": 0.0}, epochs=2),
+        augment={"policy": "randaugment", "mixup_alpha": 0.2},
+        loss={"kind": "bce", "label_smoothing": 0.1, "sum_classes": True},
+        scale_epochs=0.5,
     )
-    expected = {
-        (0, 128): (0.1, 5, 0.2, 0.0),
-        (1, 144): (0.4 / 3, 7, 0.5 / 3, 0.1),
-        (1, 160): (0.5 / 3, 8, 0.4 / 3, 0.1),
-        (1, 176): (0.2, 10, 0.1, 0.1),
-        (2, 224): (0.3, 15, 0.0, 1.0),
-    }
-    for (stage, res), values in expected.items():
-        got = recipe.regularization_at(stage, res)
-        names = ("drop_rate", "magnitude", "mixup_alpha", "weight_decay")
-        assert [got[name] for name in names] == pytest.approx(values)
-        assert recipe.stages[stage].augments[res].magnitude == values[1]
+    first, last = recipe.in_stage(0), recipe.in_stage(1)
+    assert (first.augment.magnitude, first.augment.mixup_alpha, first.optim.lr_scale) == (5, 0.2, 0.5)
+    assert (last.augment.magnitude, last.optim) == (9, recipe.optim)
+    assert first.loss == recipe.loss
+    assert last.loss == dataclasses.replace(recipe.loss, label_smoothing=0.0)
     assert Recipe.from_values(recipe.values(), name="x") == recipe
-    scaled = _recipe(_stage(32, epochs=4), _stage(64, epochs=2), regularization=RAMP, scale_epochs=0.5)
-    assert [stage.regularization.drop_rate for stage in scaled.stages] == [0.1, 0.3]
 
 
-def test_batches_of_a_ramp_equal_those_of_stages_with_its_strengths(shard_set: ShardSet) -> None:
-    augment = Augment(policy="randaugment", random_erasing_fill="noise", mixup_prob=0.7)
-    ramp = RecipeStage(
-        res=(32, 48, 64),
-        res_schedule="random",
-        epochs=1,
-        batch_size=8,
-        augment=augment,
-        regularization=Regularization(
-            magnitude=(0, 20), mixup_alpha=(0.0, 0.4), cutmix_alpha=1.0, random_erasing_prob=(0.0, 0.5)
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        (
+            {"stages": [_stage(loss={"gamma_neg": 2.0})]},
+            "x: stages.loss.gamma_neg: not a key that a stage overrides; known: label_smoothing",
         ),
-    )
-    plan, plans = Plan(shard_set, [ramp]), {}
-    for res, (magnitude, alpha, erasing) in {32: (0, 0.0, 0.0), 48: (10, 0.2, 0.25), 64: (20, 0.4, 0.5)}.items():
-        same = dataclasses.replace(
-            augment, magnitude=magnitude, mixup_alpha=alpha, cutmix_alpha=1.0, random_erasing_prob=erasing
-        )
-        plans[res] = Plan(shard_set, [dataclasses.replace(ramp, augment=same, regularization=Regularization())])
-    specs = [plan.batch(index) for index in range(plan.total_batches)]
-    assert {spec.res for spec in specs if spec.split == "train"} == {32, 48, 64}
-    for spec in specs:
-        np.testing.assert_equal(dataclasses.asdict(spec), dataclasses.asdict(plans[spec.res].batch(spec.index)))
-    assert len({plan.fingerprint, *(each.fingerprint for each in plans.values())}) == 4
-    constant = dataclasses.replace(ramp, regularization=Regularization(mixup_alpha=0.3))
-    written = dataclasses.replace(
-        ramp, augment=dataclasses.replace(augment, mixup_alpha=0.3), regularization=Regularization(drop_rate=0.5)
-    )
-    assert Plan(shard_set, [constant]).fingerprint == Plan(shard_set, [written]).fingerprint
+        (
+            {"stages": [_stage(loss={"label_smoothing": 0.1})], "loss": {"kind": "asl"}},
+            "x: stages.loss.label_smoothing: without effect, loss.kind is asl; remove it",
+        ),
+        (
+            {"stages": [_stage(loss={"label_smoothing": 1.0})]},
+            "x: stages.loss.label_smoothing: got 1.0, expected number, at least 0, below 1; correct it",
+        ),
+        (
+            {"stages": [_stage(model={"drop_rat": 0.1})]},
+            "x: stages.model.drop_rat: not a key that a stage overrides; did you mean drop_rate?",
+        ),
+        ({"stages": [_stage(optim=0.5)]}, "x: stages.optim: got 0.5, expected a table; correct it"),
+        (
+            {"stages": [_stage(model={"drop_rate": 0.1})], "model": {"drop_rate": 0.2}},
+            "x: model.drop_rate: without effect, every stage overrides it; remove it",
+        ),
+        (
+            {"stages": [_stage(), _stage(augment={"magnitude": 3})]},
+            "x: stages.augment.magnitude: without effect, policy is not randaugment; remove it",
+        ),
+    ],
+)
+def test_a_key_that_a_stage_cannot_override_is_refused_in_one_line(tables: dict[str, Any], message: str) -> None:
+    with pytest.raises(ResoluteError) as error:
+        Recipe.parse(tables, name="x", where="x")
+    assert str(error.value) == message

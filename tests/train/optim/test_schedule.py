@@ -22,9 +22,19 @@ from resolute.train.optim.optimizer import build_optimizer
 from resolute.train.optim.schedule import Rates, epoch_samples, epoch_steps
 from resolute.train.plot_lr import Curve
 from resolute.train.recipe.schema import Optim, Recipe, Schedule
+from resolute.train.recipe.sections import (
+    CosineSchedule,
+    FlatCosineSchedule,
+    LinearSchedule,
+    OneCycleSchedule,
+    StepSchedule,
+)
 from resolute.train.recipe.stages import RecipeStage
 
-STAGES = (RecipeStage(res=32, epochs=3, batch_size=8), RecipeStage(res=48, epochs=2, batch_size=16, lr_scale=0.5))
+STAGES = (
+    RecipeStage(res=32, epochs=3, batch_size=8),
+    RecipeStage(res=48, epochs=2, batch_size=16, optim={"lr_scale": 0.5}),
+)
 STEPS = [7, 7, 7, 5, 5]
 OPTIM = Optim(lr=0.7, momentum=0.95)
 Oracle = Callable[[torch.optim.Optimizer], Any]
@@ -62,7 +72,7 @@ def _fall(steps: int, last: float) -> tuple[Oracle, int]:
 @pytest.mark.parametrize(("name", "steps", "key"), [("sgd", 137, "momentum"), ("adamw", 10, "betas")])
 def test_one_cycle_equals_torchs(name: Any, steps: int, key: str) -> None:
     optim = Optim(name=name, lr=0.7, momentum=0.95, betas=(0.95, 0.99))
-    schedule = Schedule(pct_start=0.3, div_factor=25.0, final_div_factor=100.0, base_momentum=0.85)
+    schedule = OneCycleSchedule(pct_start=0.3, first_lr=0.7 / 25, last_lr=0.7 / 2500, base_momentum=0.85)
     ours, theirs = (build_optimizer(optim, nn.Linear(3, 2)) for _ in range(2))
     oracle = lr_scheduler.OneCycleLR(
         theirs,
@@ -86,39 +96,42 @@ def test_one_cycle_equals_torchs(name: Any, steps: int, key: str) -> None:
 
 
 def test_one_cycle_by_stage_is_a_complete_cycle_per_stage() -> None:
-    rates = _rates(Schedule(kind="onecycle_stage"))
+    rates = _rates(OneCycleSchedule(restart_each_stage=True))
     for first, steps in ((0, 21), (21, 10)):
-        whole = Rates(Schedule(), OPTIM, STAGES, total_steps=steps)
+        whole = Rates(OneCycleSchedule(), OPTIM, STAGES, total_steps=steps)
         assert [rates.at(first + step) for step in range(steps)] == [whole.at(step) for step in range(steps)]
 
 
-DIVIDED: dict[str, Any] = {"div_factor": 20.0, "final_div_factor": 50.0}
 LOW, LOWEST = 0.7 / 50, 0.7 / 20 / 50
+ENDS: dict[str, Any] = {"first_lr": 0.7 / 20, "last_lr": LOWEST}
 
 
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
-        (Schedule(kind="cosine_stage", final_div_factor=50.0), [_fall(21, LOW), _fall(10, LOW)]),
-        (Schedule(kind="warmup_cosine", pct_start=0.35, **DIVIDED), [_rise(11), _fall(20, LOWEST)]),
+        (CosineSchedule(kind="cosine", restart_each_stage=True, last_lr=LOW), [_fall(21, LOW), _fall(10, LOW)]),
+        (CosineSchedule(kind="cosine", pct_start=0.35, **ENDS), [_rise(11), _fall(20, LOWEST)]),
         (
-            Schedule(kind="warmup_linear", warmup_epochs=2.0, **DIVIDED),
+            LinearSchedule(kind="linear", warmup_epochs=2.0, **ENDS),
             [
                 _rise(14),
                 (partial(lr_scheduler.LinearLR, start_factor=1.0, end_factor=LOWEST / OPTIM.lr, total_iters=17), 17),
             ],
         ),
         # a fraction of an epoch is that fraction of its own steps
-        (Schedule(kind="warmup_cosine", warmup_epochs=0.5, **DIVIDED), [_rise(4), _fall(27, LOWEST)]),
-        (Schedule(kind="warmup_cosine", warmup_epochs=3.8, **DIVIDED), [_rise(25), _fall(6, LOWEST)]),
-        (Schedule(kind="flat_cosine", flat_until=0.6, **DIVIDED), [_flat(19), _fall(12, LOW)]),
+        (CosineSchedule(kind="cosine", warmup_epochs=0.5, **ENDS), [_rise(4), _fall(27, LOWEST)]),
+        (CosineSchedule(kind="cosine", warmup_epochs=3.8, **ENDS), [_rise(25), _fall(6, LOWEST)]),
+        (FlatCosineSchedule(kind="flat_cosine", flat_until=0.6, last_lr=LOW), [_flat(19), _fall(12, LOW)]),
         (
-            Schedule(kind="flat_cosine", flat_until=0.6, warmup_epochs=1.0, **DIVIDED),
+            FlatCosineSchedule(kind="flat_cosine", flat_until=0.6, warmup_epochs=1.0, **ENDS),
             [_rise(7), _flat(12), _fall(12, LOWEST)],
         ),
-        (Schedule(kind="flat_cosine", flat_until=0.1, warmup_epochs=4.0, **DIVIDED), [_rise(26), _fall(5, LOWEST)]),
         (
-            Schedule(kind="step", milestone_epochs=(1, 4), gamma=0.2),
+            FlatCosineSchedule(kind="flat_cosine", flat_until=0.1, warmup_epochs=4.0, **ENDS),
+            [_rise(26), _fall(5, LOWEST)],
+        ),
+        (
+            StepSchedule(kind="step", milestone_epochs=(1, 4), gamma=0.2),
             [(partial(lr_scheduler.MultiStepLR, milestones=[7, 26], gamma=0.2), 31)],
         ),
     ],
@@ -130,22 +143,8 @@ def test_a_schedule_equals_torchs_in_steps(schedule: Schedule, expected: list[tu
     assert {momentum for _, momentum in got} == {OPTIM.momentum}
 
 
-@pytest.mark.parametrize(("period", "mult"), [(2, 1), (1, 2)])
-def test_warm_restarts_equal_torchs(period: int, mult: int) -> None:
-    schedule = Schedule(kind="cosine_restarts", period_epochs=period, period_mult=mult, final_div_factor=50.0)
-    oracle = partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=6 * period, T_mult=mult, eta_min=LOW)
-    got = [_rates(schedule, [6] * 5).at(step)[0] for step in range(30)]
-    assert got == pytest.approx(_torch_rates((oracle, 30)), rel=1e-6, abs=1e-9)
-
-
-def test_warm_restarts_fall_on_epochs_of_any_length() -> None:
-    rates = _rates(Schedule(kind="cosine_restarts", period_epochs=2))
-    assert [step for step in range(31) if rates.at(step)[0] == 0.7] == [0, 14, 26]
-    assert rates.at(14 + 6)[0] == pytest.approx((0.7 + 0.7 / 1000) / 2)  # half of 7 + 5 steps
-
-
 def test_one_cycle_with_a_warm_up_in_epochs_equals_that_with_their_fraction() -> None:
-    by_epochs, by_fraction = _rates(Schedule(warmup_epochs=2.0)), _rates(Schedule(pct_start=14 / 31))
+    by_epochs, by_fraction = _rates(OneCycleSchedule(warmup_epochs=2.0)), _rates(OneCycleSchedule(pct_start=14 / 31))
     for step in range(31):
         assert by_epochs.at(step) == pytest.approx(by_fraction.at(step))
 
@@ -162,7 +161,7 @@ def test_one_cycle_with_a_warm_up_in_epochs_equals_that_with_their_fraction() ->
 def test_the_learning_rate_is_scaled_by_batch_rule_and_lr_scale_and_momentum_is_not(
     rule: Any, base: int | None, factors: tuple[float, float]
 ) -> None:
-    rates, plain = _rates(Schedule(batch_rule=rule, base_batch=base)), _rates(Schedule())
+    rates, plain = _rates(OneCycleSchedule(batch_rule=rule, base_batch=base)), _rates(OneCycleSchedule())
     assert tuple(rates.factor(stage) for stage in (0, 1)) == pytest.approx(factors)
     optimizer = build_optimizer(OPTIM, nn.Linear(2, 2))
     lr, momentum = plain.at(3)
@@ -171,7 +170,7 @@ def test_the_learning_rate_is_scaled_by_batch_rule_and_lr_scale_and_momentum_is_
         assert (group["lr"], group["momentum"]) == pytest.approx((lr * factors[1], momentum))
 
 
-@pytest.mark.parametrize(("kind", "progress"), [("onecycle", "samples"), ("warmup_cosine", "epochs")])
+@pytest.mark.parametrize(("kind", "progress"), [("onecycle", "samples"), ("cosine", "epochs")])
 def test_progress_by_samples_or_epochs_moves_the_peak_and_keeps_the_ends(kind: Any, progress: Any) -> None:
     """30 epochs of 5 steps with 80 samples and 20 of 40 steps with 160."""
     stages = (RecipeStage(res=32, epochs=30, batch_size=16, fraction=0.5), RecipeStage(res=48, epochs=20, batch_size=4))
@@ -179,7 +178,8 @@ def test_progress_by_samples_or_epochs_moves_the_peak_and_keeps_the_ends(kind: A
     words: dict[str, Any] = {"total_steps": sum(steps), "epoch_steps": steps, "epoch_samples": samples}
 
     def rates(**how: Any) -> list[float]:
-        made = Rates(Schedule(kind=kind, **how), OPTIM, stages, **words)
+        schedule = {"onecycle": OneCycleSchedule, "cosine": CosineSchedule}[kind](kind=kind, **how)
+        made = Rates(schedule, OPTIM, stages, **words)
         return [made.at(step)[0] for step in range(sum(steps))]
 
     plain, lrs = rates(pct_start=0.25), rates(pct_start=0.25, progress=progress)
@@ -196,7 +196,7 @@ def test_progress_by_samples_or_epochs_moves_the_peak_and_keeps_the_ends(kind: A
 def test_a_schedule_does_not_add_momentum_to_plain_sgd() -> None:
     optim = dataclasses.replace(OPTIM, momentum=0.0)
     optimizer = build_optimizer(optim, nn.Linear(2, 2))
-    _rates(Schedule(), optim=optim).apply(optimizer, 3, stage=0)
+    _rates(OneCycleSchedule(), optim=optim).apply(optimizer, 3, stage=0)
     assert optimizer.param_groups[0]["momentum"] == 0.0
 
 
@@ -216,10 +216,9 @@ def test_the_command_prints_and_draws_the_optimizers_learning_rates(
 ) -> None:
     path, page = tmp_path / "x.toml", tmp_path / "a.html"
     path.write_text("""
-schedule = { kind = "cosine_stage", batch_rule = "linear" }
+schedule = { kind = "cosine", restart_each_stage = true, batch_rule = "linear" }
 optim = { lr = 0.8 }
-freeze = { mode = "unfreeze" }
-stages = [{ res = 32, epochs = 1, batch_size = 8, unfreeze_to = "layer4" }, { res = 48, epochs = 2, batch_size = 16 }]
+stages = [{ res = 32, epochs = 1, batch_size = 8, train_from = "layer4" }, { res = 48, epochs = 2, batch_size = 16 }]
 """)
     line = ["lr", "--recipe", str(path), "--out", str(page)]
     assert main([*line, "--shards", str(shard_root)]) == 0
@@ -234,7 +233,7 @@ stages = [{ res = 32, epochs = 1, batch_size = 8, unfreeze_to = "layer4" }, { re
         assert drawn["y"] == pytest.approx([curve.at(step // 10, step)[part] for step in range(20)], rel=1e-4)
     lasts = [curve.at(0, 9)[0], curve.at(1, 19)[0]]
     assert (
-        f"stage 0: 32 px, batch 8, steps 0..9, LR 0.8 first, 0.8 peak, {lasts[0]:.4g} last; unfreeze_to layer4\n"
+        f"stage 0: 32 px, batch 8, steps 0..9, LR 0.8 first, 0.8 peak, {lasts[0]:.4g} last; train_from layer4\n"
         f"stage 1: 48 px, batch 16, steps 10..19, LR 1.6 first, 1.6 peak, {lasts[1]:.4g} last\n"
     ) in printed
     path.write_text('[[stages]]\nres = 32\nepochs = 1\nbatch_size = "auto"\n')

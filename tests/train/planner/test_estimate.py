@@ -30,7 +30,7 @@ from resolute.train.planner.estimate import (
     forecast,
     table,
 )
-from resolute.train.planner.measure import Pace, Stopwatch, expected_s, measure, measure_stages
+from resolute.train.planner.measure import Stopwatch, Throughput, expected_s, measure, measure_stages
 from resolute.train.recipe.schema import Recipe
 
 
@@ -161,11 +161,11 @@ def test_stages_that_do_not_fit_into_the_limit_of_time_are_estimated_by_their_pi
     lines: list[str] = []
     clock: Any = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
 
-    def fixed(plan: Plan, stream: Any, stage: int, watch: Stopwatch, **options: Any) -> Pace:
+    def fixed(plan: Plan, stream: Any, stage: int, watch: Stopwatch, **options: Any) -> Throughput:
         assert watch.hurried == (limit_s is not None)
         order.append(stage)
         clock.now += expected_s(plan, stage, pixel_s=pixel_s)
-        return pace(1600, 800, 400)
+        return throughput(1600, 800, 400)
 
     monkeypatch.setattr("resolute.train.planner.measure.measure", fixed)
     monkeypatch.setattr("resolute.train.planner.measure.time", clock)
@@ -174,13 +174,13 @@ def test_stages_that_do_not_fit_into_the_limit_of_time_are_estimated_by_their_pi
     learner: Any = SimpleNamespace(
         device=torch.device("cpu"), ranks=Ranks(), train_step=None, eval_step=None, image_dtype=None
     )
-    paces = measure_stages(plan, cast(Any, None), learner, limit_s=limit_s, pixel_s=pixel_s, say=lines.append)
+    throughputs = measure_stages(plan, cast(Any, None), learner, limit_s=limit_s, pixel_s=pixel_s, say=lines.append)
     assert order == measured
     assert [line.partition(",")[0] for line in lines] == [
         f"measuring stage {stage} at {plan.stages[stage].res} px" for stage in measured
     ]
-    assert [each.estimated_from for each in paces] == estimated_from
-    for stage, (got, known) in enumerate(zip(paces, estimated_from, strict=True)):
+    assert [each.estimated_from for each in throughputs] == estimated_from
+    for stage, (got, known) in enumerate(zip(throughputs, estimated_from, strict=True)):
         ratio = 1 if known is None else (plan.stages[stage].max_res / plan.stages[known].max_res) ** 2
         assert got.live_images_per_s == pytest.approx(400 / ratio)
         assert (got.memory_bytes == 0) == (known is not None)
@@ -188,8 +188,12 @@ def test_stages_that_do_not_fit_into_the_limit_of_time_are_estimated_by_their_pi
 
 def test_the_table_marks_what_is_estimated(shard_set: ShardSet) -> None:
     plan = Plan(shard_set, [Stage(res=res, epochs=1, batch_size=4) for res in (32, 48, 64)])
-    paces = [pace(900, 800, 600).at(0.25, stage=2), pace(900, 800, 600).at(0.5625, stage=2), pace(900, 800, 600)]
-    result = forecast(plan, paces, eval_every=1, start_s=1, save_s=0, save_every_s=300)
+    throughputs = [
+        throughput(900, 800, 600).at(0.25, stage=2),
+        throughput(900, 800, 600).at(0.5625, stage=2),
+        throughput(900, 800, 600),
+    ]
+    result = forecast(plan, throughputs, eval_every=1, start_s=1, save_s=0, save_every_s=300)
     rows = table(result).splitlines()
     assert [row.count("~") for row in rows[1:4]] == [5, 5, 0]
     assert len({len(row) for row in rows[1:4]}) == 1
@@ -224,8 +228,8 @@ def test_every_rank_runs_the_number_of_steps_of_rank_0(shard_set: ShardSet) -> N
     assert steps_of(1.0) == steps_of(30.0)
 
 
-def pace(loader: float, model: float, live: float, validation: float | None = 50.0) -> Pace:
-    return Pace(
+def throughput(loader: float, model: float, live: float, validation: float | None = 50.0) -> Throughput:
+    return Throughput(
         loader_images_per_s=loader,
         model_images_per_s=model,
         live_images_per_s=live,
@@ -235,12 +239,14 @@ def pace(loader: float, model: float, live: float, validation: float | None = 50
     )
 
 
-def forecast_of(*stages: tuple[int, int, int, Pace], folds: int = 1, save_s: float = 0.0) -> Forecast:
-    """A forecast of (batch size, epochs, images, pace) a stage, validated after each epoch on 100 images."""
+def forecast_of(*stages: tuple[int, int, int, Throughput], folds: int = 1, save_s: float = 0.0) -> Forecast:
+    """A forecast of (batch size, epochs, images, throughput) a stage, validated after each epoch on 100 images."""
     return Forecast(
         stages=tuple(
-            StageForecast(stage=i, res=32, batch_size=size, epochs=epochs, images=images, eval_images=100, pace=pace)
-            for i, (size, epochs, images, pace) in enumerate(stages)
+            StageForecast(
+                stage=i, res=32, batch_size=size, epochs=epochs, images=images, eval_images=100, throughput=throughput
+            )
+            for i, (size, epochs, images, throughput) in enumerate(stages)
         ),
         eval_every=1,
         start_s=2.0,
@@ -253,11 +259,11 @@ def forecast_of(*stages: tuple[int, int, int, Pace], folds: int = 1, save_s: flo
 def test_the_total_is_the_sum_over_all_passes(shard_set: ShardSet) -> None:
     stages = [Stage(res=32, epochs=3, batch_size=16, fraction=0.5), Stage(res=48, epochs=2, batch_size=8)]
     plan = Plan(shard_set, stages, eval_batch_size=7, eval_every_epochs=2)
-    paces = [pace(900, 30, 20, 40), pace(900, 12, 10, 25)]
-    got = forecast(plan, paces, eval_every=2, start_s=3, save_s=0.5, save_every_s=2.0)
+    throughputs = [throughput(900, 30, 20, 40), throughput(900, 12, 10, 25)]
+    got = forecast(plan, throughputs, eval_every=2, start_s=3, save_s=0.5, save_every_s=2.0)
     total = 3.0
     for segment in plan.phases:
-        used = paces[segment.stage]
+        used = throughputs[segment.stage]
         rate = used.live_images_per_s if segment.split == "train" else used.eval_images_per_s
         assert rate is not None
         total += segment.samples / rate
@@ -268,7 +274,7 @@ def test_the_total_is_the_sum_over_all_passes(shard_set: ShardSet) -> None:
     assert [record["step_s"] for record in calibration(got)] == [16 / 20, 8 / 10]
     assert sum(got.parts_s().values()) == got.total_s()
     # a stage is without validation only in a plan with fewer epochs: a validation step takes a third of a training step
-    assert forecast_of((8, 1, 80, pace(900, 30, 20, None))).stages[0].eval_s == pytest.approx(100 / 90)
+    assert forecast_of((8, 1, 80, throughput(900, 30, 20, None))).stages[0].eval_s == pytest.approx(100 / 90)
 
 
 @pytest.mark.parametrize(
@@ -276,11 +282,11 @@ def test_the_total_is_the_sum_over_all_passes(shard_set: ShardSet) -> None:
     [(100, 50, 48, "model"), (50, 100, 48, "loader"), (100, 90, 55, "both"), (1000, 50, 41, "model")],
 )
 def test_the_slower_of_loader_and_model_is_the_limit(loader: float, model: float, live: float, limit: str) -> None:
-    assert forecast_of((8, 1, 80, pace(loader, model, live))).stages[0].limit == limit
+    assert forecast_of((8, 1, 80, throughput(loader, model, live))).stages[0].limit == limit
 
 
 def test_advice_is_the_time_to_spare_or_what_would_save_enough() -> None:
-    result = forecast_of((8, 3, 80, pace(900, 30, 20)))  # 2 + 3 * (4 + 2) s
+    result = forecast_of((8, 3, 80, throughput(900, 30, 20)))  # 2 + 3 * (4 + 2) s
     assert advice(result, 25.0, None) == ["fits the budget of 25.0 s: 5.0 s to spare"]
     lines = "\n".join(advice(dataclasses.replace(result, folds=4), 45.0, None))
     assert "35.0 s too long" in lines
@@ -289,7 +295,7 @@ def test_advice_is_the_time_to_spare_or_what_would_save_enough() -> None:
     lines = "\n".join(advice(dataclasses.replace(result, folds=4), 10.0, None))
     assert "fewer epochs: not enough, 1 take 32.0 s" in lines
     assert "fewer folds: not enough, one fold takes 20.0 s" in lines
-    two = forecast_of((8, 8, 80, pace(900, 30, 20)), (16, 2, 80, pace(900, 30, 20)))  # 2 + 10 * 6 s
+    two = forecast_of((8, 8, 80, throughput(900, 30, 20)), (16, 2, 80, throughput(900, 30, 20)))  # 2 + 10 * 6 s
     assert "fewer epochs: 4, 1 instead of 8, 2: 32.0 s" in "\n".join(advice(two, 35.0, None, least=[4, 1]))
     assert "not enough, 4, 1 take 32.0 s" in "\n".join(advice(two, 31.0, None, least=[4, 1]))
 
@@ -324,9 +330,9 @@ def test_measuring_does_not_change_the_training(shard_set: ShardSet) -> None:
         with Loader(plan, device="cpu") as loader:
             losses_ = [float(learner.train_step(next(loader))[0]) for _ in range(2)]
             if measured:
-                paces = measure_stages(plan, loader, learner)
-                assert len(paces) == 2
-                assert all(p.live_images_per_s > 0 and p.memory_bytes > 0 for p in paces)
+                throughputs = measure_stages(plan, loader, learner)
+                assert len(throughputs) == 2
+                assert all(p.live_images_per_s > 0 and p.memory_bytes > 0 for p in throughputs)
                 loader.load_state_dict({"next_batch": 2})
             losses_.append(float(learner.train_step(next(loader))[0]))
             return losses_ + learner.eval_step(next(loader)).sums["raw"].tolist()

@@ -1,4 +1,4 @@
-"""`Head`: what the outputs of a run's network mean: logits of classes, or standardised values."""
+"""`Outputs`: what the outputs of a run's network mean: logits of classes, or standardised values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from resolute.pipeline.dataset.target import Target
 from resolute.train.recipe.schema import Distill, Loss
 from resolute.train.recipe.sections import ValueLoss, smoothing_of
 
-__all__ = ["CLASSES", "Head"]
+__all__ = ["CLASSES", "Outputs"]
 
 _DEFAULT = {"class": "ce", "labels": "bce", "values": "mse"}
 _KINDS = {"class": ("ce", "bce", "asl"), "labels": ("bce", "asl"), "values": ("mse", "l1", "huber")}
@@ -24,7 +24,7 @@ _NOUNS = {"class": "one class per sample", "labels": "several labels per sample"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
+class Outputs:
     """The set's target, the kind of loss that the outputs are trained with, and the scale of values.
 
     `mean`, `std`: of each of the D values over the training split, of which the network predicts
@@ -37,7 +37,7 @@ class Head:
     std: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, shards: ShardSet, loss: Loss, distill: Distill) -> Head:
+    def of(cls, shards: ShardSet, loss: Loss, distill: Distill) -> Outputs:
         """The head of a run on `shards`. Raises `ResoluteError` for settings that do not fit the set's targets, and
         if validation could not be measured."""
         target = shards.target
@@ -87,7 +87,7 @@ class Head:
         return {"kind": self.target.kind, **names, **ignored, "loss": self.loss, **scale}
 
     @classmethod
-    def from_json(cls, table: Mapping[str, Any]) -> Head:
+    def from_json(cls, table: Mapping[str, Any]) -> Outputs:
         target = Target(
             kind=table["kind"],
             names=tuple(table["names"]),
@@ -109,7 +109,7 @@ class Head:
             raise ResoluteError(f"{where}: {what} differ from {run}, got {got}, expected {expected}; {advice}")
 
 
-CLASSES = Head(target=Target(kind="class", names=()), loss="ce")  # of any number of classes
+CLASSES = Outputs(target=Target(kind="class", names=()), loss="ce")  # of any number of classes
 
 
 def _listed(target: Target) -> str:
