@@ -212,7 +212,7 @@ def describe(error: ValidationError, cls: Any, where: str) -> ResoluteError:
         owner = next(filter(dataclasses.is_dataclass, _members(field.annotation)), None)
         kinds = groups_by_kind(field.annotation) or kinds
     if first["type"] == "union_tag_invalid":
-        got, expected = repr(first["ctx"]["tag"]), ", ".join(kinds)
+        got, expected = repr(first["input"]["kind"]), ", ".join(kinds)
         return ResoluteError(f"{'.'.join(names)}.kind: got {got}, expected {expected}; correct it")
     name = option_name(names[-1]) if where == "--" else ".".join(names)
     expected = type_text(field).replace("`", "") if field else first["msg"]

@@ -20,7 +20,7 @@ from resolute.pipeline.plan.stage import Stage
 from resolute.train.recipe.schema import Stop
 from resolute.train.score import best_score, main_metric
 
-__all__ = ["NotFinite", "BestSoFar", "all_finite"]
+__all__ = ["BestSoFar", "NotFinite", "all_finite"]
 
 
 class BestSoFar:

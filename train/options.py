@@ -158,10 +158,24 @@ class TrainOptions(RunOptions):
 
 @settings("")
 class RecipeOptions(_Device):
-    out: Annotated[Path, described("TOML file to write, for `resolute train --recipe`")]
-    shards: Shards
+    out: Path | None = setting(None, "TOML file to write, for `resolute train --recipe`")
+    shards: str | None = setting(None, _SHARDS, min_length=1)
     model: str | None = setting(None, "any timm model (default: one that suits set and device)")
     budget: str | None = setting(None, "time that the run may take (90s, 11m, 1.5h): measures, and sets the epochs")
+    upgrade: Path | None = setting(
+        None,
+        "instead: translate this recipe of an earlier version, to OUT or in its place (FILE.old keeps the old one)",
+    )
+
+    def __post_init__(self) -> None:
+        if self.upgrade is not None:
+            given = {"--shards": self.shards, "--model": self.model, "--budget": self.budget}
+            if unused := next((name for name, value in given.items() if value is not None), None):
+                raise ResoluteError(f"--upgrade: got {unused} as well, which it does not read; omit it")
+        else:
+            for name, value, what in (("--out", self.out, "a new TOML file"), ("--shards", self.shards, "a shard set")):
+                if value is None:
+                    raise ResoluteError(f"{name}: missing, expected {what}; add it")
 
 
 @settings("")

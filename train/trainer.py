@@ -513,8 +513,8 @@ class _Session:
         self.log.write({**record, "next_epoch": following.epoch, "next_step": following.first_step})
         here, there = (self.recipe.stages[stage].max_res for stage in (spec.stage, following.stage))
         tqdm.write(
-            f"stage {spec.stage} ({here} px) ended early: {self.best_so_far.stage_ended}; next: stage {following.stage} "
-            f"({there} px), epoch {following.epoch}"
+            f"stage {spec.stage} ({here} px) ended early: {self.best_so_far.stage_ended}; next: stage "
+            f"{following.stage} ({there} px), epoch {following.epoch}"
         )
 
     def _save(self, *, best: bool = False) -> None:

@@ -20,7 +20,7 @@ from resolute.benchmarks.training.summary import summary
 from resolute.errors import ResoluteError
 from resolute.train.planner.estimate import Forecast, StageForecast
 from resolute.train.planner.estimate import to_json as plan_to_json
-from resolute.train.planner.measure import Pace
+from resolute.train.planner.measure import Throughput
 from resolute.train.recipe.schema import Recipe
 from tests import ROOT
 
@@ -34,7 +34,7 @@ FORECAST = Forecast(
             epochs=2,
             images=150,
             eval_images=50,
-            pace=Pace(
+            throughput=Throughput(
                 loader_images_per_s=30.0,
                 model_images_per_s=15.0,
                 live_images_per_s=10.0,
@@ -343,7 +343,6 @@ def test_comparison_recipes_differ_only_in_the_named_property() -> None:
             name="progressive",
             stages=progressive.stages,
             schedule=progressive.schedule,
-            freeze=progressive.freeze,
         )
         == progressive
     )

@@ -22,12 +22,13 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from resolute.cli import main
 from resolute.console import guard_process
 from resolute.pipeline.loader.loader import Batch
-from resolute.train import loop
+from resolute.train import learner as learners
 from resolute.train import trainer as runs
 from resolute.train.devices.distributed import Ranks, join
 from resolute.train.model.build import compile_network
-from resolute.train.planner.measure import synthetic
+from resolute.train.options import TrainOptions
 from resolute.train.recipe.schema import Recipe
+from resolute.train.synthetic import synthetic
 from resolute.train.warmup import warm_up
 from tests.support.batch_spec import batch_spec
 
@@ -38,10 +39,10 @@ def work(folder: str, how: str, cue: int, *lines: Any) -> None:
         with join("cpu") as ranks:
             train_compiled(ranks, Path(folder, f"compiled{rank}"))
         return
-    train_step, stop, word = loop.Learner.train_step, runs._Session._stop, threading.Event()
+    train_step, stop, word = learners.Learner.train_step, runs._Session._stop, threading.Event()
     place = Path(folder, "run")
 
-    def step(learner: loop.Learner, batch: Batch) -> tuple[torch.Tensor, float]:
+    def step(learner: learners.Learner, batch: Batch) -> tuple[torch.Tensor, float]:
         if rank == 1 and start_count == 0 and batch.spec.step == cue:
             if how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -56,19 +57,17 @@ def work(folder: str, how: str, cue: int, *lines: Any) -> None:
         word.set()
         stop(session, *signal)
 
-    cast(Any, loop.Learner).train_step = step
+    cast(Any, learners.Learner).train_step = step
     cast(Any, runs._Session)._stop = stopping
     if how:
         sys.exit(main(lines[0]))
     with join("cpu") as ranks:
         measure(ranks, Path(folder, f"measured{rank}"))
         for shards, recipe, place in lines:
-            runs.run(
-                runs.Options(
-                    shards=shards, recipe=Path(recipe), folder=Path(place), device="cpu", threads=1, save_every_s=0.0
-                ),
-                ranks,
+            options = TrainOptions(
+                shards=shards, recipe=Path(recipe), device="cpu", threads=1, save_every_s=0.0
             )  # each vote is to save
+            runs.train(runs.Run(options=options, shards=shards, folder=Path(place)), ranks)
         Path(folder, f"after{rank}").write_text(json.dumps(ranks.vote(0, 0)))
 
 
@@ -134,7 +133,7 @@ def train_compiled(ranks: Ranks, file: Path) -> None:
         "stages": [{"res": 32, "epochs": 1, "batch_size": 8}],
     }
     cpu = torch.device("cpu")
-    learner = loop.Learner(Recipe.parse(table, name="x"), classes=2000, total_steps=9, device=cpu, ranks=ranks)
+    learner = learners.Learner(Recipe.parse(table, name="x"), classes=2000, total_steps=9, device=cpu, ranks=ranks)
     counter, graphs, ready = CompileCounterWithBackend("aot_eager"), list[int](), list[str]()
     compile_network(learner.network, cpu, backend=counter)
     warm_up(learner, [("train", 32, 4), ("val", 32, 4)])

@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from resolute.pipeline.dataset.target import Target
 from resolute.pipeline.loader.loader import Batch
-from resolute.train import loop
+from resolute.train import learner as learners
 from resolute.train.learner import Learner, image_dtype
 from resolute.train.model.outputs import CLASSES, Outputs
 from resolute.train.recipe import RECIPES
@@ -332,7 +332,7 @@ def step(name: str, *, amp: str = "", capability: str = "80", mistakes: str = ""
     patch = pytest.MonkeyPatch()
     patch.setattr(FakeTensorMode, "__deepcopy__", lambda self, memo: self, raising=False)  # for the EMA's copy
     mode = FakeTensorMode(allow_non_fake_inputs=False)
-    build, to = loop.build_model, nn.Module.to
+    build, to = learners.build_model, nn.Module.to
 
     def on_gpu(network: nn.Module, *, device: torch.device, memory_format: torch.memory_format) -> nn.Module:
         assert device == DEVICE
@@ -345,7 +345,7 @@ def step(name: str, *, amp: str = "", capability: str = "80", mistakes: str = ""
             inner.setattr(nn.Module, "to", on_gpu)
             return build(*args, **options)
 
-    patch.setattr(loop, "build_model", build_real)
+    patch.setattr(learners, "build_model", build_real)
     head, epochs = _head(recipe), recipe.total_epochs
     with mode:
         learner = Learner(

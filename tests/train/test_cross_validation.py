@@ -32,7 +32,7 @@ def test_each_fold_equals_the_run_of_that_fold_and_is_resumed(
     networks: list[weakref.ref[Any]] = []
 
     def stopping(session: trainer._Session, spec: trainer.BatchSpec) -> bool:
-        if session.options.fold == (2, 3) and spec.index == 1:
+        if session.run.fold == (2, 3) and spec.index == 1:
             session.stopped_by = 15
         return after(session, spec)
 

@@ -16,7 +16,7 @@ from resolute.cli import main
 from resolute.pipeline.dataset.format import key_name
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.plan import Plan
-from resolute.train import loop
+from resolute.train import learner as learners
 from resolute.train.early_stopping import BestSoFar
 from resolute.train.recipe.schema import Recipe, Stop
 from resolute.train.recipe.stages import RecipeStage
@@ -194,9 +194,9 @@ def test_non_finite_numbers_end_the_run_are_reported_and_not_saved(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """At step 7: the loss is detected at once, weights before they are saved (after step 7, a multiple of 4)."""
-    step = loop.Learner.train_step
+    step = learners.Learner.train_step
 
-    def breaking(learner: loop.Learner, batch: loop.Batch) -> Any:
+    def breaking(learner: learners.Learner, batch: learners.Batch) -> Any:
         loss, lr = step(learner, batch)
         if batch.spec.step == 7:
             if what == "loss":
@@ -206,7 +206,7 @@ def test_non_finite_numbers_end_the_run_are_reported_and_not_saved(
         return loss, lr
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Learner, "train_step", breaking)
+        patch.setattr(learners.Learner, "train_step", breaking)
         assert run(tmp_path, shard_root, SMALL, "--save-every-steps", "4") == 2
     err = capsys.readouterr().err
     assert ("loss is nan" if what == "loss" else "weights are not finite") in err

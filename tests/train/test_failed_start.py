@@ -51,7 +51,7 @@ def test_a_failed_warm_up_leaves_no_folder_and_no_recipe_for_the_next_start(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(session: trainer._Session, **_: object) -> None:
-        assert (session.options.folder / "run.jsonl").exists()
+        assert (session.run.folder / "run.jsonl").exists()
         raise DoesNotFit("train", 64, 8)
 
     monkeypatch.setattr(trainer._Session, "_warm_up", fail)

@@ -14,8 +14,8 @@ import torch
 from resolute.train.devices.distributed import Ranks, running_statistics
 from resolute.train.learner import Learner
 from resolute.train.logs.metrics import Meter, RunLogWriter, read_log
+from resolute.train.loop import run_batches
 from resolute.train.recipe.schema import Recipe
-from resolute.train.trainer import run_batches
 from tests.support.networks import CPU, make_batch
 
 TABLE: dict[str, Any] = {

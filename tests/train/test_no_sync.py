@@ -27,9 +27,10 @@ from resolute.train.devices.distributed import Ranks
 from resolute.train.devices.hardware import GpuUtilization
 from resolute.train.learner import Learner
 from resolute.train.logs.metrics import Meter, NullLogWriter
+from resolute.train.loop import run_batches
 from resolute.train.model.outputs import CLASSES, Outputs
 from resolute.train.recipe.schema import Recipe
-from resolute.train.trainer import _Session, run_batches
+from resolute.train.trainer import _Session
 from tests.support.device_trace import DEVICE, DeviceTrace, functions_called, unmarked_syncs
 from tests.support.gpu_on_cpu import GpuLoader
 from tests.support.networks import make_batch
@@ -129,7 +130,7 @@ def test_comments_explain_what_could_wait_between_two_steps() -> None:
         cuda.record_event,
         GpuUtilization.poll,
         _Session._after,
-        _Session._progress,
+        _Session._update_bar,
         Ranks.vote,
         Ranks.finish_vote,
     )

@@ -31,7 +31,7 @@ from tests.train.conftest import assert_equal_runs, without_clocks
 
 Words = Callable[[Path], list[str]]
 Started = Callable[..., Ended]
-STEP, EVAL = "resolute.train.loop:Learner:train_step", "resolute.train.loop:Learner:eval_step"
+STEP, EVAL = "resolute.train.learner:Learner:train_step", "resolute.train.learner:Learner:eval_step"
 SAVE = "resolute.train.checkpoint::save"
 pytestmark = pytest.mark.slow
 BACK = ["--from", "step-00000024.pt"]  # of a finished run: two steps before its end

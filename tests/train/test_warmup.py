@@ -161,7 +161,7 @@ def test_a_limited_warm_up_leaves_out_shapes_that_would_take_too_long(
 def test_compilation_is_announced_only_if_it_will_happen(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def said(*, device: str = "cpu", decode: Literal["auto", "gpu"] = "auto", cached: bool, keeps: bool = True) -> str:
+    def said(*, device: str = "cpu", decode: Literal["cpu", "gpu"] = "cpu", cached: bool, keeps: bool = True) -> str:
         monkeypatch.setattr("resolute.train.warmup.is_cached", lambda function: cached)
         monkeypatch.setattr("resolute.train.warmup.has_cache", lambda function: keeps)
         announce_compilation(torch.device(device), decode=decode)

@@ -196,7 +196,7 @@ class OneCycle:
 
 
 class WarmDecay:
-    """A linear warm-up, a constant part and a decay along half a cosine or a line, each of which may be absent; constant
+    """A linear warm-up and a constant part, which may be absent, then a decay along half a cosine or a line; constant
     momentum.
 
     Source: Loshchilov and Hutter, SGDR, arXiv 1608.03983, eq. 5; warm-up: Goyal et al., arXiv 1706.02677; constant

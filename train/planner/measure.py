@@ -27,14 +27,14 @@ from resolute.train.synthetic import synthetic_batch
 
 __all__ = [
     "Segment",
-    "Throughput",
     "Stopwatch",
+    "Throughput",
     "combined",
     "expected_s",
-    "segments",
     "measure",
     "measure_stages",
     "restored",
+    "segments",
 ]
 
 _SKIPPED, _TIMED = 8, 24  # steps per stage: the skipped ones use prefetched batches and are not representative
@@ -167,7 +167,7 @@ class Throughput:
     estimated_from: int | None = None  # the stage that was measured in its place, as time was up
 
     def at(self, times_pixels: float, *, stage: int) -> Throughput:
-        """An estimate for images with `times_pixels` as many pixels as those of `stage`, which this throughput is of."""
+        """An estimate for images with `times_pixels` as many pixels as those of `stage`, where this was measured."""
         eval_rate = self.eval_images_per_s
         return dataclasses.replace(
             self,
@@ -242,7 +242,7 @@ def measure(
 
 
 def combined(throughputs: Sequence[Throughput], samples: Sequence[int]) -> Throughput:
-    """The throughput of a stage whose segments have `throughputs` and `samples`; its validation is that of the first."""
+    """That of a stage whose segments have these `throughputs` and `samples`; its validation is that of the first."""
 
     def mean(rates: list[float]) -> float:
         return sum(samples) / sum(n / rate for n, rate in zip(samples, rates, strict=True))

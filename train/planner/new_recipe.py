@@ -1,4 +1,7 @@
-"""`resolute recipe`: write the starter recipe of a shard set to a file, with `--budget` with the epochs that fit."""
+"""`resolute recipe`: write the starter recipe of a shard set to a file, with `--budget` with the epochs that fit.
+
+With `--upgrade`, it translates a recipe of an earlier version instead (see `translate`).
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from resolute.train.recipe.text import RecipeText
 from resolute.train.run_folder import RUNS
 from resolute.train.setup import Run
 from resolute.train.trainer import session
+from resolute.train.translate import translate
 
 from .estimate import Forecast, parse_duration
 from .plan import announce, default_limit_s, scratch_run
@@ -28,6 +32,11 @@ __all__ = ["main", "most_epochs"]
 
 def main(args: RecipeOptions) -> None:
     """Run the command."""
+    if args.upgrade is not None:
+        translate(args.upgrade, args.out)
+        return
+    assert args.out is not None  # checked by `RecipeOptions`
+    assert args.shards is not None
     if os.path.lexists(args.out):
         raise ResoluteError(f"{args.out}: exists already, expected a new file; choose another name")
     check_output(args.out, setting="OUT", suffixes=(".toml",))
@@ -35,7 +44,7 @@ def main(args: RecipeOptions) -> None:
     facts, gpu = SetFacts.of(args.shards), args.device != "cpu" and cuda.available()
     text = starter_recipe(facts, gpu=gpu, model=args.model)
     if budget_s:
-        result = _measured(args, text)
+        result = _measured(args, args.shards, text)
         epochs = most_epochs(result, budget_s)
         text = starter_recipe(facts, gpu=gpu, model=args.model, epochs=epochs)
         took = format_duration(result.total_s(split_epochs(epochs, len(result.stages))))
@@ -68,14 +77,14 @@ def most_epochs(result: Forecast, budget_s: float) -> int:
     return epochs
 
 
-def _measured(args: RecipeOptions, text: RecipeText) -> Forecast:
+def _measured(args: RecipeOptions, shards: str, text: RecipeText) -> Forecast:
     """The forecast of a run with the recipe `text`, from a few measured steps of every stage."""
     began = time.perf_counter() - process_age_s()  # why: a run's time includes starting Python and loading torch
-    options = TrainOptions(shards=args.shards, device=args.device, threads=args.threads)
+    options = TrainOptions(shards=shards, device=args.device, threads=args.threads)
     ranks = Ranks()
     with (
         scratch_run(RUNS, ranks) as folder,
-        session(Run(options=options, shards=args.shards, folder=folder, recipe=text), ranks) as run,
+        session(Run(options=options, shards=shards, folder=folder, recipe=text), ranks) as run,
     ):
         limit_s = default_limit_s(run.learner)
         announce(run.plan, limit_s)

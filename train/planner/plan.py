@@ -122,7 +122,7 @@ def announce(plan: Plan, limit_s: float | None) -> None:
 
 
 def fitting_scale(text: RecipeText, result: Forecast, budget_s: float) -> tuple[float, list[int]] | None:
-    """The largest `scale_epochs` of `_SCALES` that fits into `budget_s`, and the epochs of each stage; None: none does."""
+    """The largest `scale_epochs` of `_SCALES` that fits into `budget_s`, and the epochs of each stage; None: none."""
     base = Recipe.from_text(text.with_values(["scale_epochs=1.0"]))
     for factor in reversed(_SCALES):
         with contextlib.suppress(ResoluteError):  # too few epochs for a ramp, for example

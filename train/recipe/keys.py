@@ -88,7 +88,8 @@ def schema() -> dict[str, Any]:
         if section != "augment":
             known = _properties(whole, section)
             own = {name: known[name] for name in names}
-            stage[section] = {"type": "object", "properties": own, "additionalProperties": False}
+            about = {"description": stage[section]["description"], "type": "object"}
+            stage[section] = {**about, "properties": own, "additionalProperties": False}
     return {"$schema": _DRAFT, **whole}
 
 

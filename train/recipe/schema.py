@@ -152,7 +152,10 @@ class StageSections:
     optim: Optim
 
 
-@settings("", other_names={"augmentation": "augment", "augments": "augment", "optimizer": "optim"})
+@settings(
+    "",
+    other_names={"augmentation": "augment", "augments": "augment", "optimizer": "optim", "freeze": "stages.train_from"},
+)
 class Recipe:
     name: str
     stages: tuple[RecipeStage, ...]
@@ -289,7 +292,8 @@ class Recipe:
     def from_values(cls, values: dict[str, Any], *, name: str, exact: bool = False) -> Recipe:
         """The inverse of `values()`, also of earlier versions; keys that these did not have get their defaults.
 
-        `exact`: as in `upgraded`. Raises `ResoluteError` for keys that this version does not know and for values out of range.
+        `exact`: as in `upgraded`. Raises `ResoluteError` for keys that this version does not know and for values out of
+        range.
         """
         return cls(**{**upgraded(_without_none(values), exact=exact), "name": name})
 
@@ -303,13 +307,19 @@ class Recipe:
         """The recipe of a TOML text. Raises `ResoluteError` for missing, unknown or invalid keys."""
         return cls.parse(text.table(), name=text.name, where=text.where)
 
+    @staticmethod
+    def check_stages(table: Mapping[str, Any], *, where: str) -> list[dict[str, Any]]:
+        """The tables of the stages in a parsed TOML `table`. Raises `ResoluteError` if they are none."""
+        stages = table.get("stages", [])
+        if not (isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages)):
+            raise ResoluteError(f"{where}: stages: got a single value, expected [[stages]] tables; use double brackets")
+        return stages
+
     @classmethod
     def parse(cls, table: dict[str, Any], *, name: str, where: str = "recipe") -> Recipe:
         """Build a recipe from the parsed TOML `table`. Raises `ResoluteError`, prefixed with `where`."""
         table = dict(table)
-        stages = table.get("stages", [])
-        if not (isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages)):
-            raise ResoluteError(f"{where}: stages: got a single value, expected [[stages]] tables; use double brackets")
+        stages = cls.check_stages(table, where=where)
         for place, own in (("", table), *(("stages.", stage) for stage in stages)):
             for section in STAGE_KEYS:
                 if not isinstance(keys := own.get(section, {}), dict):

@@ -19,9 +19,14 @@ STAGE_KEYS: dict[str, tuple[str, ...]] = {
     "optim": ("lr_scale", "weight_decay"),
 }
 _HEAD = "head"  # of `train_from`: the last layer, whatever its name
+_OTHER_NAMES = {
+    **OTHER_STAGE_NAMES,
+    "lr_scale": "stages.optim.lr_scale",
+    **dict.fromkeys(("freeze_to", "unfreeze_to"), "stages.train_from"),
+}
 
 
-@settings("stages", other_names={**OTHER_STAGE_NAMES, "lr_scale": "stages.optim.lr_scale"})
+@settings("stages", other_names=_OTHER_NAMES)
 class RecipeStage(Stage):
     """A stage of a recipe: `[[stages]]`. What it adds to `Stage` changes the training, not the stream of batches.
 

@@ -166,7 +166,7 @@ def test_the_fingerprint_changes_if_and_only_if_batches_change(
     """Equal in another process and for settings that change no batch; different for all others."""
     plan = _plan(shard_set)
     values = [{field.name: getattr(stage, field.name) for field in dataclasses.fields(stage)} for stage in STAGES]
-    same = [RecipeStage(**each | {"order": "full"}, lr_scale=2.0, unfreeze_to="none") for each in values]
+    same = [RecipeStage(**each | {"order": "full"}, optim={"lr_scale": 2.0}, train_from="head") for each in values]
     assert _plan(shard_set, stages=same).fingerprint == plan.fingerprint == _plan(shard_set).fingerprint
     first, *rest = STAGES
     changes: list[dict[str, Any]] = [

@@ -13,7 +13,7 @@ import torch
 from resolute.pipeline.loader.loader import Batch
 from resolute.train.logs import metrics
 from resolute.train.logs.metrics import Meter, RunLogWriter, read_log
-from resolute.train.trainer import run_batches
+from resolute.train.loop import run_batches
 from tests.support.fake_cuda import FakeCuda
 from tests.support.networks import make_batch
 

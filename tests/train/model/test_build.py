@@ -178,7 +178,7 @@ def test_the_keys_that_were_replaced_name_the_new_one() -> None:
 def test_values_hold_the_numbers_and_give_the_same_recipe() -> None:
     table = {"model": {"name": "vit_tiny_patch16_224", "weights": "pretrained"}, "stages": STAGES}
     recipe = Recipe.parse(table, name="x")
-    assert recipe.values()["data"]["mean"] == [0.5, 0.5, 0.5]
+    assert recipe.values()["data"]["normalize"]["mean"] == [0.5, 0.5, 0.5]
     assert Recipe.from_values(recipe.values(), name="x") == recipe
 
 

@@ -16,6 +16,7 @@ from resolute.pipeline.loader.loader import Batch
 from resolute.train.learner import Learner
 from resolute.train.planner.measure import restored
 from resolute.train.recipe.schema import Recipe
+from resolute.train.recipe.sections import BinaryLoss
 from tests.support.networks import CPU, make_batch
 
 SIZES = (32, 48, 64)
@@ -68,8 +69,9 @@ def test_rates_of_each_stage_equal_those_of_timms_model_with_them(name: str) -> 
 
 def test_the_loss_of_each_stage_is_torchs_with_its_label_smoothing() -> None:
     smoothings = (0.0, 0.1, 0.2)
-    own = [_stage(res, loss={"label_smoothing": value}) for res, value in zip(SIZES, smoothings, strict=True)]
-    recipe = _recipe(*own)
+    recipe = _recipe(
+        *(_stage(res, loss={"label_smoothing": value}) for res, value in zip(SIZES, smoothings, strict=True))
+    )
     learner = _learner(recipe)
     for stage, smoothing in enumerate(smoothings):
         batch = _batch(stage, stage, SIZES[stage])
@@ -114,6 +116,7 @@ def test_a_stage_overrides_keys_of_the_run_and_no_others() -> None:
     assert (first.augment.magnitude, first.augment.mixup_alpha, first.optim.lr_scale) == (5, 0.2, 0.5)
     assert (last.augment.magnitude, last.optim) == (9, recipe.optim)
     assert first.loss == recipe.loss
+    assert isinstance(recipe.loss, BinaryLoss)
     assert last.loss == dataclasses.replace(recipe.loss, label_smoothing=0.0)
     assert Recipe.from_values(recipe.values(), name="x") == recipe
 

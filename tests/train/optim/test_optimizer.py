@@ -13,7 +13,8 @@ from torch import nn
 from resolute.train.optim.muon import orthogonalize
 from resolute.train.optim.optimizer import build_optimizer
 from resolute.train.optim.schedule import Rates
-from resolute.train.recipe.schema import Optim, Schedule
+from resolute.train.recipe.schema import Optim
+from resolute.train.recipe.sections import OneCycleSchedule
 from resolute.train.recipe.stages import RecipeStage
 
 
@@ -39,7 +40,7 @@ def lr_by_name(network: nn.Module, **optim: Any) -> dict[str, float]:
     recipe = Optim(lr=0.5, weight_decay=0.1, **optim)
     optimizer = build_optimizer(recipe, network)
     stages = [RecipeStage(res=32, epochs=1, batch_size=8)]
-    lr = Rates(Schedule(), recipe, stages, total_steps=10).apply(optimizer, 3, stage=0)
+    lr = Rates(OneCycleSchedule(), recipe, stages, total_steps=10).apply(optimizer, 3, stage=0)
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     result = {names[id(p)]: group["lr"] / lr for group in optimizer.param_groups for p in group["params"]}
     assert result.keys() == set(names.values())

@@ -22,8 +22,8 @@ from resolute.train.planner.batch_size import (
     real_steps,
     with_batch_sizes,
 )
-from resolute.train.planner.measure import synthetic
 from resolute.train.recipe.schema import Recipe
+from resolute.train.synthetic import synthetic
 from tests.support.fake_cuda import GIB, FakeCuda
 from tests.train.conftest import SMALL
 

@@ -31,7 +31,9 @@ from resolute.train.planner.estimate import (
     table,
 )
 from resolute.train.planner.measure import Stopwatch, Throughput, expected_s, measure, measure_stages
+from resolute.train.planner.plan import fitting_scale
 from resolute.train.recipe.schema import Recipe
+from resolute.train.recipe.text import RecipeText
 
 
 class Machine:
@@ -287,17 +289,37 @@ def test_the_slower_of_loader_and_model_is_the_limit(loader: float, model: float
 
 def test_advice_is_the_time_to_spare_or_what_would_save_enough() -> None:
     result = forecast_of((8, 3, 80, throughput(900, 30, 20)))  # 2 + 3 * (4 + 2) s
-    assert advice(result, 25.0, None) == ["fits the budget of 25.0 s: 5.0 s to spare"]
-    lines = "\n".join(advice(dataclasses.replace(result, folds=4), 45.0, None))
+    spare = "fits the budget of 25.0 s: 5.0 s to spare"
+    assert advice(result, 25.0, (1.0, [3]), None) == [spare]
+    assert advice(result, 32.0, (1.65, [5]), None)[1:] == [
+        "- more epochs: --set scale_epochs=1.65: 5 epochs instead of 3: 32.0 s"
+    ]
+    lines = "\n".join(advice(dataclasses.replace(result, folds=4), 45.0, (0.49, [1]), None))
     assert "35.0 s too long" in lines
-    assert "fewer epochs: 1 instead of 3: 32.0 s" in lines
+    assert "fewer epochs: --set scale_epochs=0.49: 1 epochs instead of 3: 32.0 s" in lines
     assert "fewer folds: 2 of 4: 40.0 s" in lines
-    lines = "\n".join(advice(dataclasses.replace(result, folds=4), 10.0, None))
-    assert "fewer epochs: not enough, 1 take 32.0 s" in lines
+    lines = "\n".join(advice(dataclasses.replace(result, folds=4), 10.0, None, None))
+    assert "fewer epochs: not enough, whatever scale_epochs" in lines
     assert "fewer folds: not enough, one fold takes 20.0 s" in lines
+
+
+def test_the_largest_scale_of_the_epochs_fits_the_budget() -> None:
     two = forecast_of((8, 8, 80, throughput(900, 30, 20)), (16, 2, 80, throughput(900, 30, 20)))  # 2 + 10 * 6 s
-    assert "fewer epochs: 4, 1 instead of 8, 2: 32.0 s" in "\n".join(advice(two, 35.0, None, least=[4, 1]))
-    assert "not enough, 4, 1 take 32.0 s" in "\n".join(advice(two, 31.0, None, least=[4, 1]))
+    stages = "stages = [{ res = 8, epochs = 8, batch_size = 8 }, { res = 16, epochs = 2, batch_size = 8 }]"
+
+    def scale(budget_s: float, toml: str = stages) -> tuple[float, list[int]] | None:
+        return fitting_scale(RecipeText(name="x", toml=toml, where="x"), two, budget_s)
+
+    assert scale(62.0) == (1.0, [8, 2])
+    assert scale(61.9) == (0.93, [7, 2])
+    assert scale(32.0) == (0.56, [4, 1])
+    assert scale(14.0) == (0.18, [1, 1])
+    assert scale(13.9) is None
+    assert scale(122.0) == (2.05, [16, 4])
+    ramp = stages.replace("res = 8, epochs", "res = [8, 12, 14], epochs")
+    assert scale(32.0, ramp) == (0.56, [4, 1])
+    assert scale(20.0, ramp) is None, "three resolutions need three epochs"
+    assert scale(32.0, f"scale_epochs = 0.5\n{stages}") == (0.56, [4, 1]), "a scale of the recipe is replaced"
 
 
 # two stages of few steps, with EMA, dropout and unfreezing
@@ -306,9 +328,8 @@ model = { name = "test_resnet", kwargs = { drop_rate = 0.1 } }
 precision = { amp = "off" }
 ema = { decay = 0.9 }
 eval = { batch_size = 8 }
-freeze = { mode = "unfreeze" }
 stages = [
-    { res = 32, epochs = 2, batch_size = 12, fraction = 0.5, unfreeze_to = "layer4" },
+    { res = 32, epochs = 2, batch_size = 12, fraction = 0.5, train_from = "layer4" },
     { res = 48, epochs = 1, batch_size = 18 },
 ]
 """

@@ -16,14 +16,17 @@ from jsonschema import Draft7Validator
 from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.stage import Augment
-from resolute.settings import definitions
+from resolute.settings import definitions, groups_by_kind
 from resolute.train.recipe.keys import keys, schema
 from resolute.train.recipe.schema import Data, Distill, Ema, Eval, Loss, Model, Optim, Recipe, Schedule, Stop
-from resolute.train.recipe.stages import RecipeStage, Regularization
+from resolute.train.recipe.sections import StepSchedule
+from resolute.train.recipe.stages import RecipeStage
 from tests import ROOT
 
 SCHEMA_FILE = ROOT / "docs" / "recipe.schema.json"
 VALIDATOR = Draft7Validator(schema())
+LOSSES = tuple(groups_by_kind(Loss).values())
+SCHEDULES = tuple(groups_by_kind(Schedule).values())
 STAGE: dict[str, Any] = {"res": 32, "epochs": 1, "batch_size": 8}
 
 
@@ -40,16 +43,27 @@ def test_the_keys_are_exactly_those_of_a_recipe_each_with_help() -> None:
     recipe = Recipe(name="x", stages=(RecipeStage(**STAGE),))
     sections = {field.name: type(getattr(recipe, field.name)) for field in dataclasses.fields(Recipe)}
     sections = {name: cls for name, cls in sections.items() if dataclasses.is_dataclass(cls)}
-    sections |= {"augment": Augment, "regularization": Regularization, "stages": RecipeStage}
-    fields = {(name, field.name) for name, cls in sections.items() for field in dataclasses.fields(cls)}
+    sections |= {"augment": Augment, "stages": RecipeStage}
+    classes = [(name, cls) for name, cls in sections.items() if name not in ("loss", "schedule")]
+    classes += [("loss", cls) for cls in LOSSES] + [("schedule", cls) for cls in SCHEDULES]
+    fields = {(name, field.name) for name, cls in classes for field in dataclasses.fields(cls)}
     assert fields - {("stages", "augment")} <= {(key.section, key.name) for key in keys()}
+
+
+def _kind(cls: Any) -> dict[str, str]:
+    """The keyword of a class that is one kind of a section."""
+    return next(({"kind": kind} for kind, own in (*_BY_KIND,) if own is cls), {})
+
+
+_BY_KIND = (*groups_by_kind(Loss).items(), *groups_by_kind(Schedule).items())
 
 
 def test_values_out_of_range_are_refused_with_the_range() -> None:
     outside = {"above": 0, "at least": -1, "below": 0, "at most": 1, "to": 1}  # added to the bound
     checked = 0
-    for cls in (Augment, Data, Distill, Ema, Eval, Loss, Model, Optim, Regularization, Schedule, RecipeStage, Stop):
-        good: dict[str, Any] = dict(STAGE) if cls is RecipeStage else {}
+    for cls in (Augment, Data, Distill, Ema, Eval, *LOSSES, Model, Optim, *SCHEDULES, RecipeStage, Stop):
+        required = {RecipeStage: STAGE, StepSchedule: {"milestone_epochs": [1]}}
+        good: dict[str, Any] = {**required.get(cls, {}), **_kind(cls)}
         for key in definitions(cls):
             default: Any = key.default
             for words, more in outside.items():
@@ -66,7 +80,7 @@ def test_values_out_of_range_are_refused_with_the_range() -> None:
 def test_the_command_prints_a_table_or_writes_the_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "| `label_smoothing` | number, at least 0, below 1 | `0.0` | ce, bce: label smoothing |" in lines
+    assert "| `label_smoothing` | number, at least 0, below 1 | `0.0` | auto, ce, bce: label smoothing |" in lines
     assert "| `channels_last` | `true`, `false` | `true` | memory format of images and weights |" in lines
     rows = [line for line in lines if line.startswith("| `")]
     assert len(rows) == len(list(keys()))

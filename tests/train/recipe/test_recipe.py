@@ -15,7 +15,8 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.plan.order import Order
 from resolute.pipeline.storage.local import Folder
 from resolute.train.recipe.keys import keys
-from resolute.train.recipe.schema import Augment, Distill, Eval, Model, Optim, Recipe, Schedule
+from resolute.train.recipe.schema import Augment, Distill, Eval, Model, Optim, Recipe
+from resolute.train.recipe.sections import OneCycleSchedule
 
 STAGE = {"res": 32, "epochs": 1, "batch_size": 8}
 ONE_STAGE = {"stages": [STAGE]}
@@ -60,8 +61,15 @@ def test_mistakes_are_reported_with_the_expected_value(change: dict[str, object]
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (f"{cls.__name__.lower()}.{old}", new)
-        for cls in (Augment, Distill, Eval, Model, Optim, Schedule)
+        (f"{section}.{old}", new)
+        for section, cls in {
+            "augment": Augment,
+            "distill": Distill,
+            "eval": Eval,
+            "model": Model,
+            "optim": Optim,
+            "schedule": OneCycleSchedule,
+        }.items()
         for old, new in vars(cls)["__settings_other_names__"].items()
     ],
 )
@@ -132,9 +140,9 @@ def test_a_scaled_recipe_equals_one_written_with_those_epochs() -> None:
     assert Recipe.from_values(scaled.values(), name="x") == scaled, "read from a checkpoint, it is not scaled again"
     written = of_epochs(3, 2, schedule={**schedule, "milestone_epochs": [2, 4]})
     assert dataclasses.replace(scaled, scale_epochs=1.0) == written
-    assert of_epochs(6, 4, scale_epochs=0.5, schedule={"warmup_epochs": 1.5}).schedule.warmup_epochs == 0.75
+    warm = of_epochs(6, 4, scale_epochs=0.5, schedule={"warmup_epochs": 1.5}).schedule
+    assert isinstance(warm, OneCycleSchedule)
+    assert warm.warmup_epochs == 0.75
     averaged = [of_epochs(6, 4, scale_epochs=0.5, ema={"last_epochs": last}).ema.last_epochs for last in (1, 3, 10)]
     assert averaged == [1, 2, 5]
     assert of_epochs(5, 5, 5, scale_epochs=0.26, ema={"last_epochs": 15}).ema.last_epochs == 3  # of 3 x 1 epochs, not 4
-    restarts = of_epochs(6, 4, scale_epochs=0.5, schedule={"kind": "cosine_restarts", "period_epochs": 5})
-    assert restarts.schedule.period_epochs == 3

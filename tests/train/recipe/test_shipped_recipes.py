@@ -22,6 +22,7 @@ from resolute.train.optim.schedule import epoch_samples, epoch_steps
 from resolute.train.options import LrOptions, TrainOptions
 from resolute.train.plot_lr import Curve
 from resolute.train.recipe.schema import Recipe
+from resolute.train.recipe.sections import StepSchedule
 from resolute.train.setup import Run
 from resolute.train.trainer import train
 from tests import ROOT
@@ -54,7 +55,7 @@ def test_every_recipe_is_rebuilt_from_its_values_and_its_model_accepts_its_setti
             device=torch.device("meta"),
             resolutions=recipe.resolutions,
         )
-    sets = trainable_sets(recipe.freeze, recipe.stages, network)
+    sets = trainable_sets(recipe.stages, network)
     assert [len(earlier) <= len(later) for earlier, later in pairwise(sets)] == [True] * (len(sets) - 1)
     head = [name for name in dict(network.named_parameters()) if name.startswith("head.")]
     assert sets[-1] == {*(head if recipe.name == "linear_probe" else dict(network.named_parameters()))}
@@ -168,12 +169,15 @@ def _small(recipe: Recipe, samples: int) -> Recipe:
         )
         for stage in recipe.stages
     )
-    epochs, warmup = sum(stage.epochs for stage in stages), recipe.schedule.warmup_epochs
+    schedule = recipe.schedule
+    if not isinstance(schedule, StepSchedule) and schedule.warmup_epochs:
+        share = sum(stage.epochs for stage in stages) / recipe.total_epochs
+        schedule = dataclasses.replace(schedule, warmup_epochs=share * schedule.warmup_epochs)
     return dataclasses.replace(
         recipe,
         stages=stages,
         model=dataclasses.replace(recipe.model, name=model, weights=""),
-        schedule=dataclasses.replace(recipe.schedule, warmup_epochs=warmup and warmup * epochs / recipe.total_epochs),
+        schedule=schedule,
         precision=dataclasses.replace(recipe.precision, amp="off"),
         eval=dataclasses.replace(recipe.eval, batch_size=15),
     )

@@ -12,6 +12,7 @@ from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.target import TargetKind
 from resolute.train.recipe.schema import Recipe
+from resolute.train.recipe.sections import smoothing_of
 from resolute.train.recipe.starter import SetFacts, chosen_recipe, split_epochs, starter_recipe
 
 OUTPUTS: list[tuple[TargetKind, int]] = [("class", 2), ("class", 1000), ("labels", 14), ("values", 1)]
@@ -40,7 +41,7 @@ def test_every_set_gets_a_valid_recipe_that_fits_it(gpu: bool) -> None:
             assert stage.batch_size <= facts.train
             assert stage.batch_size == 16 or facts.train / stage.batch_size >= 25
         assert recipe.eval.every_epochs <= recipe.total_epochs
-        assert bool(recipe.loss.label_smoothing) == (facts.kind == "class")
+        assert bool(smoothing_of(recipe.loss)) == (facts.kind == "class")
         assert starter_recipe(facts, gpu=gpu) == text
 
 

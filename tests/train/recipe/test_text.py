@@ -68,7 +68,7 @@ def test_a_recipe_with_set_values_is_that_with_the_values_in_its_file(settings: 
         ("optim=3", "optim, which is a table of lr; name one of its keys"),
         ("lr=3", "lr: no such setting"),
         ("ema.last_epochs=9", "ema.last_epochs: got 9, expected at most the run's 3 epochs"),
-        ("freeze.mode=freeze", "freeze.mode: without effect, no stage freezes anything"),
+        ("freeze.mode=freeze", "freeze: no such setting, expected stages.train_from; rename it"),
     ],
 )
 def test_wrong_settings_are_refused_with_what_was_seen(setting: str, message: str) -> None:
