@@ -49,7 +49,7 @@ show: $(DATA)  ## [SHARDS=…] [RECIPE=…] draw what the model will see (runs/�
 recipe:  ## OUT=my.toml SHARDS=… [MODEL=resnet18] [BUDGET=20m] write a starter recipe that fits the set, to edit
 lr: $(DATA)  ## [SHARDS=…] [RECIPE=…|SAMPLES=n] draw LR, resolution and so on over all steps (runs/…-lr.html)
 lr-find: $(DATA)  ## [SHARDS=…] [RECIPE=…] LR range test on the first stage; suggests optim.lr (runs/…-lr-find.html)
-plan: $(DATA)  ## [SHARDS=…] [RECIPE=…] [BUDGET=11m [SUGGEST=new.toml]] estimate a run; write a recipe for BUDGET
+plan: $(DATA)  ## [SHARDS=…] [RECIPE=…] [BUDGET=11m] estimate a run; name the scale_epochs that fits BUDGET
 train: $(DATA)  ## [SHARDS=shards] [RECIPE=my.toml] [SET="optim.lr=0.1"] [RUN=name] [GPUS=8]; again: resume
 predict:  ## RUN=name [SRC=photos|shards] [OUT=pred.csv] [SAMPLE=sample_submission.csv] classes, labels or values
 eval:  ## RUN=name [SHARDS=…] [RES=160,208,224] exact metrics, raw and EMA

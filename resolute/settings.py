@@ -227,7 +227,7 @@ def describe(error: ValidationError, cls: Any, where: str) -> ResoluteError:
             kind = next(kind for kind, group in kinds.items() if group is owner)
             group = ".".join(names[:-1])
             return ResoluteError(
-                f"{name}: without effect, {group}.kind is {kind}, expected {' or '.join(readers)}; remove it, or change "
+                f"{name}: without effect, {group}.kind is {kind}, expected {' or '.join(readers)}; remove it or change "
                 f"{group}.kind"
             )
         return ResoluteError(f"{name}: no such setting; {closest(names[-1], known, everywhere(cls, without=owner))}")

@@ -91,7 +91,7 @@ class RunOptions(_RecipeOptions, LaunchOptions, _Device):
     run: str | None = setting(None, "name of the run, or the path of its folder (default: recipe and set)")
     runs: Path = setting(Path("runs"), "parent of all run folders")
     decode: Literal["cpu", "gpu"] = setting(
-        "cpu", "where JPEGs are decoded for a GPU; `python -m resolute.benchmarks.gpu_check` says when gpu pays"
+        "cpu", "where JPEGs are decoded for a GPU; `resolute gpu-check` says when gpu pays"
     )
     folds: str | None = setting(
         None,

@@ -267,8 +267,7 @@ _ALL = {
     "augment.cutmix_alpha": 1.0,
     "augment.mixup_mode": '"elem"',
     "loss.label_smoothing": 0.1,
-    "freeze.mode": '"unfreeze"',
-    "stages": _stages(8, 12, ', unfreeze_to = "layer2"'),
+    "stages": _stages(8, 12, ', train_from = "layer2"'),
 }
 
 

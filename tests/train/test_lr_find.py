@@ -27,7 +27,7 @@ from tests.support.networks import CPU
 from tests.train.conftest import stages
 
 STORED = json.loads((ROOT / "benchmarks" / "results" / "lr-find-sweeps.json").read_text())
-STAGES = f"{stages((32, 2, 16))}lr_scale = 2.0\n{stages((48, 1, 8))}"
+STAGES = f"{stages((32, 2, 16))}optim.lr_scale = 2.0\n{stages((48, 1, 8))}"
 
 
 def _test(losses: NDArray[np.float64], *, low: float = 1e-3, high: float = 1e1, diverged: bool = True) -> RangeTest:
@@ -114,7 +114,7 @@ def test_the_sweep_equals_a_plain_training_loop(shard_set: ShardSet) -> None:
             "precision": {"amp": "off", "channels_last": False},
             "optim": {"name": "adamw", "weight_decay": 0.01},
             "loss": {"label_smoothing": 0.1},
-            "stages": [{"res": 32, "epochs": 2, "batch_size": 16, "lr_scale": factor}],
+            "stages": [{"res": 32, "epochs": 2, "batch_size": 16, "optim": {"lr_scale": factor}}],
         },
         name="x",
     )

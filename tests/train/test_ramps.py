@@ -115,7 +115,7 @@ def test_logged_learning_rates_follow_the_batch_size_of_each_resolution() -> Non
     recipe = Recipe.parse(
         {
             "stages": [
-                {"res": [32, 64], "epochs": 2, "batch_size": [32, 8], "lr_scale": 0.5},
+                {"res": [32, 64], "epochs": 2, "batch_size": [32, 8], "optim": {"lr_scale": 0.5}},
                 {"res": 64, "epochs": 1, "batch_size": 16},
             ],
             "schedule": {"batch_rule": "linear"},

@@ -19,7 +19,7 @@ from resolute.train.warmup import untouched
 from tests.support.networks import CPU, make_batch
 
 GPU = torch.device("cuda", 0)
-STAGES = [{"res": 32, "epochs": 2, "batch_size": 8}, {"res": 32, "epochs": 1, "batch_size": 8, "unfreeze_to": "layer3"}]
+STAGES = [{"res": 32, "epochs": 2, "batch_size": 8}, {"res": 32, "epochs": 1, "batch_size": 8, "train_from": "layer3"}]
 
 
 def recipe(*, graphs: bool = True, stages: Any = None, **tables: Any) -> Recipe:
@@ -90,7 +90,7 @@ class StandIn:
 
 def test_a_run_with_graphs_equals_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """With dropout, clipping, EMA, a stage that freezes layers, a validation in between and a smaller last batch."""
-    tables = {"stages": STAGES, "freeze": {"mode": "unfreeze"}}
+    tables = {"stages": STAGES}
     ends = []
     for graphs in (False, True):
         learner = Learner(recipe(graphs=False, **tables), classes=7, total_steps=8, device=CPU, epoch_steps=[3, 2, 3])

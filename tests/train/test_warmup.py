@@ -52,7 +52,7 @@ def _warm_up(network: nn.Module, plan: Plan, grad_accum_steps: int = 1, ema: Any
         teacher=None,
         ranks=Ranks(),
         recipe=Recipe.parse(table, name="x"),
-        enter=lambda stage, res, training=True: network.train(training),
+        enter=lambda stage, training=True: network.train(training),
     )
     warm_up(learner, shapes(plan))
 

@@ -89,7 +89,7 @@ class RunLogReader:
     def best_epoch(self) -> dict[str, Any] | None:
         """The epoch whose weights the run keeps in best.pt; None if none was validated.
 
-        Logs of versions up to 0.2 do not name it: there, the best one at the largest resolution.
+        Logs of earlier versions do not name it: there, the best one at the largest resolution.
         """
         if named := self.kind("best"):
             return next(epoch for epoch in reversed(self.epochs) if epoch["epoch"] == named[-1]["epoch"])

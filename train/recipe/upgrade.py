@@ -1,6 +1,6 @@
-"""Recipes of versions up to 0.2: read from checkpoints, and translated by `resolute recipe --upgrade OLD.toml`.
+"""Recipes of earlier versions: read from checkpoints, and translated by `resolute recipe --upgrade OLD.toml`.
 
-Until then, a stage had `lr_scale`, `freeze_to` or `unfreeze_to` and a table of strengths, `regularization`, beside
+There, a stage had `lr_scale`, `freeze_to` or `unfreeze_to` and a table of strengths, `regularization`, beside
 `[regularization]` and `[freeze]` of the run; `[schedule]` and `[loss]` held the keys of all kinds.
 """
 

@@ -41,7 +41,7 @@ def about_weights(model: Model) -> AboutWeights:
             images, names = config.get("pretrained_cfg", config), config.get("label_names")
         elif checkpoint.peek(path, "format") == checkpoint.FORMAT:
             data, names = checkpoint.peek(path, "recipe")["data"], checkpoint.peek(path, "head")["names"]
-            images = data.get("normalize", data)  # up to version 0.2, they were keys of [data]
+            images = data.get("normalize", data)  # in earlier versions, they were keys of [data]
         else:
             return AboutWeights()
         mean, std = images.get("mean"), images.get("std")

@@ -33,21 +33,20 @@ from tests.support.fake_cuda import FakeCuda
 from tests.train.conftest import stages, train_words, without_clocks
 
 CPU = torch.device("cpu")
+OVERRIDES = "loss.label_smoothing = 0.0\noptim.weight_decay = 0.0\naugment.mixup_alpha = 0.2"
 STAGES = stages((32, 1, 16), (48, 1, 11))
 # no batch statistics: the result of a sample does not depend on the local batch
 EQUAL = """
 seed = 3
 model = { name = "test_convnext" }
-optim = { lr = 0.05, clip_norm = 1.0, grad_accum_steps = 2 }
-loss = { class_weights = { class0 = 0.5, class2 = 3.0 } }
+optim = { lr = 0.05, weight_decay = 0.01, clip_norm = 1.0, grad_accum_steps = 2 }
+loss = { label_smoothing = 0.1, class_weights = { class0 = 0.5, class2 = 3.0 } }
 data = { sampling = "sqrt" }
 precision = { amp = "off" }
 ema = { decay = 0.9 }
-augment = { mixup_prob = 0.5 }
-regularization = { label_smoothing = [0.0, 0.1], weight_decay = [0.0, 0.01], mixup_alpha = [0.2, 0.4] }
+augment = { mixup_prob = 0.5, mixup_alpha = 0.4 }
 eval = { batch_size = 7 }
-freeze = { mode = "unfreeze" }
-""" + STAGES.replace("epochs = 1", "epochs = 1\nunfreeze_to = 'stages.2'", 1)
+""" + STAGES.replace("epochs = 1", f"epochs = 1\ntrain_from = 'stages.2'\n{OVERRIDES}", 1)
 STATISTICS = f"""
 model = {{ name = "test_resnet" }}
 optim = {{ lr = 0.05 }}

@@ -39,7 +39,7 @@ def test_smoothed_classes_with_a_threshold_are_refused(of_stage: bool, threshold
         check_smoothing(recipe, Outputs(target=Target(kind="class", names=("a", "b", "c", "d", "e")), loss="bce"))
     check_smoothing(recipe, Outputs(target=Target(kind="labels", names=("a", "b")), loss="bce"))
     for one in ({"threshold": 0.2}, {"label_smoothing": 0.1}):
-        table = {"loss": {"kind": "bce", **one}, "stages": stages}
+        table = {"loss": {"kind": "bce", **one}, "stages": [{"res": 32, "epochs": 1, "batch_size": 8}]}
         check_smoothing(
             Recipe.parse(table, name="x"), Outputs(target=Target(kind="class", names=("a", "b")), loss="bce")
         )

@@ -38,6 +38,10 @@ def test_the_keys_are_exactly_those_of_a_recipe_each_with_help() -> None:
         where = {"": table, "stages": stage}.get(key.section)
         # a value of a type that no key has: a known key refuses the type, an unknown key its name
         (table.setdefault(key.section, {}) if where is None else where)[key.name] = [[]]
+        kinds = {"loss": Loss, "schedule": Schedule}.get(key.section)
+        for kind, cls in groups_by_kind(kinds).items() if kinds is not None and key.name != "kind" else ():
+            if any(own.name == key.name for own in definitions(cls)):
+                table[key.section]["kind"] = kind
         with pytest.raises(ResoluteError, match=rf"{key.name}: got \[.*\], expected "):
             Recipe.parse(table, name="x")
     recipe = Recipe(name="x", stages=(RecipeStage(**STAGE),))
@@ -98,8 +102,11 @@ def test_the_file_is_up_to_date_and_has_every_key_with_its_help() -> None:
     Draft7Validator.check_schema(schema())
     tables = {name: table["properties"] for name, table in schema()["$defs"].items()} | {"": schema()["properties"]}
     tables["Stages"] = tables["RecipeStage"]
+    for section, classes in {"Loss": LOSSES, "Schedule": SCHEDULES}.items():
+        tables[section] = {name: own for cls in classes for name, own in tables[cls.__name__].items()}
     for key in keys():
-        assert tables[key.section.capitalize()][key.name]["description"] == key.help
+        description = tables[key.section.capitalize()][key.name]["description"]
+        assert key.help.endswith(description)  # after the kinds that have the key
     assert "name" not in schema()["properties"]
     assert '"null"' not in json.dumps(schema())
 

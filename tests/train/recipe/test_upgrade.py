@@ -15,8 +15,8 @@ from resolute.train.plot_lr import Curve
 from resolute.train.recipe.schema import Recipe
 from resolute.train.recipe.upgrade import old_key, upgraded
 
-# The values of a recipe in a checkpoint of version 0.2, written by that version
-VALUES = Path(__file__).with_name("values_0_2.json")
+# The values of a recipe in a checkpoint, written by the code before stages overrode keys of the run
+VALUES = Path(__file__).with_name("old_values.json")
 STAGE: dict[str, Any] = {"res": 32, "epochs": 4, "batch_size": 8}
 OLD = """\
 #:schema recipe.schema.json

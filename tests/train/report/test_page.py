@@ -102,7 +102,7 @@ def test_the_command_prints_the_path_of_the_page(tmp_path: Path, capsys: pytest.
         ),
         (
             {"waits": (0.3, 0.02, 0.02), "calibrated": True, "machine": {**GPU, "threads": 4}},
-            r"the loader delivers 900 images/s, the model can use 1,000\. All cores are in use: .*`--decode auto`",
+            r"the loader delivers 900 images/s, the model can use 1,000\. All cores are in use: .*`--decode gpu`",
         ),
         (
             {"switch_s": 0.9},
