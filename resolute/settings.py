@@ -223,6 +223,8 @@ def describe(error: ValidationError, cls: Any, where: str) -> ResoluteError:
         if now := next((others[each] for each in others if _alike(each, names[-1])), None):
             return ResoluteError(f"{name}: no such setting, expected {now}; rename it")
         known = getattr(owner, "__pydantic_fields__", {})
+        if same := next((kind for kind in kinds if _alike(kind, names[-1])), None):
+            return ResoluteError(f'{name}: no such setting; did you mean kind = "{same}"?')
         if readers := [kind for kind, group in kinds.items() if names[-1] in group.__pydantic_fields__]:
             kind = next(kind for kind, group in kinds.items() if group is owner)
             group = ".".join(names[:-1])

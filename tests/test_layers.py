@@ -51,11 +51,13 @@ TRAIN = [
     ("devices", "score"),
     ("model", "optim", "loss"),
     ("validation", "step_graphs"),
-    ("loop",),
+    ("learner",),
+    ("synthetic", "out_of_memory"),
     ("planner", "warmup", "early_stopping", "logs"),
+    ("loop",),
 ]
 # how a run is planned and forecast, which are commands of their own
-COMMANDS_OF_PLANNER = tuple(f"resolute.train.planner.{name}" for name in ("plan", "suggest", "new_recipe"))
+COMMANDS_OF_PLANNER = tuple(f"resolute.train.planner.{name}" for name in ("plan", "new_recipe"))
 # modules of the pipeline that prep may import
 SHARED = (
     "resolute.pipeline.jit",

@@ -14,7 +14,8 @@ from pydantic import Field
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.stage import Augment, Stage
 from resolute.settings import checked, described, setting, settings
-from resolute.train.recipe.schema import Loss, Optim, Recipe, Schedule
+from resolute.train.recipe.schema import Optim, Recipe
+from resolute.train.recipe.sections import AutoLoss, OneCycleSchedule
 
 Half = Annotated[float, Field(ge=0, lt=0.5)]
 
@@ -81,14 +82,13 @@ def test_arguments_of_a_function_are_checked_and_converted_in_the_same_words() -
         (Stage, "mixup", "did you mean augment.mixup_alpha? (or "),
         (Stage, "epoch", "did you mean epochs?"),
         (Stage, "batch", "did you mean batch_size? (or base_batch_size)"),
-        (Loss, "smoothing", "did you mean label_smoothing?"),
-        (Loss, "bce", 'did you mean kind = "bce"?'),
+        (AutoLoss, "smoothing", "did you mean label_smoothing?"),
         (Optim, "lrr", "did you mean lr?"),
         (Optim, "base_lr", "did you mean lr?"),
         (Optim, "optimizer", "did you mean name?"),
         (Optim, "clip", "did you mean clip_norm? (or clip_value, clip_agc)"),
-        (Schedule, "warmup", "did you mean warmup_epochs?"),
-        (Schedule, "xyz", "known: kind, progress, "),
+        (OneCycleSchedule, "warmup", "did you mean warmup_epochs?"),
+        (OneCycleSchedule, "xyz", "known: batch_rule, "),
     ],
 )
 def test_an_unknown_setting_is_answered_with_those_that_may_be_meant(cls: Any, name: str, advice: str) -> None:
@@ -114,6 +114,7 @@ def test_an_unknown_setting_is_answered_with_those_that_may_be_meant(cls: Any, n
             {"augment": {"re_prob": 1}},
             "stages.augment.re_prob: no such setting, expected augment.random_erasing_prob; ",
         ),
+        ({"loss": {"bce": True}}, 'loss.bce: no such setting; did you mean kind = "bce"?'),
         ({"schedule": {"warmup": 3}}, "schedule.warmup: no such setting; did you mean warmup_epochs? (or ema.warmup)"),
     ],
 )
