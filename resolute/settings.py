@@ -195,12 +195,13 @@ def describe(error: ValidationError, cls: Any, where: str) -> ResoluteError:
         return ResoluteError(f"{where or cls.__name__}: got text that is not Unicode, expected UTF-8; correct it")
     owner, names = cls, list(filter(None, [where]))
     kinds: dict[str, Any] = {}  # of a union: {kind: its group}
+    is_union = False
     field: FieldInfo | None = None
     for part in first["loc"]:
         if isinstance(part, int):  # the number of a table or item of a list
             continue
-        if part in kinds:
-            owner = kinds[part]
+        if is_union:  # the part is a kind
+            owner, is_union = kinds[part], False
             continue
         fields: Mapping[str, FieldInfo] = getattr(owner, "__pydantic_fields__", {})
         if part not in fields:
@@ -210,7 +211,8 @@ def describe(error: ValidationError, cls: Any, where: str) -> ResoluteError:
         field = fields[part]
         names.append(part)
         owner = next(filter(dataclasses.is_dataclass, _members(field.annotation)), None)
-        kinds = groups_by_kind(field.annotation) or kinds
+        if of_field := groups_by_kind(field.annotation):
+            kinds, is_union = of_field, True
     if first["type"] == "union_tag_invalid":
         got, expected = repr(first["input"]["kind"]), ", ".join(kinds)
         return ResoluteError(f"{'.'.join(names)}.kind: got {got}, expected {expected}; correct it")
