@@ -358,9 +358,6 @@ class Precision:
         return {"tf32": self.amp != "off" and f"precision.amp is {self.amp}, which is less precise"}
 
 
-_SUM = "sum over the classes instead of their mean"
-
-
 @settings("loss")
 class ClassLoss:
     """Keys of the losses for classes and labels."""
@@ -412,7 +409,7 @@ class CrossEntropyLoss(SmoothedLoss):
 class BinaryLoss(SmoothedLoss):
     kind: Annotated[Literal["bce"], described("classes or several labels: binary cross-entropy per class")]
     threshold: float = setting(0.0, "targets above it become 1, all others 0; 0 = off", ge=0, lt=1)
-    sum_classes: bool = setting(False, _SUM)
+    sum_classes: bool = setting(False, "sum over the classes instead of their mean")
 
 
 @settings("loss")
@@ -421,7 +418,7 @@ class AsymmetricLoss(ClassLoss):
     gamma_neg: float = setting(4.0, "focusing power of absent classes", ge=0)
     gamma_pos: float = setting(1.0, "focusing power of present classes", ge=0)
     clip: float = setting(0.05, "probability below which an absent class has no loss", ge=0, lt=1)
-    sum_classes: bool = setting(False, _SUM)
+    sum_classes: bool = setting(False, "sum over the classes instead of their mean")
 
 
 @settings("loss")

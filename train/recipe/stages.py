@@ -18,7 +18,6 @@ STAGE_KEYS: dict[str, tuple[str, ...]] = {
     "model": ("drop_rate", "drop_path_rate"),
     "optim": ("lr_scale", "weight_decay"),
 }
-_HEAD = "head"  # of `train_from`: the last layer, whatever its name
 _OTHER_NAMES = {
     **OTHER_STAGE_NAMES,
     "lr_scale": "stages.optim.lr_scale",
@@ -36,7 +35,7 @@ class RecipeStage(Stage):
 
     train_from: str | None = setting(
         None,
-        f'train this layer and those above it, freeze those below; "{_HEAD}": the classifier alone; none: train all',
+        'train this layer and those above it, freeze those below; "head": the classifier alone; none: train all',
     )
     loss: dict[str, Any] = setting({}, "overrides [loss] in this stage: { label_smoothing = 0.0 }")
     model: dict[str, Any] = setting({}, "overrides [model] in this stage: drop_rate, drop_path_rate")
