@@ -1,4 +1,4 @@
-"""`Loader` and its parts: reader threads, and prefetching from remote storage."""
+"""`Loader` and its parts: reader threads, and the download of remote tars."""
 
 from resolute.errors import check_stack
 

@@ -48,8 +48,8 @@ from resolute.pipeline.plan.stage import Count, Index, Positive, Probability
 from resolute.settings import checked
 
 from .epochs import Epoch, epochs
-from .prefetch import Prefetcher
 from .reader import CutShort, EncodedBatch, PendingBatch, Reader
+from .tar_downloader import TarDownloader
 
 __all__ = ["Batch", "Loader", "mix_targets", "pack_labels", "unpack_labels"]
 
@@ -140,7 +140,7 @@ class Loader(Iterator[Batch]):
         std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225),
         transform: Transform | None = None,
         num_threads: Count | None = None,
-        prefetch_batches: Count = 3,
+        batches_ahead: Count = 3,
         check_crc: bool = True,
         on_bad_sample: Literal["error", "skip"] = "error",
         rank: Index | None = None,
@@ -163,7 +163,7 @@ class Loader(Iterator[Batch]):
                        and must not keep the images. On a CPU, normalisation then takes place in that thread too
         num_threads    CPU threads of DALI (one more on a CPU); None: the CPUs that this process may use, divided by the
                        processes that torchrun, Slurm or MPI has started on this machine
-        prefetch_batches  batches that DALI processes ahead of the consumer; one more than that are being read
+        batches_ahead  batches that DALI processes ahead of the consumer; one more than that are being read
         check_crc      verify the CRC-32 of every image
         on_bad_sample  "error": a damaged sample raises `DamagedSample`; `load_state_dict` can move past its batch.
                        "skip": an intact sample of the split replaces it, one of the next or else one of another tar;
@@ -204,7 +204,7 @@ class Loader(Iterator[Batch]):
         self.skipped: dict[tuple[str, int, int], str] = {}  # (split, stored res, sample): reason
         self._replacements: dict[tuple[str, int], dict[int, int]] = {}  # damaged sample: its replacement
         self._logged = Counter[tuple[str, int, int]]()  # skipped samples of each (split, stored res, shard)
-        self._prefetch_batches, self._next = prefetch_batches, start
+        self._batches_ahead, self._next = batches_ahead, start
         self._began = start  # the batch at which it was opened, or of the last state that was loaded
         self._settled = True  # False after an exception in `next()`: what is in flight is discarded, see `_settle`
         self._reading: deque[_PlannedBatch] = deque()
@@ -212,7 +212,7 @@ class Loader(Iterator[Batch]):
         self._running: deque[tuple[BatchSpec, NDArray[np.int64], NDArray[Any]]] = deque()
         self._read_next = start
         self._reader = Reader(plan.shards, check_crc=check_crc, asks_once=self._skip)
-        self._prefetcher = Prefetcher(plan, self._reader.files, rank=rank, world_size=world_size)
+        self._tar_downloader = TarDownloader(plan, self._reader.files, rank=rank, world_size=world_size)
         shapes = {
             (res, size)
             for phase in plan.phases
@@ -224,7 +224,7 @@ class Loader(Iterator[Batch]):
                 num_threads=num_threads or cpus_per_process(),
                 device_id=self.device.index if on_gpu else None,
                 decode=decode,
-                prefetch_batches=prefetch_batches,
+                prefetch_batches=batches_ahead,
                 mean=mean,
                 std=std,
                 dtype=dtype,
@@ -389,11 +389,11 @@ class Loader(Iterator[Batch]):
         return unpack_labels(pack_labels(targets, partners, spec.lam, pin=True).to(self.device, non_blocking=True))
 
     def _read_ahead(self) -> None:
-        while len(self._reading) < self._prefetch_batches + 1 and self._read_next < self.plan.total_batches:
+        while len(self._reading) < self._batches_ahead + 1 and self._read_next < self.plan.total_batches:
             batch = _PlannedBatch(index=self._read_next)
             self._submit(batch)
             self._reading.append(batch)
-            self._prefetcher.advance(self._read_next)
+            self._tar_downloader.advance(self._read_next)
             self._read_next += 1
 
     def _submit(self, batch: _PlannedBatch) -> None:
@@ -410,12 +410,12 @@ class Loader(Iterator[Batch]):
             batch.error = error
 
     def _fill_graph(self, *, wait: bool) -> None:
-        """Keep `prefetch_batches` batches in DALI.
+        """Keep `batches_ahead` batches in DALI.
 
         Blocks for a read, or raises its error, only if `wait` is set and no other batch can be returned.
         """
         self._read_ahead()
-        while len(self._running) < self._prefetch_batches and self._reading:
+        while len(self._running) < self._batches_ahead and self._reading:
             batch, due = self._reading[0], wait and not self._running
             if batch.pending is not None and not batch.pending.done() and not due:
                 return

@@ -32,7 +32,7 @@ __all__ = [
 _GIB = 2**30
 _USABLE_FRAC = 0.95  # of the free memory is for steps and loader; the rest is lost to fragmentation
 _DECODER_BYTES = _GIB // 2  # of DALI, whatever the batch; assumed, not measured
-_IN_FLIGHT = 3 + 2  # batches: the loader's `prefetch_batches`, the consumer's batch and the one before it
+_IN_FLIGHT = 3 + 2  # batches: the loader's `batches_ahead`, the consumer's batch and the one before it
 
 Probe = Callable[[int, int], bool]  # (stage, samples per step on this rank, 0: validation alone) -> whether they fit
 

@@ -221,7 +221,7 @@ def test_in_the_loader_each_batch_gets_its_own_parameters(monkeypatch: pytest.Mo
     ]
     plan = Plan(shard_set, [*stages, Stage(res=32, epochs=1, batch_size=2, fraction=0.06)], eval_batch_size=None)
     monkeypatch.setattr(launch, "GpuFinish", Recording)
-    with GpuLoader(monkeypatch, plan, prefetch_batches=3) as loader:
+    with GpuLoader(monkeypatch, plan, batches_ahead=3) as loader:
         resized.clear()  # of the warm-up
         for batch, images in zip(loader, resized, strict=False):  # why in this order: the loader fills the list
             got = batch.images.permute(0, 2, 3, 1) * torch.tensor(STD) + torch.tensor(MEAN)

@@ -54,6 +54,6 @@ def test_batches_of_the_gpu_path_equal_those_of_the_cpu_path(
     monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet, mixing: str, decode: Any, dtype: torch.dtype
 ) -> None:
     plan = plan_of(shard_set, **MIXING[mixing])
-    with Loader(plan) as on_cpu, GpuLoader(monkeypatch, plan, decode=decode, dtype=dtype, prefetch_batches=3) as on_gpu:
+    with Loader(plan) as on_cpu, GpuLoader(monkeypatch, plan, decode=decode, dtype=dtype, batches_ahead=3) as on_gpu:
         assert on_gpu._graph._on_cpu is False
         assert differences(on_cpu, on_gpu) == []

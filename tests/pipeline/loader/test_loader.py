@@ -139,7 +139,7 @@ def test_mixed_batches_equal_the_numpy_oracle_within_rounding(shard_set: ShardSe
 
 def test_batches_do_not_depend_on_threads_and_prefetching(plan: Plan, batches: list[Batch]) -> None:
     for threads, prefetched in ((1, 1), (3, 5)):
-        with Loader(plan, num_threads=threads, prefetch_batches=prefetched) as loader:
+        with Loader(plan, num_threads=threads, batches_ahead=prefetched) as loader:
             for got, expected in zip(loader, batches, strict=True):
                 assert torch.equal(got.images, expected.images)
 
@@ -165,7 +165,7 @@ def test_a_damaged_sample_is_reported_when_its_batch_is_due(shard_root: Path, tm
     sound = Plan(ShardSet.open(shard_root), plan.stages, eval_batch_size=None)
     with Loader(sound) as loader:
         expected = [batch.images for batch in loader]
-    with Loader(plan, prefetch_batches=6) as loader:
+    with Loader(plan, batches_ahead=6) as loader:
         for index in range(bad):
             assert loader.state_dict()["next_batch"] == index
             assert torch.equal(next(loader).images, expected[index])

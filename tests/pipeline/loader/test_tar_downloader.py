@@ -11,8 +11,8 @@ import pytest
 
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.loader import Loader
-from resolute.pipeline.loader.prefetch import Prefetcher
 from resolute.pipeline.loader.reader import Reader
+from resolute.pipeline.loader.tar_downloader import TarDownloader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
 from resolute.pipeline.storage.base import open_files
@@ -76,7 +76,7 @@ def test_prefetched_files_are_cached_when_they_are_read_and_equal_those_of_the_f
     shards, files = opened(url, tmp_path)
     assert shards.hash == shard_set.hash
     plan, local_plan = planned(shards), planned(shard_set)
-    ahead = Prefetcher(plan, files, samples=20)
+    ahead = TarDownloader(plan, files, samples=20)
     with closing(Reader(shards, padded=False)) as reader, closing(Reader(shard_set, padded=False)) as local:
         for index in range(plan.total_batches):
             ahead.advance(index)

@@ -1,4 +1,4 @@
-"""`Prefetcher`: downloads the files of a remote set that upcoming batches will read.
+"""`TarDownloader`: downloads the files of a remote set that upcoming batches will read.
 
 The plan gives the samples of batches far ahead, and the index the tars they are in. These are downloaded into the disk
 cache while earlier batches train, so that opening a new block does not stall a batch.
@@ -13,27 +13,27 @@ from resolute.pipeline.dataset.format import tar_name
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.storage.base import Files
 
-__all__ = ["Prefetcher"]
+__all__ = ["TarDownloader"]
 
 # why: the blocks that are open at a time (order.py); `CacheSettings.ahead_bytes` is the limit for large samples
 _AHEAD_SAMPLES = 16 * 1024
 
 
-class Prefetcher:
+class TarDownloader:
     """Follows one rank through the plan. Does nothing if the set is in a folder."""
 
     def __init__(
         self, plan: Plan, files: Files, *, rank: int = 0, world_size: int = 1, samples: int = _AHEAD_SAMPLES
     ) -> None:
-        """`files`: those of the plan's set, of the reader whose batches are prefetched (`Files.for_reader`)."""
+        """`files`: those of the plan's set, of the reader whose tars are downloaded (`Files.for_reader`)."""
         self._plan, self._rank, self._world_size, self._samples = plan, rank, world_size, samples
         self._files = files
-        self._current = self._next = 0  # the batch of the last `advance`; the next one to prefetch
+        self._current = self._next = 0  # the batch of the last `advance`; the next one whose tars are downloaded
         self._pending: list[str] = []  # names not accepted yet, in order of need
         self._last: set[str] = set()  # names of the last batch. why: neighbouring batches share files
 
     def advance(self, index: int) -> None:
-        """Batch `index` is being read: prefetch it and the batches after it, as far as the files accept hints."""
+        """Batch `index` is being read: download its tars and those of later batches, as far as `files` accept them."""
         if not self._files.remote:
             return
         if not self._current <= index < self._next:  # the loader moved in the plan
