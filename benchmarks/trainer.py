@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.loader.loader import Batch
+from resolute.pipeline.loader.batch import Batch
 from resolute.train.learner import Learner
 from resolute.train.warmup import warm_up
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from .errors import DamagedSample, ResoluteError, StorageError
     from .pipeline.dataset.shard_set import ShardSet
     from .pipeline.dataset.target import Target
-    from .pipeline.loader.loader import Batch, Loader
+    from .pipeline.loader.batch import Batch
+    from .pipeline.loader.loader import Loader
     from .pipeline.plan.plan import Plan
     from .pipeline.plan.stage import Augment, Stage
 
@@ -42,7 +43,7 @@ __all__ = [
 __version__ = "0.2.0"
 _MODULES = {
     "Augment": "pipeline.plan.stage",
-    "Batch": "pipeline.loader.loader",
+    "Batch": "pipeline.loader.batch",
     "DamagedSample": "errors",
     "Loader": "pipeline.loader.loader",
     "Plan": "pipeline.plan.plan",

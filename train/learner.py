@@ -13,7 +13,7 @@ from torch import nn
 
 from resolute import cuda
 from resolute.errors import ResoluteError
-from resolute.pipeline.loader.loader import Batch
+from resolute.pipeline.loader.batch import Batch
 from resolute.train.devices.distributed import Ranks, running_statistics
 from resolute.train.devices.hardware import bf16_is_emulated
 from resolute.train.loss.distillation import build_teacher, distilled

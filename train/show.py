@@ -26,7 +26,8 @@ from resolute import cuda
 from resolute.console import counted
 from resolute.files import output_file
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.loader.loader import Batch, Loader
+from resolute.pipeline.loader.batch import Batch
+from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.loader.reader import Reader
 from resolute.report.charts import Chart
 from resolute.report.page import figures_page

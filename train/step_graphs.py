@@ -16,7 +16,7 @@ from torch import nn
 
 from resolute import cuda
 from resolute.errors import ResoluteError
-from resolute.pipeline.loader.loader import Batch
+from resolute.pipeline.loader.batch import Batch
 from resolute.train.recipe.schema import Recipe
 
 __all__ = ["StepGraphs", "check_cuda_graphs"]

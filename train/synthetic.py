@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from resolute.pipeline.loader.loader import Batch
+from resolute.pipeline.loader.batch import Batch
 from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.train.learner import Learner
 from resolute.train.model.outputs import CLASSES, Outputs

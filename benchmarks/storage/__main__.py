@@ -34,7 +34,8 @@ from resolute.benchmarks.proc import evict_files
 from resolute.benchmarks.record import check_writable, header, write
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.order import Order
-from resolute.pipeline.storage.base import Files, open_files
+from resolute.pipeline.storage.base import Files
+from resolute.pipeline.storage.open_files import open_files
 
 __all__ = ["Delayed", "main", "paced"]
 

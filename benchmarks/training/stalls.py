@@ -24,7 +24,8 @@ from resolute.benchmarks.cli import repeated, show_progress, spread, text_table
 from resolute.benchmarks.loaders.child import synchronise
 from resolute.benchmarks.loaders.ours import full_batches, training_plan
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.loader.loader import Batch, Loader
+from resolute.pipeline.loader.batch import Batch
+from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.stage import Stage
 from resolute.train.devices.memory import keep_freed_memory
 from resolute.train.learner import Learner, autocast_dtype

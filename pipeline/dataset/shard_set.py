@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resolute.errors import ResoluteError, StorageError, differences
-from resolute.pipeline.storage.base import Files, open_files
+from resolute.pipeline.storage.base import Files
 from resolute.pipeline.storage.local import retry_local
+from resolute.pipeline.storage.open_files import open_files
 
 from .format import GROUP, STORED, groups_name, index_name, key_name, names_name, tar_name
 from .groups import components, deal, together

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from resolute.errors import ResoluteError
-from resolute.pipeline.plan.plan import Phase
+from resolute.pipeline.plan.plan import Phase, Plan
 
-if TYPE_CHECKING:
-    from .loader import Batch, Loader
+from .batch import Batch
 
 __all__ = ["Epoch", "EpochBatches", "epochs"]
+
+
+class BatchStream(Iterator[Batch], Protocol):
+    """What epochs need of the `Loader`."""
+
+    plan: Plan
+
+    @property
+    def position(self) -> int: ...  # index of the batch that `next()` returns next
+    def _has_passed(self, end: int) -> bool:
+        """Whether all batches before `end` have been returned or left out."""
+
+    def _move_to(self, position: int) -> None:
+        """Leave out the batches before `position`."""
 
 
 class EpochBatches:
@@ -22,7 +35,7 @@ class EpochBatches:
     that the loader has returned or left out, and for a validation before the first training batch of its epoch.
     """
 
-    def __init__(self, loader: Loader, phase: Phase | None, *, before: Phase | None = None) -> None:
+    def __init__(self, loader: BatchStream, phase: Phase | None, *, before: Phase | None = None) -> None:
         """`before`: the training batches of the epoch, for those of its validation."""
         self._loader, self._before = loader, before
         self._first = 0 if phase is None else phase.first
@@ -77,7 +90,7 @@ class Epoch:
     val: EpochBatches
 
 
-def epochs(loader: Loader) -> Iterator[Epoch]:
+def epochs(loader: BatchStream) -> Iterator[Epoch]:
     """Yield the epochs that have batches left, from the loader's position on."""
     phases: dict[int, dict[str, Phase]] = {}
     for phase in loader.plan.phases:

@@ -10,15 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
-from resolute.errors import ResoluteError
-from resolute.urls import local_path
-
-if TYPE_CHECKING:
-    from .cache import CacheSettings
-
-__all__ = ["MAX_OPEN_FILES", "Files", "OpenFile", "Write", "open_files"]
+__all__ = ["MAX_OPEN_FILES", "Files", "OpenFile", "Write"]
 
 MAX_OPEN_FILES = 256  # that `Files` keeps open: well below the usual limit of 1024 per process
 
@@ -102,22 +96,3 @@ class OpenFile:
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # bound: `os` may be gone when Python exits
         if hasattr(self, "fd"):
             close(self.fd)
-
-
-def open_files(root: str | Path, *, cache: CacheSettings | None = None) -> Files:
-    """Open a folder, a `file://` URL or another URL (`s3://`, `gs://`, `http(s)://`, `hf://`, ...).
-
-    `cache` is only for remote URLs; None: the defaults of `CacheSettings`.
-    Raises `ResoluteError` if the URL's driver is not installed, the cache cannot be written, or `cache` is set for a
-    folder.
-    """
-    folder = local_path(root)
-    if folder is None:
-        from .remote import Remote  # why here: it imports this file
-
-        return Remote(str(root), cache)
-    if cache is not None:
-        raise ResoluteError(f"{root}: got a cache for a folder, expected it for a URL only; leave it out")
-    from .local import Folder
-
-    return Folder(folder)

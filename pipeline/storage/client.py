@@ -21,8 +21,9 @@ from resolute.errors import FileEndsEarly, Interrupted, Missing, ResoluteError, 
 from resolute.urls import bucket_and_key
 
 from .base import Write
-from .drivers import GONE, OBJECT_STORES, check_user_info, driver, failure, http_status
+from .drivers import OBJECT_STORES, check_user_info, driver
 from .obstore_client import in_loop, open_store
+from .request_errors import GONE, failure, http_status
 
 __all__ = ["Client"]
 

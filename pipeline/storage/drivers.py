@@ -1,9 +1,8 @@
-"""The file system of a URL, and its errors: what is missing or refused, whichever library a driver is made of."""
+"""The file system of a URL: `ObstoreFS` for object stores, fsspec's driver for any other."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -12,18 +11,8 @@ from typing import Any
 from resolute.errors import ResoluteError, strip_credentials
 from resolute.urls import bucket_and_key, is_misread
 
-__all__ = [
-    "GONE",
-    "OBJECT_STORES",
-    "check_user_info",
-    "driver",
-    "failure",
-    "file_system",
-    "http_status",
-    "obstore_fs",
-]
+__all__ = ["OBJECT_STORES", "check_user_info", "driver", "file_system", "obstore_fs"]
 
-GONE = frozenset({404, 410})  # HTTP statuses of a file that is missing
 OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "azure", "abfs", "abfss")  # protocols that obstore reads and writes
 
 
@@ -70,38 +59,6 @@ def obstore_fs(root: str, patience_s: float, process: int) -> Any:
     from .obstore_fs import ObstoreFS  # why here: slow to import
 
     return ObstoreFS(root, patience_s=patience_s)
-
-
-def http_status(error: BaseException) -> int | None:
-    """The HTTP status of an error of obstore, aiohttp or huggingface_hub, or None.
-
-    The last may be the cause of the error: `HfFileSystem` raises an `OSError` from it.
-    """
-    if stated := re.search(r"status code: (\d{3})", str(error)):  # obstore
-        return int(stated[1])
-    for each in (error, error.__cause__):
-        answer = getattr(each, "response", None)
-        if isinstance(answer, dict):
-            status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            return status if isinstance(status, int) else None
-        code = getattr(answer, "status_code", None)
-        if isinstance(code, int):
-            return code
-    # why not of causes: aiohttp's parser reports a truncated body as 400
-    status = error.status if hasattr(error, "status") else getattr(error, "code", None)
-    return status if isinstance(status, int) and status >= 100 else None
-
-
-def failure(error: Exception) -> str:
-    """Why a request failed, in a few words. obstore puts details for its authors below the first line of a message."""
-    text, status = str(error), http_status(error)
-    if status is not None:
-        code = re.search(r"<Code>(\w{1,60})</Code>", text)  # such as NoSuchBucket
-        return f"HTTP status {status}" + (f" {code[1]}" if code else "")
-    if isinstance(error, TimeoutError) or "kind: Timeout" in text:
-        return "no answer in time"
-    words = " ".join(text.partition("\n\nDebug source")[0].rpartition(" - ")[2].split())
-    return strip_credentials(words)[:200] or type(error).__name__
 
 
 @contextmanager

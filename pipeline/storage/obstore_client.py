@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from resolute.errors import ResoluteError, strip_credentials
 from resolute.urls import without_user_info
 
-from .drivers import failure
+from .request_errors import failure
 
 __all__ = ["check_open", "end_requests", "in_loop", "open_store"]
 

@@ -15,8 +15,8 @@ from fsspec.asyn import AsyncFileSystem, _run_coros_in_chunks, sync
 
 from resolute.errors import Interrupted
 
-from .drivers import GONE, failure, http_status
 from .obstore_client import check_open, open_store
+from .request_errors import GONE, failure, http_status
 
 __all__ = ["ObstoreFS"]
 

@@ -22,8 +22,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from resolute.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
-from resolute.pipeline.storage.drivers import GONE, file_system, http_status
+from resolute.pipeline.storage.drivers import file_system
 from resolute.pipeline.storage.read_at import read_at
+from resolute.pipeline.storage.request_errors import GONE, http_status
 from resolute.prep.sources.reject import NOT_THERE, Reject
 from resolute.prep.storage.retry import attempts, retry
 from resolute.prep.storage.thread_map import thread_map

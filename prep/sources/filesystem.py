@@ -18,7 +18,8 @@ from typing import Any, BinaryIO, NamedTuple
 from braceexpand import braceexpand
 
 from resolute.errors import ResoluteError, StorageError, is_unavailable, strip_credentials
-from resolute.pipeline.storage.drivers import GONE, file_system, http_status
+from resolute.pipeline.storage.drivers import file_system
+from resolute.pipeline.storage.request_errors import GONE, http_status
 from resolute.prep.storage.retry import is_outage, is_retryable, retry
 from resolute.urls import is_url
 

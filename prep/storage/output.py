@@ -22,7 +22,8 @@ from typing import Any, BinaryIO, Protocol, cast
 from resolute.errors import ResoluteError, StorageError, strip_credentials
 from resolute.files import atomic_file, delete_partial, sync_folder, write_errors
 from resolute.lock import exclusive_lock
-from resolute.pipeline.storage.drivers import GONE, file_system, http_status
+from resolute.pipeline.storage.drivers import file_system
+from resolute.pipeline.storage.request_errors import GONE, http_status
 from resolute.urls import local_path
 
 from .hashed_file import AtomicFile, FileInfo

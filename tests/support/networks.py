@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from resolute.pipeline.loader.loader import Batch
+from resolute.pipeline.loader.batch import Batch
 from resolute.train.model.build import build_model
 from resolute.train.recipe.schema import Model
 from tests.support.batch_spec import batch_spec

@@ -21,7 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from resolute.cli import main
 from resolute.console import guard_process
-from resolute.pipeline.loader.loader import Batch
+from resolute.pipeline.loader.batch import Batch
 from resolute.train import learner as learners
 from resolute.train import trainer as runs
 from resolute.train.devices.distributed import Ranks, join

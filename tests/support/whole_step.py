@@ -33,7 +33,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from resolute.pipeline.dataset.target import Target
-from resolute.pipeline.loader.loader import Batch
+from resolute.pipeline.loader.batch import Batch
 from resolute.train import learner as learners
 from resolute.train.learner import Learner, image_dtype
 from resolute.train.model.outputs import CLASSES, Outputs

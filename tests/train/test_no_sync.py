@@ -20,7 +20,7 @@ from resolute import cuda
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import Target
 from resolute.pipeline.graph import gpu_finish
-from resolute.pipeline.loader.loader import Batch
+from resolute.pipeline.loader.batch import Batch
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
 from resolute.train.devices.distributed import Ranks

@@ -12,7 +12,7 @@ import pytest
 from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.loader.loader import Batch
+from resolute.pipeline.loader.batch import Batch
 from resolute.train.learner import Learner
 from resolute.train.optim.schedule import Rates, epoch_samples, epoch_steps
 from resolute.train.recipe.schema import Recipe

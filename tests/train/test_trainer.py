@@ -20,7 +20,7 @@ import torch
 
 from resolute.cli import main
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.loader.loader import Batch
+from resolute.pipeline.loader.batch import Batch
 from resolute.pipeline.plan.plan import Plan
 from resolute.train.learner import Learner
 from resolute.train.logs.metrics import read_log

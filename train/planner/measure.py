@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from resolute import cuda
-from resolute.pipeline.loader.loader import Batch, Loader
+from resolute.pipeline.loader.batch import Batch
+from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import BatchShape
 from resolute.train.devices.hardware import peak_memory_bytes, reset_peak_memory

@@ -208,7 +208,7 @@ def test_a_loader_is_not_copied_or_sent(shard_set: ShardSet, send: Callable[[Loa
 _REMOTE = """
 import os, sys
 from resolute import ResoluteError
-from resolute.pipeline.storage.base import open_files
+from resolute.pipeline.storage.open_files import open_files
 from resolute.pipeline.storage.obstore_client import open_store
 files = open_files("http://127.0.0.1:9/set")
 child = os.fork()

@@ -13,7 +13,8 @@ import torch
 from nvidia.dali.pipeline import Pipeline
 
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.loader.loader import Batch, Loader
+from resolute.pipeline.loader.batch import Batch
+from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.loader.reader import PendingBatch, Reader
 from resolute.pipeline.plan import crops
 from resolute.pipeline.plan.plan import Plan

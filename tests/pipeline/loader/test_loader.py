@@ -16,7 +16,8 @@ from torch.nn.functional import cross_entropy
 
 from resolute.errors import DamagedSample, ResoluteError, StorageError
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.loader.loader import Batch, Loader
+from resolute.pipeline.loader.batch import Batch
+from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.augment_params import CUTMIX, MIXUP
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage

@@ -15,8 +15,8 @@ from resolute.pipeline.loader.reader import Reader
 from resolute.pipeline.loader.tar_downloader import TarDownloader
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
-from resolute.pipeline.storage.base import open_files
 from resolute.pipeline.storage.cache import CacheSettings
+from resolute.pipeline.storage.open_files import open_files
 from resolute.pipeline.storage.remote import Remote
 from tests.pipeline.storage.test_remote import s3_server  # noqa: F401
 from tests.support.s3 import FaultyProxy, proxy  # noqa: F401

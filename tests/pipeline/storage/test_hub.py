@@ -11,8 +11,8 @@ import pytest
 
 from resolute.errors import Missing, ResoluteError, StorageError
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.storage.base import open_files
 from resolute.pipeline.storage.cache import CacheSettings
+from resolute.pipeline.storage.open_files import open_files
 from tests.pipeline.storage.test_remote import SET, opened, read_everywhere
 from tests.support.hub import TOKEN, Hub, hub_at, running_hub
 from tests.support.s3 import FaultyProxy

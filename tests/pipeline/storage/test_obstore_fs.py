@@ -14,7 +14,8 @@ import pytest
 
 from resolute.errors import ResoluteError, StorageError
 from resolute.pipeline.storage import obstore_fs as object_file_system
-from resolute.pipeline.storage.drivers import file_system, http_status, obstore_fs
+from resolute.pipeline.storage.drivers import file_system, obstore_fs
+from resolute.pipeline.storage.request_errors import http_status
 from resolute.prep.sources.fetch import fetch_many
 from resolute.prep.sources.filesystem import expand_pattern, list_folder, open_file, path_kind
 from resolute.prep.sources.image_ref import ByteRange

@@ -12,7 +12,7 @@ import pytest
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.storage.base import open_files
+from resolute.pipeline.storage.open_files import open_files
 from resolute.pipeline.storage.read_at import read_at
 from tests.conftest import make_photos
 from tests.pipeline.storage.test_remote import TAR, read_everywhere, settings

@@ -21,9 +21,10 @@ import fsspec
 import pytest
 
 from resolute.errors import FileEndsEarly, Interrupted, Missing, ResoluteError, StorageError
-from resolute.pipeline.storage.base import Files, open_files
+from resolute.pipeline.storage.base import Files
 from resolute.pipeline.storage.cache import CacheSettings
 from resolute.pipeline.storage.obstore_client import _BACKOFF
+from resolute.pipeline.storage.open_files import open_files
 from resolute.pipeline.storage.remote import Remote
 from tests import ROOT
 from tests.support.s3 import BUCKET, FaultyProxy, proxy, running_s3  # noqa: F401
@@ -281,7 +282,7 @@ def test_ctrl_c_ends_a_hanging_read_at_once(tmp_path: Path, url: str, proxy: Fau
 ENDS_EARLY = """
 import sys, time
 from pathlib import Path
-from resolute.pipeline.storage.base import open_files
+from resolute.pipeline.storage.open_files import open_files
 from resolute.pipeline.storage.cache import CacheSettings
 files = open_files(sys.argv[1], cache=CacheSettings(folder=Path(sys.argv[2]), stall_s=60.0))
 files.local("manifest.json")

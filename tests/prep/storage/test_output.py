@@ -26,9 +26,9 @@ import pytest
 
 from resolute.errors import ResoluteError, StorageError
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.storage.base import open_files
 from resolute.pipeline.storage.drivers import file_system, obstore_fs
 from resolute.pipeline.storage.obstore_fs import ObstoreFS
+from resolute.pipeline.storage.open_files import open_files
 from resolute.prep.sources.filesystem import is_pattern, list_folder, path_kind
 from resolute.prep.sources.scan_cache import cached_scan, scan_all
 from resolute.prep.storage import lease

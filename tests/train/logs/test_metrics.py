@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from resolute.pipeline.loader.loader import Batch
+from resolute.pipeline.loader.batch import Batch
 from resolute.train.logs import metrics
 from resolute.train.logs.metrics import Meter, RunLogWriter, read_log
 from resolute.train.loop import run_batches

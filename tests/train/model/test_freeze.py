@@ -10,7 +10,7 @@ import timm
 import torch
 
 from resolute.errors import ResoluteError
-from resolute.pipeline.loader.loader import Batch
+from resolute.pipeline.loader.batch import Batch
 from resolute.train.learner import Learner
 from resolute.train.model.freeze import layers, trainable_sets
 from resolute.train.recipe.schema import Recipe

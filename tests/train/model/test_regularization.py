@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from resolute.errors import ResoluteError
-from resolute.pipeline.loader.loader import Batch
+from resolute.pipeline.loader.batch import Batch
 from resolute.train.learner import Learner
 from resolute.train.planner.measure import restored
 from resolute.train.recipe.schema import Recipe
