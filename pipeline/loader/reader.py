@@ -113,7 +113,7 @@ class Reader:
         self.files = shards.files.for_reader()
         self._shards, self._check_crc, self._padded = replace(shards, files=self.files), check_crc, padded
         self._buffers = BufferPool(nbytes=0, count=_BUFFERS)
-        self._pool = DaemonPool(threads, name="resolute-read", files=self.files)
+        self._pool = DaemonPool(threads, name="resolute-read", cancel=self.files.interrupt)
         self._closed = threading.Event()
         self._asks_once = asks_once
         self._ends: dict[str, int] = {}  # of tars that are cut short: bytes that can be read

@@ -18,7 +18,6 @@ import fcntl
 import hashlib
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,10 +28,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from resolute.errors import Interrupted, ResoluteError, StorageError
+from resolute.errors import ResoluteError, StorageError
 from resolute.lock import same_file, try_lock
 
 from .base import OpenFile, Write
+from .cancel import CancelScope, interrupted
 
 __all__ = ["DAMAGED", "Cache", "CacheSettings", "cache_errors"]
 
@@ -113,14 +113,14 @@ class Cache:
         nbytes: int,
         download: Callable[[Write], object],
         *,
-        stopped: threading.Event,
+        scope: CancelScope,
         keep: bool = False,
         sha256: str | None = None,
         is_stale: Callable[[], bool] | None = None,
     ) -> OpenFile:
         """Open a file of `nbytes`, downloaded first by `download(write)` unless it is cached.
 
-        stopped   ends waits for other processes, with `Interrupted`
+        scope     ends waits for other processes, with `Interrupted`, once it is cancelled
         keep      the file is not evicted as long as the result lives
         sha256    drops a cached file with other content
         is_stale  drops any cached file if it returns True; no other process downloads the file meanwhile
@@ -132,11 +132,11 @@ class Cache:
             cached = partial(self._cached, path, nbytes, keep, sha256)
             if is_stale is None and (file := cached()) is not None:
                 return file
-            with self._locked(path, stopped):
+            with self._locked(path, scope):
                 if is_stale is not None and is_stale():
                     self.drop(name)
                 # why again: another process may have downloaded it while this one waited
-                return cached() or self._download(path, nbytes, download, stopped, keep)
+                return cached() or self._download(path, nbytes, download, scope, keep)
 
     def write_note(self, name: str, **facts: object) -> None:
         """Note facts (JSON values) about the store's file, in place of earlier ones. Call it during a download."""
@@ -179,13 +179,13 @@ class Cache:
         return None
 
     def _download(
-        self, path: Path, nbytes: int, download: Callable[[Write], object], stopped: threading.Event, keep: bool
+        self, path: Path, nbytes: int, download: Callable[[Write], object], scope: CancelScope, keep: bool
     ) -> OpenFile:
         part = Path(f"{path}.part")
         part.unlink(missing_ok=True)  # of a killed process
         handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            self._reserve(handle, nbytes, stopped)
+            self._reserve(handle, nbytes, scope)
             download(partial(self._write, handle))
             file = OpenFile(part)  # why before it appears: it may be evicted at once
             if keep:
@@ -199,7 +199,7 @@ class Cache:
         finally:
             os.close(handle)
 
-    def _reserve(self, handle: int, nbytes: int, stopped: threading.Event) -> None:
+    def _reserve(self, handle: int, nbytes: int, scope: CancelScope) -> None:
         """Set the size of a new file, evicting others; waits if the quota is full of files being downloaded."""
         used, waits = 0, nbytes <= self._limit_bytes
         while waits:
@@ -208,8 +208,8 @@ class Cache:
                 if used + nbytes <= self._limit_bytes:
                     os.ftruncate(handle, nbytes)
                     return
-            if waits and stopped.wait(5 * _POLL_S):
-                raise _interrupted(self._folder)
+            if waits and scope.wait(5 * _POLL_S):
+                raise interrupted(self._folder)
         raise ResoluteError(
             f"{self._folder}: the cache is too small, got a bound of {self._limit_bytes} bytes with {used} in use, "
             f"expected room for a file of {nbytes}; raise RESOLUTE_CACHE_GIB"
@@ -262,14 +262,14 @@ class Cache:
         return used, files, unfinished
 
     @contextmanager
-    def _locked(self, path: Path, stopped: threading.Event | None = None) -> Iterator[None]:
+    def _locked(self, path: Path, scope: CancelScope | None = None) -> Iterator[None]:
         """Hold the lock of a file, or of the folder."""
         lock = _lock(path)
         try:
-            lock.acquire(_PATIENCE_S, poll_interval=_POLL_S, cancel_check=stopped.is_set if stopped else None)
+            lock.acquire(_PATIENCE_S, poll_interval=_POLL_S, cancel_check=scope.cancelled if scope else None)
         except Timeout:
-            if stopped is not None and stopped.is_set():
-                raise _interrupted(path) from None
+            if scope is not None and scope.cancelled():
+                raise interrupted(path) from None
             raise StorageError(
                 f"{path}: another process has been downloading it for {_PATIENCE_S:.0f} s, expected it to end; look "
                 "for a suspended one, or set RESOLUTE_CACHE to another folder"
@@ -280,10 +280,6 @@ class Cache:
             if path != self._folder:
                 Path(lock.lock_file).unlink(missing_ok=True)  # why before the release: afterwards it may be another's
             lock.release()
-
-
-def _interrupted(path: Path) -> Interrupted:
-    return Interrupted(f"{path}: the wait for it was interrupted, expected open files; open them again")
 
 
 def _lock(path: Path | str) -> FileLock:

@@ -3,27 +3,28 @@
 Object stores and web servers are read through obstore, which repeats failed requests, continues bodies that broke off,
 and has the timeouts. Any other URL (hf://, sftp://, ...) is read through its fsspec driver.
 
-The calling thread waits for each request, so that Ctrl-C, `interrupt` and `stop` end it at once: requests of obstore
-run on fsspec's event loop and are cancelled, those of drivers run in daemon threads, which are abandoned.
+The calling thread waits for each request, so that Ctrl-C and the caller's `CancelScope` end it at once: requests of
+obstore run on fsspec's event loop and are cancelled, those of drivers run in daemon threads, which are abandoned.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from resolute.errors import FileEndsEarly, Interrupted, Missing, ResoluteError, StorageError, strip_credentials
+from resolute.errors import FileEndsEarly, Missing, ResoluteError, StorageError, strip_credentials
 from resolute.urls import bucket_and_key
 
 from .base import Write
+from .cancel import CancelScope, interrupted
 from .drivers import OBJECT_STORES, check_user_info, driver
 from .obstore_client import in_loop, open_store
 from .request_errors import GONE, failure, http_status
+from .retries import backoff, with_retries
 
 __all__ = ["Client"]
 
@@ -32,6 +33,7 @@ Answer = TypeVar("Answer")
 _OBSTORE = (*OBJECT_STORES, "http", "https")
 _BYTES_PER_S = 128 << 10  # a body arrives in pieces of what this rate brings in `stall_s`
 _DOWNLOADS = 3  # of a file whose body broke off
+_FIRST_WAIT_S = 0.5  # before the second of them
 _RETRIED_STATUS = frozenset({408, 425, 429})  # HTTP statuses below 500 that a retry may change
 # Keys under which fsspec's drivers report a file's content hash or version.
 _IDENTITY = ("ETag", "etag", "md5Hash", "generation", "blob_id", "last_modified", "mtime")
@@ -40,7 +42,8 @@ _IDENTITY = ("ETag", "etag", "md5Hash", "generation", "blob_id", "last_modified"
 class Client:
     """The files below a URL. All methods are thread-safe; do not share one between processes, or make it before a fork.
 
-    All reads raise `Missing`, `Interrupted`, or `StorageError` for a store that refuses or does not deliver.
+    All reads raise `Missing`, `Interrupted` if their `scope` is cancelled, or `StorageError` for a store that refuses
+    or does not deliver.
     """
 
     def __init__(self, url: str, *, tries: int, stall_s: float) -> None:
@@ -50,9 +53,6 @@ class Client:
         self._tries, self._patience_s = tries, tries * stall_s
         self._piece_bytes = max(1, int(stall_s * _BYTES_PER_S))
         self._lock = threading.Lock()
-        self._closed = False
-        self._pending: dict[Future[Any], threading.Event] = {}  # and what ends it
-        self._events = weakref.WeakSet[threading.Event]()  # of `stop_event`
         self._store: Any = None  # obstore's, or
         self._fs: Any = None  # fsspec's driver, with the path of the URL in it
         check_user_info(url)
@@ -68,28 +68,19 @@ class Client:
     def where(self, name: str) -> str:
         return f"{self.root}/{name}"
 
-    def stop_event(self) -> threading.Event:
-        """A new event for `info` and `download`, which end once it is set; `interrupt` and `stop` set it."""
-        with self._lock:
-            event = threading.Event()
-            self._events.add(event)
-            if self._closed:
-                event.set()
-        return event
+    def info(self, name: str, *, scope: CancelScope) -> tuple[int, str]:
+        """(size in bytes, identity such as an ETag)."""
 
-    def info(self, name: str, *, stopped: threading.Event) -> tuple[int, str]:
-        """(size in bytes, identity such as an ETag). `stopped`, a `stop_event`, ends the request."""
-
-        def once(stopped: threading.Event) -> tuple[int, str]:
+        def once() -> tuple[int, str]:
             if self._store is not None:
                 import obstore
 
-                meta = self._call(name, stopped, lambda: obstore.head_async(self._store, self._folder + name))
+                meta = self._call(name, scope, lambda: obstore.head_async(self._store, self._folder + name))
                 return meta["size"], str(meta["e_tag"] or meta["last_modified"])
-            info = self._info(name, stopped)
+            info = self._info(name, scope)
             return int(info["size"]), "; ".join(f"{word}={info[word]}" for word in _IDENTITY if word in info)
 
-        return self._repeated(name, once, stopped)
+        return self._repeated(name, once, scope)
 
     def download(
         self,
@@ -98,24 +89,23 @@ class Client:
         nbytes: int | None = None,
         *,
         most: int | None = None,
-        stopped: threading.Event,
+        scope: CancelScope,
     ) -> str:
         """Download a file through `write`; returns the SHA-256 of its bytes, in hex.
 
         nbytes    the size it must have; None: any up to `most`, else `ResoluteError`
-        stopped   a `stop_event`, which ends it
 
         If a body breaks off, everything is written again. Raises `FileEndsEarly` if the store has another size.
         """
 
-        def once(stopped: threading.Event) -> str:
-            size, pieces = self._open(name, stopped)
+        def once() -> str:
+            size, pieces = self._open(name, scope)
             if most is not None and size > most:
                 raise ResoluteError(
                     f"{self.where(name)}: too large, got {size} bytes, expected at most {most}; upload the set again"
                 )
             if nbytes not in (None, size):
-                if self.info(name, stopped=stopped)[0] == size:  # why asked again: a single answer may be cut short
+                if self.info(name, scope=scope)[0] == size:  # why asked again: a single answer may be cut short
                     raise FileEndsEarly(
                         f"{self.where(name)}: another size than the set's manifest lists, got {size} bytes, expected "
                         f"{nbytes}; upload the set again, its manifest last",
@@ -134,57 +124,51 @@ class Client:
                 self.fetched_bytes += size
             return digest.hexdigest()
 
-        return self._repeated(name, once, stopped)
+        return self._repeated(name, once, scope)
 
-    def _repeated(self, name: str, once: Callable[[threading.Event], Answer], stopped: threading.Event) -> Answer:
-        """`once(stopped)`, again after each `_BrokenOffError`.
+    def _repeated(self, name: str, once: Callable[[], Answer], scope: CancelScope) -> Answer:
+        """`once()`, again after each `_BrokenOffError`.
 
         why: obstore repeats requests by itself, but continues a body that broke off only if the file has an ETag.
         Drivers repeat only some requests.
         """
-        reason = ""
-        for tried in range(_DOWNLOADS if self._store is not None else self._tries):
-            if tried and stopped.wait(min(0.25 * 2**tried, 20.0)):
-                raise self._interrupted(name)
-            try:
-                return once(stopped)
-            except _BrokenOffError as error:
-                reason = str(error)
-        raise self._unavailable(name, reason)
+        waits_s = backoff(_DOWNLOADS if self._store is not None else self._tries, _FIRST_WAIT_S)
+        try:
+            return with_retries(once, waits_s=waits_s, may_pass=_broke_off, scope=scope, where=self.where(name))
+        except _BrokenOffError as error:
+            raise self._unavailable(name, str(error)) from None
 
-    def _open(self, name: str, stopped: threading.Event) -> tuple[int, Iterator[memoryview]]:
+    def _open(self, name: str, scope: CancelScope) -> tuple[int, Iterator[memoryview]]:
         """Size of a file and its bytes in pieces."""
         if self._store is not None:
             import obstore
 
-            got = self._call(name, stopped, lambda: obstore.get_async(self._store, self._folder + name))
+            got = self._call(name, scope, lambda: obstore.get_async(self._store, self._folder + name))
             stream = got.stream(min_chunk_size=self._piece_bytes)
-            return got.meta["size"], self._pieces(name, stopped, lambda: anext(stream, b""))
-        size = int(self._info(name, stopped)["size"])
-        file = self._call(name, stopped, lambda: self._fs.open(self._folder + name, "rb", cache_type="none"))
-        return size, self._pieces(name, stopped, lambda: file.read(self._piece_bytes) if file.tell() < size else b"")
+            return got.meta["size"], self._pieces(name, scope, lambda: anext(stream, b""))
+        size = int(self._info(name, scope)["size"])
+        file = self._call(name, scope, lambda: self._fs.open(self._folder + name, "rb", cache_type="none"))
+        return size, self._pieces(name, scope, lambda: file.read(self._piece_bytes) if file.tell() < size else b"")
 
-    def _info(self, name: str, stopped: threading.Event) -> dict[str, Any]:
+    def _info(self, name: str, scope: CancelScope) -> dict[str, Any]:
         """Metadata of a file, from its fsspec driver."""
         self._fs.invalidate_cache()  # why: huggingface_hub keeps listings, whatever the option says
-        return dict(self._call(name, stopped, lambda: self._fs.info(self._folder + name)))
+        return dict(self._call(name, scope, lambda: self._fs.info(self._folder + name)))
 
-    def _pieces(self, name: str, stopped: threading.Event, next_piece: Callable[[], Any]) -> Iterator[memoryview]:
-        while len(piece := memoryview(self._call(name, stopped, next_piece, body=True))):
+    def _pieces(self, name: str, scope: CancelScope, next_piece: Callable[[], Any]) -> Iterator[memoryview]:
+        while len(piece := memoryview(self._call(name, scope, next_piece, body=True))):
             yield piece
 
-    def _call(self, name: str, stopped: threading.Event, work: Callable[[], Any], *, body: bool = False) -> Any:
+    def _call(self, name: str, scope: CancelScope, work: Callable[[], Any], *, body: bool = False) -> Any:
         """The answer to a request, within `tries` times `stall_s`."""
         future = in_loop(work) if self._store is not None else _in_thread(work)
         with self._lock:
             self.requests += not body
-            self._pending[future] = stopped
         try:
-            if stopped.is_set():
-                raise self._interrupted(name)
-            return future.result(self._patience_s)
+            with scope.ending(future.cancel):
+                return future.result(self._patience_s)
         except CancelledError:
-            raise self._interrupted(name) from None
+            raise interrupted(self.where(name)) from None
         except ResoluteError:
             raise
         except Exception as error:  # why any: drivers raise anything
@@ -193,8 +177,6 @@ class Client:
             raise self._explained(name, error, body=body, expired=expired) from None
         finally:
             future.cancel()
-            with self._lock:
-                self._pending.pop(future, None)
 
     def _explained(self, name: str, error: Exception, *, body: bool, expired: bool) -> Exception:
         """An error of obstore or of a driver as one of ours: one line, without credentials.
@@ -221,29 +203,13 @@ class Client:
             "expected its bytes; check the network and the store, then run the same command again: it continues"
         )
 
-    def _interrupted(self, name: str) -> Interrupted:
-        where = self.where(name)
-        return Interrupted(f"{where}: the read was interrupted, expected files that stay open; open them again")
-
-    def interrupt(self, stopped: threading.Event) -> None:
-        """Set `stopped`, which ends the requests that were given it with `Interrupted`."""
-        with self._lock:
-            pending = [future for future, event in self._pending.items() if event is stopped]
-            stopped.set()  # why under the lock: a request that is not in the list sees it
-        for future in pending:
-            future.cancel()
-
-    def stop(self) -> None:
-        """`interrupt` all requests, and all later ones."""
-        with self._lock:
-            self._closed = True
-            events = list(self._events)
-        for event in events:
-            self.interrupt(event)
-
 
 class _BrokenOffError(Exception):
     """The body of an answer ended early, or a driver failed: to be repeated here."""
+
+
+def _broke_off(error: Exception) -> bool:
+    return isinstance(error, _BrokenOffError)
 
 
 def _in_thread(work: Callable[[], Answer]) -> Future[Answer]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from resolute.errors import FileEndsEarly, Interrupted, Missing, StorageError
+from resolute.errors import FileEndsEarly, Missing, StorageError
 
 from .base import MAX_OPEN_FILES, Files, OpenFile
+from .cancel import CancelScope
 from .read_at import read_at
+from .retries import backoff, with_retries
 
 __all__ = ["Folder", "retry_local"]
 
@@ -22,7 +22,7 @@ Answer = TypeVar("Answer")
 
 # Attempts of a local read that fails (EIO, ESTALE, ...) and the first wait: 25 to 50 s in all, about the time a file
 # server takes to restart.
-_TRIES, _FIRST_WAIT_S, _MAX_WAIT_S = 10, 0.1, 20.0
+_TRIES, _FIRST_WAIT_S = 10, 0.1
 _FINAL_ERRNO = (
     errno.EACCES,
     errno.EINVAL,
@@ -31,8 +31,6 @@ _FINAL_ERRNO = (
     errno.ENOSYS,
     errno.EPERM,
 )  # that a retry cannot change
-# why not the global generator: a flaky disk must not change the random numbers of a seeded run
-_jitter = random.SystemRandom()
 
 
 class Folder(Files):
@@ -42,7 +40,7 @@ class Folder(Files):
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._stop = threading.Event()  # replaced by `interrupt`: set for the reads that began before
+        self._reads = CancelScope()  # replaced by `interrupt`: of the reads that have begun since
         base = root  # why: a reference to `self` in the cache would keep the folder's files open for ever
         self._open: Callable[[str], OpenFile] = functools.lru_cache(MAX_OPEN_FILES)(lambda n: OpenFile(f"{base}/{n}"))
 
@@ -118,47 +116,43 @@ class Folder(Files):
         self._open.cache_clear()  # type: ignore[attr-defined]  # an lru_cache
 
     def interrupt(self) -> None:
-        stopped, self._stop = self._stop, threading.Event()
-        stopped.set()
+        before, self._reads = self._reads, CancelScope()
+        before.cancel()
 
     def close(self) -> None:
         self.interrupt()
         self.release()
 
     def _retry(self, name: str, request: Callable[[], Answer]) -> Answer:
-        return retry_local(request, self.where(name), stop=self._stop)
+        return retry_local(request, self.where(name), scope=self._reads)
 
 
-def retry_local(request: Callable[[], Answer], where: object, *, stop: threading.Event | None = None) -> Answer:
+def retry_local(request: Callable[[], Answer], where: object, *, scope: CancelScope | None = None) -> Answer:
     """Return `request()`, a read from a disk, retried for up to a minute if it fails (EIO, ESTALE, ...).
 
     Raises `FileNotFoundError` immediately; `StorageError` if access is refused or all retries failed; `Interrupted` if
-    `stop` is set.
+    `scope` is cancelled.
     """
+    try:
+        waits_s = backoff(_TRIES, _FIRST_WAIT_S)
+        return with_retries(request, waits_s=waits_s, may_pass=_may_pass, scope=scope, where=where)
+    except FileNotFoundError:
+        raise
+    except NotADirectoryError:  # a parent folder was replaced by a file
+        raise FileNotFoundError(2, "No such file or directory", str(where)) from None
+    except OSError as error:
+        reason = error.strerror or str(error) or type(error).__name__
+        if error.errno in _FINAL_ERRNO:
+            raise StorageError(
+                f"{where}: access is refused, got '{reason}', expected its bytes; check the address and the "
+                "permissions, then run the same command again"
+            ) from None
+        raise StorageError(
+            f"{where}: cannot be read, got '{reason}' at the last of {_TRIES} tries, expected its bytes; check "
+            "the disk or the mount, then run the same command again: it continues"
+        ) from None
 
-    for tried in range(1, _TRIES + 1):
-        try:
-            return request()
-        except FileNotFoundError:
-            raise
-        except NotADirectoryError:  # a parent folder was replaced by a file
-            raise FileNotFoundError(2, "No such file or directory", str(where)) from None
-        except OSError as error:
-            if stop is not None and stop.is_set():
-                break
-            reason = error.strerror or str(error) or type(error).__name__
-            if error.errno in _FINAL_ERRNO:
-                raise StorageError(
-                    f"{where}: access is refused, got '{reason}', expected its bytes; check the address and the "
-                    "permissions, then run the same command again"
-                ) from None
-            if tried == _TRIES:
-                raise StorageError(
-                    f"{where}: cannot be read, got '{reason}' at the last of {_TRIES} tries, expected its bytes; check "
-                    "the disk or the mount, then run the same command again: it continues"
-                ) from None
-        # "Exponential Backoff And Jitter", AWS Architecture Blog, 2015 ("equal jitter")
-        wait_s = min(_FIRST_WAIT_S * 2 ** (tried - 1), _MAX_WAIT_S) * _jitter.uniform(0.5, 1.0)
-        if (stop or threading.Event()).wait(wait_s):
-            break
-    raise Interrupted(f"{where}: the read was interrupted, expected files that stay open; open them again")
+
+def _may_pass(error: Exception) -> bool:
+    is_final = isinstance(error, FileNotFoundError | NotADirectoryError) or getattr(error, "errno", 0) in _FINAL_ERRNO
+    return isinstance(error, OSError) and not is_final

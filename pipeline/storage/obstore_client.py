@@ -1,4 +1,4 @@
-"""obstore's stores, and the event loop and the end of the process that their requests share.
+"""obstore's stores, and their requests, which run on fsspec's event loop.
 
 why a loop: the calling thread waits for a request there, so that Ctrl-C ends the wait at once.
 """
@@ -9,24 +9,29 @@ import asyncio
 import atexit
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from resolute.errors import ResoluteError, strip_credentials
 from resolute.urls import without_user_info
 
+from .cancel import CancelScope
 from .request_errors import failure
 
-__all__ = ["check_open", "end_requests", "in_loop", "open_store"]
+__all__ = ["in_loop", "open_store", "request", "requests_within"]
 
 Answer = TypeVar("Answer")
 
 _BACKOFF = {"init_backoff": timedelta(seconds=0.25), "max_backoff": timedelta(seconds=20), "base": 3}
 _GRACE_S = 0.2
-_ended = False
+_of_process = CancelScope()  # all requests of obstore
+# why: obstore's file system is shared, and fsspec passes a call on to its loop without further arguments
+_scope: ContextVar[CancelScope] = ContextVar("_scope", default=_of_process)
 _opened_by = 0  # process that has opened a store; 0: none
 
 
@@ -86,11 +91,28 @@ def in_loop(work: Callable[[], Awaitable[Answer]]) -> Future[Answer]:
     _check_process()
     from fsspec.asyn import get_loop
 
-    async def run() -> Answer:
-        check_open()
+    return asyncio.run_coroutine_threadsafe(request(work), get_loop())
+
+
+async def request(work: Callable[[], Awaitable[Answer]]) -> Answer:
+    """The answer to a request of obstore; `CancelledError` if its scope is cancelled, or the process ends."""
+    scope, loop, task = _scope.get(), asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    cancel = partial(loop.call_soon_threadsafe, task.cancel)
+    with _of_process.ending(cancel), scope.ending(cancel):
+        if _of_process.cancelled() or scope.cancelled():
+            raise asyncio.CancelledError
         return await work()
 
-    return asyncio.run_coroutine_threadsafe(run(), get_loop())
+
+@contextmanager
+def requests_within(scope: CancelScope) -> Iterator[None]:
+    """The requests of object stores that this thread begins in the block are cancelled with `scope`, too."""
+    token = _scope.set(scope)
+    try:
+        yield
+    finally:
+        _scope.reset(token)
 
 
 def _check_process() -> None:
@@ -103,34 +125,12 @@ def _check_process() -> None:
         )
 
 
-def end_requests() -> None:
-    """Cancel the requests on fsspec's event loop that are under way."""
-    if not _opened_by:
-        return
-    from fsspec.asyn import loop
-
-    def cancel(running: asyncio.AbstractEventLoop) -> None:
-        for task in asyncio.all_tasks(running):
-            task.cancel()
-
-    if loop[0] is not None:
-        loop[0].call_soon_threadsafe(cancel, loop[0])
-
-
-def check_open() -> None:
-    """Raise `CancelledError` if the process is ending."""
-    if _ended:
-        raise asyncio.CancelledError
-
-
 @atexit.register
 def _end() -> None:
     """End all requests, and give obstore's threads time for it.
 
     why: one that still has to tell Python of an answer when the interpreter has ended aborts the process.
     """
-    global _ended
     if _opened_by == os.getpid():
-        _ended = True
-        end_requests()
+        _of_process.cancel()
         time.sleep(_GRACE_S)

@@ -15,7 +15,7 @@ from fsspec.asyn import AsyncFileSystem, _run_coros_in_chunks, sync
 
 from resolute.errors import Interrupted
 
-from .obstore_client import check_open, open_store
+from .obstore_client import open_store, request
 from .request_errors import GONE, failure, http_status
 
 __all__ = ["ObstoreFS"]
@@ -59,8 +59,7 @@ class ObstoreFS(AsyncFileSystem):
     async def _ask(self, path: str, work: Callable[[], Awaitable[Answer]]) -> Answer:
         """The answer to a request, its errors as those of this class."""
         try:
-            check_open()
-            return await work()
+            return await request(work)
         except asyncio.CancelledError:  # why: fsspec would take it for an answer
             raise Interrupted(f"{self.protocol}://{path}: the request was interrupted, expected its end") from None
         except Exception as error:  # why any: obstore raises many types

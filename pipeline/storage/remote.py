@@ -29,6 +29,7 @@ from resolute.errors import FileEndsEarly, Missing, ResoluteError, StorageError
 
 from .base import MAX_OPEN_FILES, Files, OpenFile, Write
 from .cache import DAMAGED, Cache, CacheSettings, cache_errors
+from .cancel import CancelScope
 from .client import Client
 from .read_at import read_at
 from .threads import DaemonPool
@@ -53,7 +54,7 @@ class _Prefetch:
 
     nbytes: int
     owners: set[Files]
-    stopped: threading.Event
+    scope: CancelScope
     future: Future[OpenFile] | None = None
 
 
@@ -82,15 +83,16 @@ class Remote(Files):
         self._kept: dict[Path, OpenFile] = {}  # of `local`
         self._prefetching: dict[str, _Prefetch] = {}
         self._since_ns = time.time_ns()  # of notes in the cache that count, see above
-        self._stopped = self._client.stop_event()  # replaced by `interrupt`: set for the reads that began before
-        self._pool = DaemonPool(self._settings.requests, name="resolute-fetch", files=self)
+        self._all_reads = CancelScope()  # those of all readers, which `close` cancels
+        self._reads = self._all_reads.child()  # own ones; replaced by `interrupt`
+        self._pool = DaemonPool(self._settings.requests, name="resolute-fetch", cancel=self.interrupt)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Remote, (self._url, self._settings)
 
     def for_reader(self) -> Remote:
         own = object.__new__(Remote)
-        own.__dict__.update(self.__dict__, _stopped=self._client.stop_event())
+        own.__dict__.update(self.__dict__, _reads=self._all_reads.child())
         return own
 
     @property
@@ -111,21 +113,21 @@ class Remote(Files):
 
     def file_version(self, name: str) -> tuple[int, str] | None:
         try:
-            return self._client.info(name, stopped=self._stopped)
+            return self._client.info(name, scope=self._reads)
         except Missing:
             return None
 
     def local(self, name: str) -> Path:
         try:
             if name != "manifest.json":
-                return self._keep(self._file(name), partial(self._download, self._file(name), stopped=self._stopped))
+                return self._keep(self._file(name), partial(self._download, self._file(name), scope=self._reads))
             text = bytearray()
 
             def write(data: memoryview, offset: int) -> None:
                 text[offset:] = data
 
             since_ns = time.time_ns()
-            sha256 = self._client.download(name, write, most=_MAX_MANIFEST_BYTES, stopped=self._stopped)
+            sha256 = self._client.download(name, write, most=_MAX_MANIFEST_BYTES, scope=self._reads)
         except Missing as error:
             raise FileNotFoundError(2, str(error), self.where(name)) from None
         with suppress(ValueError, TypeError, KeyError):  # why: `read_manifest` reports what is wrong with it
@@ -194,7 +196,7 @@ class Remote(Files):
             return True  # why: `read` will raise it
         with self._lock:
             ahead = self._prefetching.get(name)
-            if ahead is not None and not ahead.stopped.is_set():
+            if ahead is not None and not ahead.scope.cancelled():
                 ahead.owners.add(self)
                 return True
             if self._cache.has(file.cached):
@@ -202,9 +204,9 @@ class Remote(Files):
             pending = self.pending_bytes()
             if pending and pending + file.nbytes > min(self._settings.ahead_bytes, self._settings.limit_bytes // 4):
                 return False
-            ahead = self._prefetching[name] = _Prefetch(file.nbytes, {self}, self._client.stop_event())
+            ahead = self._prefetching[name] = _Prefetch(file.nbytes, {self}, self._all_reads.child())
             try:
-                ahead.future = self._pool.submit(partial(self._cached, file, stopped=ahead.stopped))
+                ahead.future = self._pool.submit(partial(self._cached, file, scope=ahead.scope))
                 # its errors are ignored. why: `read` will raise them
                 ahead.future.add_done_callback(lambda _: self._prefetched(name, ahead))
             except RuntimeError:  # closed meanwhile
@@ -224,22 +226,22 @@ class Remote(Files):
         with self._lock:
             return sum(ahead.nbytes for ahead in self._prefetching.values())
 
-    def _cached(self, file: _RemoteFile, *, fresh: bool = False, stopped: threading.Event | None = None) -> OpenFile:
+    def _cached(self, file: _RemoteFile, *, fresh: bool = False, scope: CancelScope | None = None) -> OpenFile:
         """The file, downloaded if it is not cached.
 
         `fresh`: also if it is, once: if the file is damaged in the store too, each of its samples is read afresh.
         """
-        stopped = stopped or self._stopped
+        scope = scope or self._reads
         if not self._cache.has(file.cached):
             self._check_readable(file)  # why: other files would be evicted to make room
-        download = partial(self._download, file, stopped=stopped, fresh=fresh)
+        download = partial(self._download, file, scope=scope, fresh=fresh)
         is_stale = (lambda: not self._note(file)) if fresh else None
         try:
-            return self._cache.open(file.cached, file.nbytes, download, stopped=stopped, is_stale=is_stale)
+            return self._cache.open(file.cached, file.nbytes, download, scope=scope, is_stale=is_stale)
         except _OtherBytesError as error:
             # why not refused: the reader finds the samples that are damaged. why another name: of what the bytes are
             actual = self._files[file.name] = self._known(file.name, file.nbytes, error.sha256, listed=False)
-            return self._cached(actual, stopped=stopped)
+            return self._cached(actual, scope=scope)
 
     def _note(self, file: _RemoteFile) -> dict[str, Any]:
         return self._cache.read_note(file.cached, since_ns=self._since_ns)
@@ -257,7 +259,7 @@ class Remote(Files):
         if path not in self._kept:
             try:
                 self._kept[path] = self._cache.open(
-                    file.cached, file.nbytes, download, stopped=self._stopped, keep=True, sha256=file.sha256
+                    file.cached, file.nbytes, download, scope=self._reads, keep=True, sha256=file.sha256
                 )
             except _OtherBytesError as error:
                 raise ResoluteError(
@@ -266,12 +268,12 @@ class Remote(Files):
                 ) from None
         return path
 
-    def _download(self, file: _RemoteFile, write: Write, *, stopped: threading.Event, fresh: bool = False) -> None:
+    def _download(self, file: _RemoteFile, write: Write, *, scope: CancelScope, fresh: bool = False) -> None:
         if "other_sha256" in (note := self._check_readable(file)):  # why again: this process waited for another
             raise _OtherBytesError(str(note["other_sha256"]))
         try:
             for _ in range(2):  # why: bytes may change on the way
-                got = self._client.download(file.name, write, file.nbytes, stopped=stopped)
+                got = self._client.download(file.name, write, file.nbytes, scope=scope)
                 if file.sha256 in (None, got):
                     if fresh:
                         self._cache.write_note(file.cached, renewed=True)
@@ -294,7 +296,7 @@ class Remote(Files):
                 listed = self._listed[name]
                 file = self._known(name, int(listed["bytes"]), str(listed["sha256"]))
             except (KeyError, TypeError, ValueError):
-                file = self._known(name, *self._client.info(name, stopped=self._stopped), listed=False)
+                file = self._known(name, *self._client.info(name, scope=self._reads), listed=False)
             self._files[name] = file
         return file
 
@@ -307,17 +309,17 @@ class Remote(Files):
             self._opened.clear()
 
     def interrupt(self) -> None:
-        before, self._stopped = self._stopped, self._client.stop_event()
-        self._client.interrupt(before)
+        before, self._reads = self._reads, self._all_reads.child()
+        before.cancel()
         with self._lock:
             for ahead in list(self._prefetching.values()):
                 ahead.owners.discard(self)
                 if not ahead.owners and ahead.future is not None:
-                    self._client.interrupt(ahead.stopped)
+                    ahead.scope.cancel()
                     ahead.future.cancel()  # if it has not begun
 
     def close(self) -> None:
-        self._client.stop()
+        self._all_reads.cancel()
         self._pool.close()
         self.release()
         self._kept.clear()

@@ -8,17 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 __all__ = ["DaemonPool", "end_threads"]
 
 Answer = TypeVar("Answer")
-
-
-class Interruptible(Protocol):
-    """Anything with running reads that `interrupt` ends, such as `Files`."""
-
-    def interrupt(self) -> None: ...
 
 
 _JOIN_S = 1.5  # why bounded: a system call on a dead mount never returns
@@ -31,9 +25,9 @@ class DaemonPool:
     exception in the block drops work that has not begun and interrupts running reads.
     """
 
-    def __init__(self, threads: int, *, name: str, files: Interruptible) -> None:
-        """`files`: what the submitted work reads from; `close` interrupts its reads."""
-        self._max_threads, self._name, self._files = threads, name, files
+    def __init__(self, threads: int, *, name: str, cancel: Callable[[], object]) -> None:
+        """`cancel()` ends the running reads of the submitted work; `close` calls it."""
+        self._max_threads, self._name, self._cancel_reads = threads, name, cancel
         self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -78,7 +72,7 @@ class DaemonPool:
         for _ in self._threads:
             self._tasks.put(None)
         if interrupt:
-            end_threads(self._threads, self._files.interrupt)
+            end_threads(self._threads, self._cancel_reads)
         else:
             for thread in self._threads:
                 with suppress(RuntimeError):  # as in `_has_ended`
@@ -91,15 +85,15 @@ class DaemonPool:
         self.close(interrupt=kind is not None)
 
 
-def end_threads(threads: Sequence[threading.Thread], interrupt: Callable[[], None]) -> None:
-    """Join threads that have been asked to end, calling `interrupt()` until they do.
+def end_threads(threads: Sequence[threading.Thread], cancel: Callable[[], object]) -> None:
+    """Join threads that have been asked to end, calling `cancel()` until they do.
 
     Daemon threads that are stuck in a system call for longer than 1.5 s are abandoned.
     """
     until = time.monotonic() + _JOIN_S
     for thread in threads:
         while not _has_ended(thread) and time.monotonic() < until:
-            interrupt()
+            cancel()
 
 
 def _has_ended(thread: threading.Thread) -> bool:

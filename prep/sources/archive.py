@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from resolute.errors import ResoluteError
+from resolute.pipeline.storage.cancel import CancelScope
 
 from .archives.class_level import class_level
 from .archives.tar_members import is_compressed, open_tar, stem
@@ -21,7 +22,7 @@ from .folders.folder_names import is_table
 from .folders.look import Look
 from .image_ref import MAX_BYTES, PLAIN, ZIPPED, ImageRef, Listing, SourceTarget
 from .names import ignore_reason, is_image, other_file_kind, safe_relative_path
-from .scan_cache import ScanResult, ScanRow, ScanWriter, Stop, cached_scan, scan_all
+from .scan_cache import ScanResult, ScanRow, ScanWriter, cached_scan, scan_all
 from .targets import AUTO, TargetSetting
 
 __all__ = ["ArchiveSource"]
@@ -188,7 +189,7 @@ def _hash(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(os.fsencode(name), digest_size=8).digest(), "little")
 
 
-def _scan(scan_cache: Path, zip_names: str | None, path: str, stop: Stop) -> ScanResult:
+def _scan(scan_cache: Path, zip_names: str | None, path: str, stop: CancelScope) -> ScanResult:
     if _is_zip(path):
         how = "zip" if zip_names is None else f"zip {zip_names}"
         return cached_scan(scan_cache, path, how, lambda out: _fill_from_zip(path, zip_names, out), stop=stop)

@@ -15,7 +15,7 @@ import ssl
 import stat
 import time
 from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
@@ -25,8 +25,9 @@ from resolute.errors import ResoluteError, StorageError, is_unavailable, strip_c
 from resolute.pipeline.storage.drivers import file_system
 from resolute.pipeline.storage.read_at import read_at
 from resolute.pipeline.storage.request_errors import GONE, http_status
+from resolute.pipeline.storage.retries import with_retries
 from resolute.prep.sources.reject import NOT_THERE, Reject
-from resolute.prep.storage.retry import attempts, retry
+from resolute.prep.storage.retry import retry
 from resolute.prep.storage.thread_map import thread_map
 from resolute.urls import is_url
 
@@ -290,6 +291,10 @@ def _unpack(byte_range: ByteRange, data: bytes) -> bytes:
     return unzip(data, nbytes, size_bytes)
 
 
+class _UnansweredError(Exception):
+    """Some spans could not be fetched, and may be at another attempt."""
+
+
 def _fetch_spans(spans: Sequence[_Span], servers: Sequence[str] = ()) -> list[bytes | Reject]:
     """The bytes of each span, or the `Reject`; empty spans are not requested."""
     done: list[bytes | Reject] = [b""] * len(spans)
@@ -297,7 +302,9 @@ def _fetch_spans(spans: Sequence[_Span], servers: Sequence[str] = ()) -> list[by
     problems: dict[int, Any] = {}
     deadline = time.monotonic() + _PHOTO_S
     asked = list(todo)
-    for _ in attempts(_REMOTE_WAITS_S):
+
+    def ask() -> None:
+        nonlocal asked
         for i, result in zip(asked, _request([spans[i] for i in asked], deadline), strict=True):
             outcome = _classify(result, spans[i])
             if outcome is None:
@@ -307,8 +314,11 @@ def _fetch_spans(spans: Sequence[_Span], servers: Sequence[str] = ()) -> list[by
             todo.remove(i)
             _failing_hosts.discard(_host(spans[i][0].path))
         asked = [i for i in todo if _may_try_again(spans[i], deadline)]
-        if not asked:
-            break
+        if asked:
+            raise _UnansweredError
+
+    with suppress(_UnansweredError):  # of the last attempt: `todo` and `problems` say which
+        with_retries(ask, waits_s=_REMOTE_WAITS_S, may_pass=lambda error: isinstance(error, _UnansweredError))
     if not todo:
         return done
     failed = {_host(spans[i][0].path) for i in todo}

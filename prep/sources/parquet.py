@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from resolute.errors import ResoluteError
+from resolute.pipeline.storage.cancel import CancelScope
 
 from .filesystem import file_name
 from .image_ref import MAX_BYTES
 from .names import is_image
 from .parquet_file import ParquetFile, open_parquet
-from .scan_cache import ScannedSource, ScanResult, ScanWriter, Stop, cached_scan
+from .scan_cache import ScannedSource, ScanResult, ScanWriter, cached_scan
 from .tables.columns import LABEL_COLUMNS, column_names, column_span
 from .tables.table import as_cell
 from .targets import AUTO, TargetSetting
@@ -45,7 +46,7 @@ class ParquetSource(ScannedSource):
         super().__init__(paths, scan_cache, unpacks=True, setting=setting)
         self._columns = columns
 
-    def _scan(self, path: str, stop: Stop) -> ScanResult:
+    def _scan(self, path: str, stop: CancelScope) -> ScanResult:
         with_blank = self._setting.blank == "0"
         how = f"parquet {self._columns}{' with blank rows' if with_blank else ''}"
 

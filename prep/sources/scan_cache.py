@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,7 +22,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from resolute.errors import Interrupted, ResoluteError
 from resolute.files import atomic_file, atomic_write, delete_partial, write_errors
-from resolute.pipeline.storage.obstore_client import end_requests
+from resolute.pipeline.storage.cancel import CancelScope
+from resolute.pipeline.storage.obstore_client import requests_within
 from resolute.pipeline.storage.threads import DaemonPool
 from resolute.urls import is_url, without_credentials
 
@@ -37,7 +37,6 @@ __all__ = [
     "ScanRow",
     "ScanWriter",
     "ScannedSource",
-    "Stop",
     "cached_scan",
     "delete_old_versions",
     "scan_all",
@@ -45,15 +44,6 @@ __all__ = [
 ]
 
 _VERSION = 6
-
-
-class Stop(threading.Event):
-    """Set when scans that are under way are no longer wanted."""
-
-    def interrupt(self) -> None:
-        """Set it, and end the scans' requests."""
-        self.set()
-        end_requests()
 
 
 class ScanRow(NamedTuple):
@@ -100,7 +90,7 @@ class ScanWriter:
     `listed` and `ignored` are as in `Listing`, but without what the targets decide.
     """
 
-    def __init__(self, stop: threading.Event, where: Path, rows: BinaryIO, blob: BinaryIO) -> None:
+    def __init__(self, stop: CancelScope, where: Path, rows: BinaryIO, blob: BinaryIO) -> None:
         self._where, self._rows, self._blob, self._stop = where, rows, blob, stop
         self.rows_bytes = self.blob_bytes = 0
         self.ignored: Counter[str] = Counter()
@@ -113,7 +103,7 @@ class ScanWriter:
         self, name: str, cells: Sequence[Cell], offset: int, nbytes: int, stored_as: int = PLAIN, size_bytes: int = -1
     ) -> None:
         """Add an image that stays where it is: `nbytes` from `offset`. Raises `Interrupted` if the scan is stopped."""
-        if self._stop.is_set():
+        if self._stop.cancelled():
             raise Interrupted(f"{self._where}: its scan was stopped")
         row = ScanRow(name, cells, offset, nbytes, stored_as, nbytes if size_bytes < 0 else size_bytes)
         line = json.dumps(row).encode("ascii") + b"\n"  # why JSON: its escapes preserve names that are not valid text
@@ -144,19 +134,24 @@ def scans_at_once(paths: Sequence[str]) -> int:
     return 48 if is_url(paths[0]) else 8
 
 
-def scan_all(folder: Path, scan: Callable[[str, Stop], ScanResult], paths: Sequence[str]) -> list[ScanResult]:
+def scan_all(folder: Path, scan: Callable[[str, CancelScope], ScanResult], paths: Sequence[str]) -> list[ScanResult]:
     """`scan(path, stop)` of each of `paths`, several at a time. Raises the first error, in that order.
 
     First deletes what killed scans have left in the cache `folder`.
     """
-    stop = Stop()
+    stop = CancelScope()
     with write_errors(folder):
         delete_partial(folder)
     if len(paths) == 1:
         return [scan(paths[0], stop)]
+
+    def scan_within(path: str) -> ScanResult:
+        with requests_within(stop):
+            return scan(path, stop)
+
     # why not `thread_map`: a Ctrl-C would wait until the scans that are under way have ended
-    with DaemonPool(min(scans_at_once(paths), len(paths)), name="resolute-scan", files=stop) as pool:
-        scans = [pool.submit(partial(scan, path, stop)) for path in paths]
+    with DaemonPool(min(scans_at_once(paths), len(paths)), name="resolute-scan", cancel=stop.cancel) as pool:
+        scans = [pool.submit(partial(scan_within, path)) for path in paths]
         return [each.result() for each in scans]
 
 
@@ -167,12 +162,13 @@ def cached_scan(
     fill: Callable[[ScanWriter], None],
     *,
     unpacks: bool = False,
-    stop: threading.Event | None = None,
+    stop: CancelScope | None = None,
 ) -> ScanResult:
     """The scan of the file `path` by `fill`: from the cache if neither the file nor `how` has changed, else a new one.
 
-    `unpacks`: the images' bytes are in the blob. `stop`, once set, ends the scan. Several threads may scan different
-    files. Raises the errors of `fill`, and `ResoluteError` if the disk refuses; partial results are never used.
+    `unpacks`: the images' bytes are in the blob. `stop` ends the scan once it is cancelled. Several threads may scan
+    different files. Raises the errors of `fill`, and `ResoluteError` if the disk refuses; partial results are never
+    used.
     """
     absolute = without_credentials(path) if is_url(path) else os.path.abspath(path)  # noqa: PTH100
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", file_name(absolute.rstrip("/")))[:60]
@@ -189,7 +185,7 @@ def cached_scan(
         with write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             about.unlink(missing_ok=True)
-        info = identity | _fill(rows, blob, fill, stop or Stop())
+        info = identity | _fill(rows, blob, fill, stop or CancelScope())
         with write_errors(about):
             atomic_write(about, json.dumps(info).encode("ascii"))
     data_path = str(blob) if unpacks else path
@@ -224,7 +220,7 @@ def _usable(rows: Path, blob: Path, about: Path, identity: dict[str, Any]) -> di
     return info if complete and identity["stamp"] and identity.items() <= info.items() else None
 
 
-def _fill(rows: Path, blob: Path, fill: Callable[[ScanWriter], None], stop: threading.Event) -> dict[str, Any]:
+def _fill(rows: Path, blob: Path, fill: Callable[[ScanWriter], None], stop: CancelScope) -> dict[str, Any]:
     # why around `fill` too: errors of its source are `ResoluteError`s already, and pass
     with write_errors(blob), ExitStack() as stack:
         out = ScanWriter(stop, blob, *(stack.enter_context(atomic_file(path)) for path in (rows, blob)))
@@ -291,7 +287,7 @@ class ScannedSource(ABC):
                 yield ImageRef(row.name, label, row.nbytes, scan.data_path, row.offset)
 
     @abstractmethod
-    def _scan(self, path: str, stop: Stop) -> ScanResult:
+    def _scan(self, path: str, stop: CancelScope) -> ScanResult:
         """The cached scan of the file `path`, until `stop`."""
 
 

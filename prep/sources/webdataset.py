@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from resolute.errors import ResoluteError
+from resolute.pipeline.storage.cancel import CancelScope
 
 from .archives.tar_members import TarMember, is_compressed, open_tar
 from .filesystem import file_name
 from .image_ref import MAX_BYTES
 from .names import SUFFIXES, ignore_reason, safe_relative_path
-from .scan_cache import ScannedSource, ScanResult, ScanWriter, Stop, cached_scan
+from .scan_cache import ScannedSource, ScanResult, ScanWriter, cached_scan
 from .targets import AUTO, Cell, TargetSetting
 
 __all__ = ["LABEL_KEYS", "WebDatasetSource", "are_in_folders", "is_webdataset_tar"]
@@ -51,7 +52,7 @@ class WebDatasetSource(ScannedSource):
         super().__init__(paths, scan_cache, unpacks=any(map(is_compressed, paths)), setting=setting, note=note)
         self._image = image
 
-    def _scan(self, path: str, stop: Stop) -> ScanResult:
+    def _scan(self, path: str, stop: CancelScope) -> ScanResult:
         how = f"samples by key {','.join(self._image)}"
         return cached_scan(
             self._scan_cache,

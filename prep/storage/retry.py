@@ -7,13 +7,13 @@ vanished. Such an error never becomes a reject; the command ends with a `Storage
 from __future__ import annotations
 
 import errno
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 from resolute.errors import StorageError, is_unavailable, strip_credentials
+from resolute.pipeline.storage.retries import with_retries
 
-__all__ = ["WAITS_S", "attempts", "is_outage", "is_retryable", "retry"]
+__all__ = ["WAITS_S", "is_outage", "is_retryable", "retry"]
 
 T = TypeVar("T")
 WAITS_S = (0.5, 2.5)  # before the second and the third attempt
@@ -32,29 +32,22 @@ def is_outage(error: OSError) -> bool:
     return error.errno in _OUTAGES
 
 
-def attempts(waits_s: Sequence[float]) -> Iterator[int]:
-    """Yield, for the first attempt and after each wait (s) for the others, how many more attempts may follow."""
-    yield len(waits_s)
-    for left, wait_s in zip(reversed(range(len(waits_s))), waits_s, strict=True):
-        time.sleep(wait_s)
-        yield left
-
-
 def retry(path: str, work: Callable[[], T], *, when: Callable[[OSError], bool] = is_retryable) -> T:
     """The result of `work`, repeated after `WAITS_S` while it raises an `OSError` with `when(error)`.
 
     Raises `StorageError` naming `path` after the last attempt, and any other exception at once.
     """
-    for left in attempts(WAITS_S):
-        try:
-            return work()
-        except OSError as error:
-            if not when(error):
-                raise
-            if not left:
-                raise StorageError(
-                    f"{strip_credentials(path)}: storage is unavailable, got '{error.strerror or error}' "
-                    f"{len(WAITS_S) + 1} times, expected a readable file or folder; check the disk, its mount and the "
-                    "permissions, then run the same command again"
-                ) from None
-    raise AssertionError("the last attempt returns or raises")
+
+    def may_pass(error: Exception) -> bool:
+        return isinstance(error, OSError) and when(error)
+
+    try:
+        return with_retries(work, waits_s=WAITS_S, may_pass=may_pass)
+    except OSError as error:
+        if not when(error):
+            raise
+        raise StorageError(
+            f"{strip_credentials(path)}: storage is unavailable, got '{error.strerror or error}' "
+            f"{len(WAITS_S) + 1} times, expected a readable file or folder; check the disk, its mount and the "
+            "permissions, then run the same command again"
+        ) from None

@@ -11,7 +11,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,10 +23,11 @@ from resolute.errors import Interrupted, ResoluteError, StorageError
 from resolute.pipeline.storage import cache as caching
 from resolute.pipeline.storage.base import OpenFile
 from resolute.pipeline.storage.cache import Cache, CacheSettings
+from resolute.pipeline.storage.cancel import CancelScope
 from tests import ROOT
 
 FULL = 10_000  # bytes of a file
-NEVER = threading.Event()
+NEVER = CancelScope()
 
 
 def content(number: int) -> bytes:
@@ -43,7 +43,7 @@ def opened(cache: Cache, number: int, **words: Any) -> tuple[OpenFile, bool]:
         for at in range(0, FULL, 3_000):
             write(memoryview(content(number))[at : at + 3_000], at)
 
-    file = cache.open(f"{number}-a.tar", FULL, download, **{"stopped": NEVER} | words)
+    file = cache.open(f"{number}-a.tar", FULL, download, **{"scope": NEVER} | words)
     assert os.pread(file.fd, FULL + 1, 0) == content(number)
     return file, bool(downloaded)
 
@@ -184,7 +184,7 @@ def half(write):
     sys.stdin.readline()
 cache = Cache(Path(sys.argv[1]), 3 * FULL)
 read(cache, 0)
-cache.open("1-a.tar", FULL, half, stopped=NEVER)
+cache.open("1-a.tar", FULL, half, scope=NEVER)
 """
 
 
@@ -200,14 +200,14 @@ def start_writer(folder: Path) -> subprocess.Popen[str]:
 
 def test_a_partial_file_of_a_killed_process_is_neither_served_nor_counted(tmp_path: Path) -> None:
     writer = start_writer(tmp_path)
-    cache, stopped = Cache(tmp_path, 3 * FULL), threading.Event()
+    cache, scope = Cache(tmp_path, 3 * FULL), CancelScope()
     assert len(list(tmp_path.rglob("*.part"))) == 1  # it is being written, and stays
     assert cached(tmp_path) == [0]
     assert real_bytes(tmp_path) == 2 * FULL  # a file being downloaded counts with its full size
     with ThreadPoolExecutor(2) as pool:
-        interrupted, waiting = pool.submit(read, cache, 1, stopped=stopped), pool.submit(read, cache, 1)
+        interrupted, waiting = pool.submit(read, cache, 1, scope=scope), pool.submit(read, cache, 1)
         time.sleep(0.1)
-        stopped.set()
+        scope.cancel()
         with pytest.raises(Interrupted):
             interrupted.result(1)
         assert not waiting.done()
@@ -224,7 +224,7 @@ def test_too_large_files_are_refused(tmp_path: Path) -> None:
     cache = Cache(tmp_path, 2 * FULL + FULL // 2)
     read(cache, 1)
     with pytest.raises(ResoluteError, match=r"too small, .* expected room for a file of 30000; raise RESOLUTE_CACHE_G"):
-        cache.open("5-a.tar", 3 * FULL, Mock(), stopped=NEVER)
+        cache.open("5-a.tar", 3 * FULL, Mock(), scope=NEVER)
     assert cached(tmp_path)  # nothing was evicted for it
 
 
