@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import fsspec
 import pytest
 
-from resolute.errors import ResoluteError, StorageError
+from resolute.errors import Interrupted, ResoluteError, StorageError
 from resolute.pipeline.storage import obstore_fs as object_file_system
+from resolute.pipeline.storage.cancel import CancelScope
 from resolute.pipeline.storage.drivers import file_system, obstore_fs
+from resolute.pipeline.storage.obstore_client import requests_within
 from resolute.pipeline.storage.request_errors import http_status
 from resolute.prep.sources.fetch import fetch_many
 from resolute.prep.sources.filesystem import expand_pattern, list_folder, open_file, path_kind
@@ -135,3 +138,34 @@ def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(
     ):
         with pytest.raises(StorageError, match=r"s3://bucket/x.*: cannot be listed, got HTTP error: error sending"):
             read()
+
+
+@pytest.mark.timing
+def test_a_cancelled_scope_ends_its_own_requests_and_no_others(request: pytest.FixtureRequest) -> None:
+    """As when one of several scans fails while something else in the process reads."""
+    url, slow = request.getfixturevalue("s3_server"), request.getfixturevalue("proxy")
+    open_output(f"{url}/x").write("a", b"1234")
+    fs, path = file_system(f"{url}/x/a")
+    scope, answers = CancelScope(), dict[str, object]()
+    slow.slow_bytes_per_s = 4  # the answer takes a second
+
+    def read(name: str, scope: CancelScope) -> None:
+        with requests_within(scope):
+            try:
+                answers[name] = fs.cat_file(path)
+            except Interrupted as error:
+                answers[name] = error
+
+    readers = [threading.Thread(target=read, args=each) for each in (("own", scope), ("other", CancelScope()))]
+    for reader in readers:
+        reader.start()
+    while slow.max_concurrent < 2:
+        time.sleep(0.01)
+    scope.cancel()
+    readers[0].join()
+    assert isinstance(answers.pop("own"), Interrupted)
+    assert answers == {}
+    readers[1].join()
+    assert answers == {"other": b"1234"}
+    read("later", scope)
+    assert isinstance(answers["later"], Interrupted)
