@@ -16,7 +16,7 @@ class CancelScope:
     """The running reads of one owner. `cancel` ends them with `Interrupted`, and all later ones. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # why: the garbage collector may close a loader while it is held
         self._cancelled = threading.Event()
         self._ends: set[Callable[[], object]] = set()
         self._children = weakref.WeakSet[CancelScope]()
