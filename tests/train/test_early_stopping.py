@@ -15,6 +15,7 @@ import torch
 from resolute.cli import main
 from resolute.pipeline.dataset.format import key_name
 from resolute.pipeline.dataset.shard_set import ShardSet
+from resolute.pipeline.loader.batch import Batch
 from resolute.pipeline.plan.plan import Plan
 from resolute.train import learner as learners
 from resolute.train.early_stopping import BestSoFar
@@ -196,7 +197,7 @@ def test_non_finite_numbers_end_the_run_are_reported_and_not_saved(
     """At step 7: the loss is detected at once, weights before they are saved (after step 7, a multiple of 4)."""
     step = learners.Learner.train_step
 
-    def breaking(learner: learners.Learner, batch: learners.Batch) -> Any:
+    def breaking(learner: learners.Learner, batch: Batch) -> Any:
         loss, lr = step(learner, batch)
         if batch.spec.step == 7:
             if what == "loss":
