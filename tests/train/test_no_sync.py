@@ -59,9 +59,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "model": {"name": "test_resnet", "grad_checkpointing": True},
     },
     "freeze": {
-        "freeze": {"mode": "freeze"},
         "loss": {"kind": "bce"},
-        "stages": [{"res": 32, "epochs": 1, "batch_size": 8, "freeze_to": "all"}],
+        "stages": [{"res": 32, "epochs": 1, "batch_size": 8, "train_from": "head"}],
     },
 }
 

@@ -21,21 +21,14 @@ from tests.train.conftest import assert_equal_runs, train_words
 
 RECIPE = """
 seed = 3
-model = { name = "test_resnet" }
-optim = { lr = 0.1 }
+model = { name = "test_resnet", drop_rate = 0.4, drop_path_rate = 0.4 }
+optim = { lr = 0.1, weight_decay = 0.01 }
+loss = { label_smoothing = 0.1 }
 ema = { decay = 0.5 }
 schedule = { batch_rule = "linear" }
 precision = { amp = "off" }
-augment = { policy = "randaugment" }
+augment = { policy = "randaugment", magnitude = 12, mixup_alpha = 0.4, random_erasing_prob = 0.5 }
 eval = { batch_size = 8 }
-[regularization]
-drop_rate = [0.1, 0.3]
-drop_path_rate = [0.0, 0.4]
-label_smoothing = [0.0, 0.1]
-weight_decay = [0.0, 0.01]
-magnitude = [2, 12]
-mixup_alpha = [0.0, 0.4]
-random_erasing_prob = [0.0, 0.5]
 [[stages]]
 res = [32, 64]
 res_step = 16
@@ -43,13 +36,16 @@ res_schedule = "step"
 epochs = 2
 batch_size = "constant_pixels"
 base_batch_size = 8
+model = { drop_rate = 0.1, drop_path_rate = 0.0 }
+optim.weight_decay = 0.0
+loss.label_smoothing = 0.0
+augment = { magnitude = 2, mixup_alpha = 0.0, random_erasing_prob = 0.0 }
 [[stages]]
 res = [40, 56, 36]
 res_schedule = "random"
 epochs = 1
 batch_size = 8
 eval_res = 60
-regularization = { drop_rate = 0.4 }
 """
 
 
