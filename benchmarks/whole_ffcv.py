@@ -35,7 +35,7 @@ from PIL import Image
 
 from resolute.machine import available_cpus
 
-from .whole_loop import CROP, MEAN, STD, class_files
+from .class_folders import CROP, MEAN, STD, class_files
 
 __all__ = ["Epochs", "main", "write"]
 

@@ -34,19 +34,12 @@ from torchvision import transforms
 from torchvision.io import ImageReadMode, read_image
 from torchvision.transforms import InterpolationMode, v2
 
+from .class_folders import CROP, MEAN, STD, class_files
 from .loaders.on_device import normalised_on_device
 
-__all__ = ["CROP", "MEAN", "STD", "class_files", "main"]
+__all__ = ["main"]
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-CROP = 0.875  # of the shorter side, in validation
 _PREFETCH = 4
-
-
-def class_files(folder: Path) -> list[tuple[str, int]]:
-    """[(path, label)] of the photos in `folder`/CLASS, by class and name."""
-    classes = sorted(path for path in folder.iterdir() if path.is_dir())
-    return [(str(path), label) for label, photos in enumerate(classes) for path in sorted(photos.iterdir())]
 
 
 class _Photos(Dataset[tuple[torch.Tensor, int]]):
