@@ -6,7 +6,7 @@ import ast
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests import ROOT
@@ -80,11 +80,11 @@ def parsed(path: Path) -> ast.Module:
 
 
 @functools.cache
-def imports(path: Path, *, when_loaded: bool = False) -> frozenset[str]:
-    """Absolute names of the modules that a file imports: anywhere in it, or only when it is itself imported."""
+def imports(path: Path) -> frozenset[str]:
+    """Absolute names of the modules that a file imports, anywhere in it."""
     package = NAMES[path].split(".") if path.name == "__init__.py" else NAMES[path].split(".")[:-1]
     names = set()
-    for node in nodes(parsed(path), when_loaded=when_loaded):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -93,14 +93,6 @@ def imports(path: Path, *, when_loaded: bool = False) -> frozenset[str]:
             submodules = {f"{base}.{alias.name}" for alias in node.names} & set(NAMES.values())
             names |= submodules | ({base} if len(submodules) < len(node.names) else set())
     return frozenset(names)
-
-
-def nodes(tree: ast.AST, *, when_loaded: bool) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(tree):
-        is_for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
-        if not (when_loaded and (is_for_types or isinstance(child, ast.FunctionDef))):
-            yield child
-            yield from nodes(child, when_loaded=when_loaded)
 
 
 def broken(allowed: Callable[[str, str], bool]) -> list[str]:
