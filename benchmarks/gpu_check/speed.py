@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -316,7 +316,21 @@ def decoders(settings: Settings, report: Report) -> Result:
         )
     outcomes = [row[-1] for row in report.tables[-1][1]]
     good = sum(outcome == "as on the CPU" for outcome in outcomes)
-    return Result.judged(works, f"{good} of {len(outcomes)} decode as the CPU does")
+    advice = when_to_decode_on_the_gpu(report.values, works=works and settings.on_gpu)
+    return Result.judged(works, f"{good} of {len(outcomes)} decode as the CPU does; {advice}")
+
+
+def when_to_decode_on_the_gpu(rates: Mapping[str, Any], *, works: bool) -> str:
+    """Whether `--decode gpu` pays. `rates`: those of `decoder`, by its kind and load; `works`: as on the CPU."""
+    if not works:
+        return "--decode gpu does not work here"
+    on_cpu, on_gpu = rates["cpu None"], rates["whole 1.0"]
+    both = (
+        f"{on_gpu['images_per_s']:,.0f} images/s, against {on_cpu['images_per_s']:,.0f} by {on_cpu['cores']:.1f} cores"
+    )
+    if on_gpu["images_per_s"] <= on_cpu["images_per_s"]:
+        return f"--decode gpu does not pay: {both}"
+    return f"--decode gpu pays if the loader needs more: {both}"
 
 
 def decoder(settings: Settings, kind: str, load: float | None) -> dict[str, float]:

@@ -18,7 +18,7 @@ from resolute.benchmarks.gpu_check import shared
 from resolute.benchmarks.gpu_check.check import run_part
 from resolute.benchmarks.gpu_check.parts import PARTS, run
 from resolute.benchmarks.gpu_check.result import Part, Report, Result, Settings
-from resolute.benchmarks.gpu_check.speed import busy_and_gaps, overlap
+from resolute.benchmarks.gpu_check.speed import busy_and_gaps, overlap, when_to_decode_on_the_gpu
 from resolute.cli import main
 from tests import ROOT
 from tests.support.commands import Command, Ended
@@ -198,3 +198,16 @@ def test_averaging_overlaps_where_other_kernels_run_meanwhile() -> None:
     kernels = [("conv", 0.0, 10.0), ("ncclAllReduce", 5.0, 15.0), ("conv", 6.0, 12.0), ("ncclAllReduce", 20.0, 30.0)]
     assert overlap(kernels) == (12.0 - 5.0) / 20.0
     assert overlap(kernels[:1]) is None
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "works", "advice"),
+    [
+        (39_791.0, True, "--decode gpu pays if the loader needs more: 39,791 images/s, against 7,821 by 3.6 cores"),
+        (7_000.0, True, "--decode gpu does not pay: 7,000 images/s, against 7,821 by 3.6 cores"),
+        (39_791.0, False, "--decode gpu does not work here"),
+    ],
+)
+def test_the_decoders_say_whether_decoding_on_the_gpu_pays(on_gpu: float, works: bool, advice: str) -> None:
+    rates = {"cpu None": {"images_per_s": 7_821.0, "cores": 3.6}, "whole 1.0": {"images_per_s": on_gpu, "cores": 1.8}}
+    assert when_to_decode_on_the_gpu(rates, works=works) == advice
