@@ -194,7 +194,7 @@ def _ours(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
     )
     recipe.write_text(
         f'seed = {job.seed}\n[model]\nname = "{case.model}"\nkwargs = {{ {kwargs} }}\n[optim]\nlr = {job.lr}\n'
-        f'weight_decay = {case.weight_decay}\n[schedule]\nkind = "warmup_cosine"\n'
+        f'weight_decay = {case.weight_decay}\n[schedule]\nkind = "cosine"\n'
         f"warmup_epochs = {case.warmup_epochs}\n[loss]\nlabel_smoothing = {case.label_smoothing}\n"
         f'[augment]\nscale = {list(case.scale)}\n[precision]\namp = "{"bf16" if job.bf16 else "off"}"\n'
         f"[eval]\nbatch_size = {case.eval_batch_size}\n{stages}",

@@ -144,16 +144,18 @@ def bench_result() -> dict[str, Any]:
 SCHEDULE = """
 [model]
 name = "test_resnet"
-[regularization]
-label_smoothing = [0.0, 0.2]
-magnitude = [5, 10]
+[loss]
+label_smoothing = 0.2
 [augment]
 policy = "randaugment"
+magnitude = 10
 mixup_alpha = 0.2
 [[stages]]
 res = 32
 epochs = 2
 batch_size = 16
+loss.label_smoothing = 0.0
+augment.magnitude = 5
 [[stages]]
 res = 64
 epochs = 1
