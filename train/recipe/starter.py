@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import TargetKind
 
 from . import RECIPE_FILE
 from .text import RecipeText, assignments
+from .upgrade import old_key
 
 __all__ = ["STARTER", "SetFacts", "chosen_recipe", "split_epochs", "starter_recipe"]
 
@@ -74,7 +76,13 @@ def chosen_recipe(
     if recipe is not None:
         return RecipeText.read(recipe).with_values(settings)
     if run is not None and (run / RECIPE_FILE).is_file():
-        return RecipeText.read(run / RECIPE_FILE).with_values(settings)
+        text = RecipeText.read(run / RECIPE_FILE, any_version=True)
+        if old_key(text.table()):
+            raise ResoluteError(
+                f"{run}: made by an earlier version of Resolute, expected a run of this one; finish it with that "
+                "version, or use another RUN"
+            )
+        return text.with_values(settings)
     model = assignments(settings).get("model.name")
     text = starter_recipe(SetFacts.of(shards), gpu=gpu, model=model if isinstance(model, str) else None)
     return text.with_values(settings)

@@ -177,3 +177,14 @@ def test_values_of_an_old_checkpoint_are_those_of_the_translated_recipe() -> Non
     assert (last.model.drop_rate, last.augment.magnitude, last.augment.blur_prob) == (0.3, 15, 0.1)
     assert old_key(recipe.values()) is None
     assert Recipe.from_values(recipe.values(), name="x") == recipe
+
+
+def test_a_run_of_an_earlier_version_is_not_continued(
+    tmp_path: Path, shard_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.toml").write_text(OLD)
+    assert main(["train", str(shard_root), "--run", str(tmp_path / "run"), "--device", "cpu"]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "earlier version" in line]
+    assert line.endswith("finish it with that version, or use another RUN")
+    assert (tmp_path / "run" / "recipe.toml").read_text() == OLD
