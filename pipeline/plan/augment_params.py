@@ -23,7 +23,7 @@ from resolute.pipeline.jit import compiled
 
 from . import autoaugment as p
 from .permutation import stream_key
-from .rng import U64, beta, philox, uniforms
+from .rng import U64, Stream, beta, philox, uniforms
 from .stage import BINS, SIZED_AT, Augment
 
 __all__ = [
@@ -40,10 +40,6 @@ __all__ = [
 ]
 
 UNMIXED, MIXUP, CUTMIX = 0, 1, 2
-# Stream purposes; order.py uses 0 and 1, plan.py 2.
-_BATCH_MIX = 3
-_POLICY, _JITTER, _GREY, _BLUR, _ERASE, _VFLIP, _MIX, _SHIFT = range(16, 24)
-_FLIP = 26  # class_sampling.py uses 24 and 25
 _ERASE_TRIES = 10  # Source: torchvision RandomErasing.get_params
 NOISE_PX = 256  # px: period of the noise tile for erasing
 _JITTER_KINDS = np.array([p.BRIGHTNESS, p.CONTRAST, p.SATURATION, p.HUE], np.int32)
@@ -89,31 +85,31 @@ def augment_params(augment: Augment, *, seed: int, epoch: int, ids: NDArray[np.i
     erase_from    (N, 2) int32 y, x of the fill's origin in the noise tile, below `NOISE_PX`; -1 = mean colour
     """
 
-    def u(purpose: int, count: int) -> NDArray[np.float64]:
+    def u(purpose: Stream, count: int) -> NDArray[np.float64]:
         return uniforms(stream_key(seed, purpose, epoch), ids, count)
 
     out: AugmentParams = {}
     if augment.shift_px:
-        out["shift_kinds"], out["shift_values"] = _shift(augment.shift_px, u(_SHIFT, 2))
+        out["shift_kinds"], out["shift_values"] = _shift(augment.shift_px, u(Stream.SHIFT, 2))
     if augment.policy != "none":
         count = 8
         if augment.policy == "randaugment":
             count = 20 if augment.op_prob < 1 else 16 if augment.magnitude_std else 8
-        out["policy_kinds"], out["policy_values"] = _policy(augment, u(_POLICY, count), res)
+        out["policy_kinds"], out["policy_values"] = _policy(augment, u(Stream.POLICY, count), res)
     if any(augment.jitters):
-        out["jitter_kinds"], out["jitter_values"] = _jitter(augment, u(_JITTER, 6))
+        out["jitter_kinds"], out["jitter_values"] = _jitter(augment, u(Stream.JITTER, 6))
     if augment.grey_prob:
-        chosen = u(_GREY, 1)[:, :1] < augment.grey_prob
+        chosen = u(Stream.GREY, 1)[:, :1] < augment.grey_prob
         out["grey_kinds"] = np.where(chosen, p.SATURATION, p.NONE).astype(np.int32)
         out["grey_values"] = np.zeros((len(ids), 1, p.VALUES), np.float32)
     if augment.blur_prob:
-        numbers = u(_BLUR, 2)
+        numbers = u(Stream.BLUR, 2)
         out["blur_kinds"] = np.where(numbers[:, :1] < augment.blur_prob, p.BLUR, p.NONE).astype(np.int32)
         out["blur_values"] = _first_value(_between(augment.blur_sigma, numbers[:, 1:]) * res / SIZED_AT)
     if augment.random_erasing_prob:
-        out["erase_boxes"], out["erase_from"] = _erase(augment, stream_key(seed, _ERASE, epoch), ids, res)
+        out["erase_boxes"], out["erase_from"] = _erase(augment, stream_key(seed, Stream.ERASE, epoch), ids, res)
     if augment.vflip_prob:
-        out["vflips"] = u(_VFLIP, 1)[:, 0] < augment.vflip_prob
+        out["vflips"] = u(Stream.VFLIP, 1)[:, 0] < augment.vflip_prob
     return out
 
 
@@ -122,7 +118,7 @@ def alternating_flips(*, seed: int, epoch: int, ids: NDArray[np.int64]) -> NDArr
 
     Source: Jordan, "94% on CIFAR-10 in 3.29 seconds", arXiv 2404.00498, section 3.6.
     """
-    return (uniforms(stream_key(seed, _FLIP), ids, 1)[:, 0] < 0.5) ^ bool(epoch % 2)
+    return (uniforms(stream_key(seed, Stream.ALTERNATING_FLIP), ids, 1)[:, 0] < 0.5) ^ bool(epoch % 2)
 
 
 def pack_ops(
@@ -281,7 +277,7 @@ def mix_params(
     """
     per_batch = augment.mixup_mode == "batch"
     counters = np.array([batch]) if per_batch else np.ascontiguousarray(ids, np.int64)
-    key = stream_key(seed, _BATCH_MIX if per_batch else _MIX, epoch)
+    key = stream_key(seed, Stream.BATCH_MIX if per_batch else Stream.MIX, epoch)
     n = len(counters)
     modes, lam, boxes = np.zeros(n, np.int32), np.ones(n, np.float32), np.zeros((n, 4), np.int32)
     cutmix_prob = (augment.mixup_switch_prob if augment.mixup_alpha else 1.0) if augment.cutmix_alpha else 0.0

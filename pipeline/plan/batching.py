@@ -13,13 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from .permutation import stream_key
-from .rng import permute
+from .rng import Stream, permute
 from .stage import BatchShape, Stage
 
 __all__ = ["BatchSequence", "each_epoch", "epoch_batches", "rank_bounds"]
-
-_RES = 4  # stream purpose; order.py uses 0 and 1, plan.py 2, augment_params.py 3 and others
-
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSequence:
@@ -97,7 +94,8 @@ def epoch_batches(
     if len(shapes) == 1:
         return (BatchSequence(shapes=shapes, samples=samples),)
     if stage.res_schedule == "random":
-        return (BatchSequence(shapes=shapes, samples=samples, rotation=epoch, key=stream_key(seed, _RES, run_epoch)),)
+        key = stream_key(seed, Stream.RES, run_epoch)
+        return (BatchSequence(shapes=shapes, samples=samples, rotation=epoch, key=key),)
     if stage.res_schedule != "step":
         return (BatchSequence(shapes=(shapes[epoch * len(shapes) // stage.epochs],), samples=samples),)
     sequences, at = list[BatchSequence](), 0

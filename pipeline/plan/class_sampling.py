@@ -31,13 +31,12 @@ from resolute.pipeline.dataset.target import Target
 from resolute.pipeline.jit import compiled
 
 from .permutation import stream_key
-from .rng import U64, derive, half_bits, permute_index, uniforms
+from .rng import U64, Stream, derive, half_bits, permute_index, uniforms
 
 __all__ = ["ClassSampling", "EpochDraws", "Sampling", "quotas"]
 
 Sampling = Literal["uniform", "balanced", "sqrt"]
 
-_PHASE, _GROUP = 24, 25  # stream purposes; order.py, plan.py and augment_params.py use others
 _LAP_BITS = U64(32)  # a lap is divided into 2^32 ticks, more than it has draws
 _CHUNK = 1 << 22  # numbers per step when targets are read
 
@@ -47,7 +46,7 @@ class ClassSampling:
 
     def __init__(self, samples: NDArray[np.void], target: Target, sampling: Sampling, *, seed: int) -> None:
         """Read the targets of a split once, `samples` being its records: O(N)."""
-        self._samples, self._target, self._key = samples, target, U64(stream_key(seed, _GROUP))
+        self._samples, self._target, self._key = samples, target, U64(stream_key(seed, Stream.CLASS_ORDER))
         per_class = target.counts(samples)
         groups = target.strata(samples)
         self.sizes: NDArray[np.int64] = np.bincount(groups, minlength=len(target) + (target.kind == "labels"))
@@ -59,7 +58,7 @@ class ClassSampling:
         small = groups.astype(np.min_scalar_type(len(self.sizes)))
         self._by_group = np.argsort(small, kind="stable").astype(np.uint32)
         self._first = np.concatenate([[0], np.cumsum(self.sizes)])
-        phases = uniforms(stream_key(seed, _PHASE), np.arange(len(self.sizes)), 1)[:, 0]
+        phases = uniforms(stream_key(seed, Stream.CLASS_PHASE), np.arange(len(self.sizes)), 1)[:, 0]
         self._phases = (phases * 2.0**32).astype(np.uint64)
         self.epoch = functools.lru_cache(maxsize=2)(self._epoch)
 

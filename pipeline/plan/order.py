@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from resolute.pipeline.jit import compiled
 
 from .permutation import stream_key
-from .rng import U64, derive, half_bits, permute, permute_index
+from .rng import U64, Stream, derive, half_bits, permute, permute_index
 
 __all__ = ["BLOCK_SAMPLES", "WINDOW_BLOCKS", "Order", "block_samples", "sample_ids"]
 
@@ -38,7 +38,6 @@ BLOCK_SAMPLES = 1024
 WINDOW_BLOCKS = 16  # why 16: a batch of 256 has 16 samples of each open block (LOG.md, 2026-11-21)
 _MIN_BLOCKS = 64  # small sets get smaller blocks, so that there is still something to shuffle
 
-_RING, _ORDER = 0, 1  # stream purposes; plan.py and augment_params.py use others
 _EPOCH_BLOCKS, _TURN, _GROUPS, _REST, _SHIFT = (U64(i) for i in range(1, 6))
 _RING_BLOCKS = U64(1)
 
@@ -68,7 +67,7 @@ def sample_ids(
     ring              order of the ring; None: `order`
     block, window     samples per block (None: `block_samples(total)`) and open blocks; powers of two, for blocks only
     """
-    ring_key, epoch_key = stream_key(seed, _RING), stream_key(seed, _ORDER, epoch)
+    ring_key, epoch_key = stream_key(seed, Stream.RING), stream_key(seed, Stream.ORDER, epoch)
     size = block or block_samples(total)
     if order == "full":
         places = (offset + permute(epoch_key, positions, samples)) % total

@@ -29,13 +29,12 @@ from .class_sampling import ClassSampling, EpochDraws, Sampling
 from .crops import CROP_UNIFORMS, centre_crops, random_crops
 from .order import Order, sample_ids
 from .permutation import stream_key
-from .rng import uniforms
+from .rng import Stream, uniforms
 from .stage import AUTO, SIZED_AT, Augment, BatchShape, BatchSize, Count, Fraction, Seed, Stage, unused_augment_keys
 
 __all__ = ["BatchSpec", "Phase", "Plan"]
 
 _FORMAT = 1  # version of `Plan.config` and of the algorithms that turn it into batches
-_AUGMENT = 2  # stream purpose; order.py uses 0 and 1, augment_params.py 3 and others
 _CHUNK = 1 << 20  # samples per step when the classes of an epoch are counted
 
 
@@ -436,7 +435,7 @@ class Plan:
         sizes = np.stack([stored["width"], stored["height"]], axis=1).astype(np.int64)
         if phase.split == "train":
             augment = self.stages[phase.stage].augments[res]
-            key = stream_key(self.seed, _AUGMENT, phase.epoch)
+            key = stream_key(self.seed, Stream.CROP, phase.epoch)
             u = uniforms(key, counters, 1 + CROP_UNIFORMS)
             crops = random_crops(sizes, u[:, 1:], augment)
             flips = u[:, 0] < augment.flip_prob

@@ -2,12 +2,13 @@
 
 They make order and augmentation independent of the number of workers and ranks and of where a run was interrupted.
 
-`uniforms` and `betas` are Philox4x32-10 for a key and a counter; `philox`, `beta`, `permute_index` and `derive` are for
-compiled callers.
+`uniforms` and `betas` are Philox4x32-10 for a key and a counter. `fill_uniforms`, `beta`, `permute_index`, `derive` and
+`epoch_key` are for compiled callers.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,19 @@ from resolute.pipeline.jit import compiled
 
 from .permutation import FEISTEL_ROUNDS, stream_key
 
-__all__ = ["beta", "betas", "derive", "half_bits", "permute", "permute_index", "philox", "uniforms"]
+__all__ = [
+    "Stream",
+    "beta",
+    "betas",
+    "derive",
+    "epoch_key",
+    "fill_uniforms",
+    "half_bits",
+    "permute",
+    "permute_index",
+    "philox",
+    "uniforms",
+]
 
 U64 = np.uint64
 _LOW32, _SHIFT32 = U64(0xFFFFFFFF), U64(32)
@@ -31,10 +44,40 @@ _S30, _S27, _S31 = U64(30), U64(27), U64(31)
 _ZERO, _ONE = U64(0), U64(1)
 
 
+class Stream(IntEnum):
+    """What the random numbers of a stream decide; the key of a stream is `stream_key(seed, stream, epoch)`.
+
+    Changing a number changes the batches of every run in progress.
+    """
+
+    RING = 0  # order of all samples; without an epoch
+    ORDER = 1  # order within an epoch
+    CROP = 2  # crop and horizontal flip
+    BATCH_MIX = 3  # mixing, drawn once per batch
+    RES = 4  # resolutions that are drawn for each batch
+    POLICY = 16
+    JITTER = 17
+    GREY = 18
+    BLUR = 19
+    ERASE = 20
+    VFLIP = 21
+    MIX = 22  # mixing, drawn for each sample
+    SHIFT = 23
+    CLASS_PHASE = 24  # when samples of each class are drawn; without an epoch
+    CLASS_ORDER = 25  # order of the samples of each class; without an epoch
+    ALTERNATING_FLIP = 26  # without an epoch
+
+
 @compiled
 def derive(key: Any, part: Any) -> Any:
     """`stream_key(*parts, part)` for `key` = `stream_key(*parts)`, both uint64; for compiled callers."""
     return _mix((key ^ part) + _STEP)
+
+
+@compiled
+def epoch_key(run_key: Any, stream: Any, epoch: Any) -> Any:
+    """`stream_key(seed, stream, epoch)` for `run_key` = uint64(stream_key(seed)); for compiled callers."""
+    return derive(derive(run_key, U64(stream)), U64(epoch))
 
 
 @compiled
@@ -64,13 +107,18 @@ def uniforms(key: int, ids: NDArray[np.int64], count: int) -> NDArray[np.float64
 
 @compiled
 def _uniforms(key: Any, ids: Any, out: Any) -> None:
-    count = out.shape[1]
     for i in range(len(ids)):
-        wide = U64(ids[i])
-        for at in range(0, count, 4):
-            words = philox(U64(at // 4), wide & _LOW32, wide >> _SHIFT32, _ZERO, key)
-            for j in range(min(4, count - at)):
-                out[i, at + j] = words[j] * 2.0**-32
+        fill_uniforms(key, ids[i], out[i])
+
+
+@compiled
+def fill_uniforms(key: Any, number: Any, out: Any) -> None:
+    """The row of `uniforms` for the counter `number`, written to `out` (count,) float64; for compiled callers."""
+    wide, count = U64(number), len(out)
+    for at in range(0, count, 4):
+        words = philox(U64(at // 4), wide & _LOW32, wide >> _SHIFT32, _ZERO, key)
+        for j in range(min(4, count - at)):
+            out[at + j] = words[j] * 2.0**-32
 
 
 def betas(key: int, ids: NDArray[np.int64], alpha: float, *, pairs: int) -> NDArray[np.float64]:
