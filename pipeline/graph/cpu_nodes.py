@@ -24,124 +24,81 @@ from resolute.pipeline.graph.kernels.pread import TAG_BYTES
 from resolute.pipeline.graph.kernels.resize import normalise_rows, resize
 from resolute.pipeline.jit import c_function, compiled
 from resolute.pipeline.plan import autoaugment as p
-from resolute.pipeline.plan.augment_params import MIXUP, NOISE_PX, UNMIXED, AugmentOps, pack_ops
-from resolute.pipeline.plan.plan import BatchSpec
+from resolute.pipeline.plan import rows as at
+from resolute.pipeline.plan.augment_params import MIXUP, NOISE_PX, UNMIXED
 
 __all__ = [
-    "GPU_NBYTES",
-    "ImageRows",
+    "RunConstants",
     "augment",
     "augment_decoded",
     "crop",
     "decode",
     "gpu_arguments",
-    "gpu_rows",
     "mix",
 ]
 
-# A row of 32-bit words per image holds everything that varies, because each input of a graph costs the consumer's
-# thread about 0.17 ms per batch of 1 024. First int64, by index of an int64: addresses of the output (float32 or
-# uint8), of the image before normalisation (uint8, "raw"), of its mix partner's, of the noise tile and of the decoders;
-# batch tag.
-_OUT, _RAW, _PARTNER, _NOISE, _DECODERS, _TAG = range(6)
-# Then int32, by word: side in px, flips, whether `mix` finishes the image; fill and box (x, y, w, h) of erasing, origin
-# (y, x) of its noise, mean colour; mode and box of mixing; whether the output is uint8, not normalised; bytes of the
-# encoded image.
-_RES, _FLIP, _VFLIP, _SHARED, _FILL = 12, 13, 14, 15, 16
-_ERASE, _ORIGIN, _MEAN, _MODE, _BOX, _UINT8, _NBYTES = 17, 21, 23, 26, 27, 31, 32
-# Then float32: scales and shifts of the channels, lam. Then y, x, height, width of the crop, int32; the kinds of all
-# slots, int32, and their values, float32.
-_SCALE, _SHIFT, _LAM, _CROP, _SLOTS = 33, 36, 39, 40, 44
-_NO_FILL, _FILL_MEAN, _FILL_NOISE = 0, 1, 2
-# A row of the GPU's graph, int32: y, x, height, width of the crop in the stored image; number of the batch; relative
-# y0, x0, y1, x1 of the region to resize, each 0 or 1, where x0 > x1 flips horizontally and y0 > y1 vertically; output
-# height and width; bytes of the encoded image. Then, int64, the address of the decoders.
-_GPU_TAG, _GPU_REGION, _GPU_SIZE, GPU_NBYTES, _GPU_DECODERS, _GPU_WORDS = 4, 5, 9, 11, 12, 14
 
-
-class ImageRows:
-    """Packs the parameters of batches into rows for the nodes of this file."""
+class RunConstants:
+    """What is the same in all rows of a run, and completes them: normalisation, noise tile, decoders."""
 
     def __init__(
         self,
-        ops: AugmentOps,
         *,
         mean: tuple[float, ...],
         std: tuple[float, ...],
         noise: NDArray[np.uint8],
-        decoders: Decoders,
+        decoders: Decoders | None,
     ) -> None:
         """`mean`, `std`: of values in 0..1; `noise`: (NOISE_PX, NOISE_PX, 3), kept, the fill of erasing.
 
-        `decoders`, kept, are as many as there are threads.
+        `decoders`, kept, are as many as there are threads; None if DALI decodes all images.
         """
         assert noise.shape == (NOISE_PX, NOISE_PX, 3)
-        self._ops, self._noise, self._decoders = ops, np.ascontiguousarray(noise), decoders
-        slots = len(ops.slots)
-        words = _SLOTS + (1 + p.VALUES) * slots
-        self._same = np.zeros(words + words % 2, np.int32)  # why even: keeps the int64 of all rows aligned
-        self._same.view(np.int64)[_NOISE] = self._noise.__array_interface__["data"][0]
-        self._same.view(np.int64)[_DECODERS] = decoders.address
-        self._same[_MEAN : _MEAN + 3] = [round(255 * m) for m in mean]
-        numbers = self._same.view(np.float32)
-        numbers[_SCALE:_SHIFT] = [1 / (255 * s) for s in std]
-        numbers[_SHIFT:_LAM] = [-m / s for m, s in zip(mean, std, strict=True)]
+        self._noise, self._decoders = np.ascontiguousarray(noise), decoders
+        self._row = at.empty_rows(1, 0)
+        self._row["noise"] = _address(self._noise)
+        self._row["decoders"] = 0 if decoders is None else decoders.address
+        self._row["mean"] = [round(255 * m) for m in mean]
+        self._row["factor"] = [1 / (255 * s) for s in std]
+        self._row["offset"] = [-m / s for m, s in zip(mean, std, strict=True)]
 
-    def pack(
-        self, spec: BatchSpec, nbytes: NDArray[np.int64], out: NDArray[Any], raw: NDArray[np.uint8] | None
-    ) -> NDArray[np.int32]:
-        """Rows (N, words) int32 of a batch; `out` and `raw`, both (N, res, res, 3), must outlive its run.
+    def complete(
+        self,
+        words: NDArray[np.int32],
+        nbytes: NDArray[np.int64],
+        out: NDArray[Any] | None = None,
+        raw: NDArray[np.uint8] | None = None,
+    ) -> None:
+        """Complete the rows of a batch in place, (N, words) int32; `nbytes` (N,) are sizes of the encoded images.
 
-        `nbytes` (N,) are the sizes of the encoded images. `out` is float32, or uint8 for images that are not
-        normalised. `raw` may be None if the run has no slots, erasing or mixing.
+        On a CPU, `out` and `raw`, both (N, res, res, 3), must outlive the batch's run. `out` is float32, or uint8 for
+        images that are not normalised. `raw` may be None if the run has no slots, erasing or mixing.
         """
-        n, params, slots = len(spec), spec.augment_params, len(self._ops.slots)
-        rows = np.empty((n, len(self._same)), np.int32)
-        rows[:] = self._same
-        longs, floats = rows.view(np.int64), rows.view(np.float32)
-        longs[:, _OUT], longs[:, _TAG] = _addresses(out), spec.index
-        rows[:, _RES], rows[:, _FLIP], rows[:, _UINT8] = spec.res, spec.flips, out.dtype == np.uint8
-        rows[:, _NBYTES] = nbytes
-        rows[:, _CROP : _CROP + 2], rows[:, _CROP + 2 : _SLOTS] = spec.crops[:, 1::-1], spec.crops[:, :1:-1]
-        if "vflips" in params:
-            rows[:, _VFLIP] = params["vflips"]
-        if raw is None:
-            return rows
-        longs[:, _RAW] = addresses = _addresses(raw)
-        if "erase_boxes" in params:
-            boxes: NDArray[Any] = params["erase_boxes"]
-            origins: NDArray[Any] = params["erase_from"]
-            fill = np.where(origins[:, 0] < 0, _FILL_MEAN, _FILL_NOISE)
-            rows[:, _FILL] = np.where(boxes[:, 2] > 0, fill, _NO_FILL)
-            rows[:, _ERASE:_ORIGIN], rows[:, _ORIGIN:_MEAN] = boxes, origins
-        mixed = spec.modes != UNMIXED
-        if self._ops.mixing and mixed.any():
-            rows[:, _SHARED] = mixed
-            rows[spec.partners[mixed], _SHARED] = 1
-            longs[:, _PARTNER] = addresses[spec.partners]
-            rows[:, _MODE], rows[:, _BOX:_UINT8], floats[:, _LAM] = spec.modes, spec.boxes, spec.lam
-        if slots and any(f"{part}_kinds" in params for part, _ in self._ops.slots):
-            kinds, values = pack_ops(params, self._ops.slots, n)
-            last = _SLOTS + slots
-            rows[:, _SLOTS:last], floats[:, last : last + p.VALUES * slots] = kinds, values.reshape(n, -1)
-        return rows
+        row = self._row.copy()
+        if out is not None:
+            row["out"], row["as_bytes"] = _address(out), out.dtype == np.uint8
+        if raw is not None:
+            row["raw"] = _address(raw)
+        words[:, : at.NBYTES], words[:, at.NBYTES] = at.words_of(row)[:, : at.NBYTES], nbytes
 
     def normalise(self, images: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
         """Normalise `images` into `out`, both (N, res, res, 3) and contiguous."""
-        numbers, lines = self._same.view(np.float32), (-1, 3 * images.shape[2])
-        scale, shift = numbers[_SCALE:_SHIFT], numbers[_SHIFT:_LAM]
-        normalise_rows(images.reshape(lines), out.reshape(lines), scale, shift)
+        lines = (-1, 3 * images.shape[2])
+        normalise_rows(images.reshape(lines), out.reshape(lines), self._row["factor"][0], self._row["offset"][0])
 
 
-def _addresses(images: NDArray[Any]) -> NDArray[np.int64]:
-    """(N,) int64: where each of N images lies in memory."""
-    first: int = images.__array_interface__["data"][0]
-    return first + images.strides[0] * np.arange(len(images))
+def _address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 def crop(rows: Any) -> tuple[Any, Any]:
-    """Nodes: corner y, x and height, width of the crops in the stored images, int32."""
-    return rows[_CROP : _CROP + 2], rows[_CROP + 2 : _SLOTS]
+    """Nodes: corner x, y and width, height of the crops in the stored images, int32."""
+    return rows[at.CROP : at.CROP + 2], rows[at.CROP + 2 : at.CROP + 4]
+
+
+def encoded_bytes(rows: Any) -> Any:
+    """Node: bytes of the encoded images, (1,) int32."""
+    return rows[at.NBYTES : at.NBYTES + 1]
 
 
 def augment(rows: Any, jpegs: Any) -> Any:
@@ -165,24 +122,8 @@ def mix(tags: Any, rows: Any) -> Any:
     return _node(_run_mix, (tags, dali.INT64, 1), (rows, dali.INT32, 1))
 
 
-def gpu_rows(spec: BatchSpec, nbytes: NDArray[np.int64], decoders: Decoders | None) -> NDArray[np.int32]:
-    """Rows (N, 14) int32 of the GPU's graph for a batch whose encoded images have `nbytes` (N,).
-
-    `decoders` must outlive its run.
-    """
-    rows = np.empty((len(spec), _GPU_WORDS), np.int32)
-    rows[:, 0:2], rows[:, 2:4] = spec.crops[:, 1::-1], spec.crops[:, :1:-1]
-    rows[:, _GPU_TAG], rows[:, GPU_NBYTES] = spec.index, nbytes
-    rows[:, _GPU_REGION:_GPU_SIZE], rows[:, _GPU_SIZE:GPU_NBYTES] = (0, 0, 1, 1), spec.res
-    rows[:, _GPU_DECODERS:].view(np.int64)[:] = 0 if decoders is None else decoders.address
-    rows[spec.flips, _GPU_REGION + 1 : _GPU_SIZE : 2] = (1, 0)
-    if "vflips" in spec.augment_params:
-        rows[spec.augment_params["vflips"].astype(bool), _GPU_REGION:_GPU_SIZE:2] = (1, 0)
-    return rows
-
-
 def gpu_arguments(rows: Any, jpegs: Any, *, for_decode: bool) -> Any:
-    """Nodes for the operators of the GPU's graph, from `gpu_rows` and `EncodedImages`, in this order:
+    """Nodes for the operators of the GPU's graph, from the rows and `EncodedImages`, in this order:
 
     corner y, x and height, width of the crop in the stored image, int32, with a 0 behind these if `for_decode`; numbers
     of the batch that came with the row and with the encoded image, (2,) int32; start y, x and end y, x of the region to
@@ -200,7 +141,7 @@ def gpu_arguments(rows: Any, jpegs: Any, *, for_decode: bool) -> Any:
 
 
 def decode(shaped: Any, rows: Any, jpegs: Any) -> Any:
-    """Node: the crops (h, w, 3) uint8, from `gpu_rows`, and whether the decoder declined an image, () bool.
+    """Node: the crops (h, w, 3) uint8, and whether the decoder declined an image, () bool.
 
     `shaped` (h, w, 0) uint8, of the shape that `gpu_arguments` returns, gives the sizes, because DALI shows a node no
     values before it allocates its outputs. The pixels of a declined image are arbitrary.
@@ -217,29 +158,31 @@ def decode(shaped: Any, rows: Any, jpegs: Any) -> Any:
 
 class _Compiled(NumbaFunction):
     def _get_run_fn_cpu(self, run_fn: Any, *_: Any) -> int:
-        return _address(
+        return _function(
             run_fn, _OPERANDS, _SHAPES, types.uint64, types.int32, _OPERANDS, _SHAPES, types.uint64, types.int32
         )
 
     def _get_setup_fn_cpu(self, setup_fn: Any) -> int:
-        return _address(setup_fn, _SHAPES, types.uint64, types.int32, _SHAPES, types.uint64, types.int32, types.int32)
+        return _function(setup_fn, _SHAPES, types.uint64, types.int32, _SHAPES, types.uint64, types.int32, types.int32)
 
 
 _SHAPES, _OPERANDS = types.CPointer(types.CPointer(types.int64)), types.CPointer(types.voidptr)
 
 
 def _run_gpu_arguments(outs: Any, to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:
-    row = carray(ins[0], _GPU_WORDS, np.int32)
-    for k in range(2):
-        carray(outs[0], 2, np.int32)[k] = row[k]
-        carray(outs[1], 2, np.int32)[k] = row[2 + k]
-        carray(outs[3], 2, np.float32)[k] = row[_GPU_REGION + k]
-        carray(outs[4], 2, np.float32)[k] = row[_GPU_REGION + 2 + k]
-        carray(outs[5], 2, np.float32)[k] = row[_GPU_SIZE + k]
+    row = carray(ins[0], of[0][0], np.int32)
+    start, shape, roi_start, roi_end, size = outs[0], outs[1], outs[3], outs[4], outs[5]
+    for k in range(2):  # y, then x
+        carray(start, 2, np.int32)[k] = row[at.CROP + 1 - k]
+        carray(shape, 2, np.int32)[k] = row[at.CROP + 3 - k]
+        flipped = row[at.HFLIP if k else at.VFLIP] > 0
+        carray(roi_start, 2, np.float32)[k] = 1 if flipped else 0
+        carray(roi_end, 2, np.float32)[k] = 0 if flipped else 1
+        carray(size, 2, np.float32)[k] = row[at.RES]
     tags = carray(outs[2], 2, np.int32)
-    tags[0], tags[1] = row[_GPU_TAG], _jpeg_tag(carray(ins[1], of[1][0], np.uint8))
+    tags[0], tags[1] = row[at.TAG], _jpeg_tag(carray(ins[1], of[1][0], np.uint8))
     for k in range(2, to[1][0]):
-        carray(outs[1], 3, np.int32)[k] = 0
+        carray(shape, 3, np.int32)[k] = 0
 
 
 def _pairs(outs: Any, _od: Any, count: Any, _ins: Any, _id: Any, _ni: Any, samples: Any) -> None:
@@ -253,12 +196,12 @@ def _pairs_and_shape(outs: Any, _od: Any, count: Any, _ins: Any, _id: Any, _ni: 
 
 
 def _run_decode(outs: Any, _to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, _ni: Any) -> None:
-    row, height, width = carray(ins[1], _GPU_WORDS, np.int32), of[0][0], of[0][1]
+    row, height, width = carray(ins[1], of[1][0], np.int32), of[0][0], of[0][1]
     jpeg = carray(ins[2], of[2][0], np.uint8)
-    decoders = carray(ins[1], _GPU_WORDS // 2, np.int64)[_GPU_DECODERS // 2]
+    decoders = carray(ins[1], of[1][0] // 2, np.int64)[at.DECODERS]
     out = carray(outs[0], (height, 3 * width), np.uint8)
     decoder = acquire(decoders)
-    first, pitch = _decode(jpeg, row[GPU_NBYTES], row[1], row[0], width, height, decoder)
+    first, pitch = _decode(jpeg, row[at.NBYTES], row[at.CROP], row[at.CROP + 1], width, height, decoder)
     carray(outs[1], 1, np.bool_)[0] = first == 0
     if first != 0:
         pixels = carray(bytes_at(first), pitch * height, np.uint8)
@@ -310,34 +253,36 @@ def _decode(jpeg: Any, nbytes: Any, x: Any, y: Any, width: Any, height: Any, dec
 
 
 @compiled
-def _float_image(address: Any, res: int) -> Any:
-    """The image at `address`, (res, res, 3) float32."""
-    return carray(floats_at(address), (res, res, 3), np.float32)
+def _output_floats(longs: Any, place: Any, res: Any) -> Any:
+    """The output of the image at `place` of its batch, (res, res, 3) float32."""
+    return carray(floats_at(longs[at.OUT] + 12 * np.int64(place) * res * res), (res, res, 3), np.float32)
 
 
 @compiled
-def _byte_image(address: Any, res: int) -> Any:
-    """The image at `address`, (res, res, 3) uint8."""
-    return carray(bytes_at(address), (res, res, 3), np.uint8)
+def _byte_image(first: Any, place: Any, res: Any) -> Any:
+    """The image at `place` of those at the address `first`, (res, res, 3) uint8."""
+    return carray(bytes_at(first + 3 * np.int64(place) * res * res), (res, res, 3), np.uint8)
 
 
 @compiled
 def _write(raw: Any, row: Any, longs: Any, floats: Any) -> None:
     """Write the finished image `raw` (res, res, 3) uint8 to the output, normalised unless that is uint8."""
-    res = row[_RES]
-    if row[_UINT8] > 0:
-        source, to = raw.reshape(-1), _byte_image(longs[_OUT], res).reshape(-1)
+    res = row[at.RES]
+    if row[at.AS_BYTES] > 0:
+        source, to = raw.reshape(-1), _byte_image(longs[at.OUT], row[at.PLACE], res).reshape(-1)
         for i in range(len(source)):
             to[i] = source[i]
         return
-    out = _float_image(longs[_OUT], res)
-    normalise_rows(raw.reshape(res, 3 * res), out.reshape(res, 3 * res), floats[_SCALE:_SHIFT], floats[_SHIFT:_LAM])
+    factor, offset = floats[at.FACTOR : at.OFFSET], floats[at.OFFSET : at.NBYTES]
+    out = _output_floats(longs, row[at.PLACE], res)
+    normalise_rows(raw.reshape(res, 3 * res), out.reshape(res, 3 * res), factor, offset)
 
 
 _c_functions: dict[Any, Any] = {}  # why: DALI holds only their addresses, which must stay valid
 
 
-def _address(function: Callable[..., None], *arguments: Any) -> int:
+def _function(function: Callable[..., None], *arguments: Any) -> int:
+    """Address of `function` as a C function."""
     if function not in _c_functions:
         _c_functions[function] = c_function(function, types.void(*arguments))
     return int(_c_functions[function].address)
@@ -351,62 +296,56 @@ def _shape_of_tag(outs: Any, _od: Any, _no: Any, _ins: Any, _id: Any, _ni: Any, 
         outs[i][0] = 1
 
 
-@compiled
-def _own_tag(longs: Any, jpeg: Any) -> Any:
-    """The batch tag of a row, -1 if the encoded image has another one."""
-    return longs[_TAG] if longs[_TAG] == _jpeg_tag(jpeg) else np.int64(-1)
-
-
 def _run_augment(outs: Any, _to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: Any, inputs: Any) -> None:
     words, jpeg = of[0][0], carray(ins[1], of[1][0], np.uint8)
     longs, row = carray(ins[0], words // 2, np.int64), carray(ins[0], words, np.int32)
     floats = carray(ins[0], words, np.float32)
-    carray(outs[0], 1, np.int64)[0] = longs[_TAG] if longs[_TAG] == _jpeg_tag(jpeg) else -1
+    carray(outs[0], 1, np.int64)[0] = row[at.TAG] if row[at.TAG] == _jpeg_tag(jpeg) else -1
     if inputs == 3:  # of `augment_decoded`
         height, width = of[2][0], of[2][1]
         _augment(carray(ins[2], 3 * width * height, np.uint8), 3 * width, height, width, longs, row, floats)
         return
-    height, width = np.int64(row[_CROP + 2]), np.int64(row[_CROP + 3])
-    decoder = acquire(longs[_DECODERS])
-    first, pitch = _decode(jpeg, row[_NBYTES], row[_CROP + 1], row[_CROP], width, height, decoder)
+    width, height = np.int64(row[at.CROP + 2]), np.int64(row[at.CROP + 3])
+    decoder = acquire(longs[at.DECODERS])
+    first, pitch = _decode(jpeg, row[at.NBYTES], row[at.CROP], row[at.CROP + 1], width, height, decoder)
     carray(outs[1], 1, np.bool_)[0] = first == 0
     if first != 0:
         _augment(carray(bytes_at(first), pitch * height, np.uint8), pitch, height, width, longs, row, floats)
-    release(longs[_DECODERS], decoder)
+    release(longs[at.DECODERS], decoder)
 
 
 @compiled
 def _augment(pixels: Any, pitch: int, height: int, width: int, longs: Any, row: Any, floats: Any) -> None:
     """What `augment` does with a decoded crop, `pixels` and `pitch` as in `resize`.
 
-    `longs`, `row` and `floats` are the image's row of `ImageRows.pack` as int64, int32 and float32.
+    `longs`, `row` and `floats` are the image's row (see `plan/rows.py`) as int64, int32 and float32.
     """
-    words = len(row)
-    res, flip, vflip = row[_RES], row[_FLIP] > 0, row[_VFLIP] > 0
-    scale, shift = floats[_SCALE:_SHIFT], floats[_SHIFT:_LAM]
-    slots = (words - _SLOTS) // (1 + p.VALUES)
-    first = _SLOTS + slots
-    kinds, values = row[_SLOTS:first], floats[first : first + p.VALUES * slots]
-    if not (kinds != p.NONE).any() and row[_FILL] == _NO_FILL and row[_SHARED] == 0:
-        if row[_UINT8] > 0:
-            resize(pixels, pitch, height, width, flip, vflip, _byte_image(longs[_OUT], res), scale, shift)
+    res, place, hflip, vflip = row[at.RES], row[at.PLACE], row[at.HFLIP] > 0, row[at.VFLIP] > 0
+    factor, offset = floats[at.FACTOR : at.OFFSET], floats[at.OFFSET : at.NBYTES]
+    slots = (len(row) - at.KINDS) // (1 + p.VALUES)
+    first = at.KINDS + slots
+    kinds, values = row[at.KINDS : first], floats[first : first + p.VALUES * slots]
+    x, y, w, h = row[at.ERASE], row[at.ERASE + 1], row[at.ERASE + 2], row[at.ERASE + 3]
+    if not (kinds != p.NONE).any() and w == 0 and row[at.SHARED] == 0:
+        if row[at.AS_BYTES] > 0:
+            out = _byte_image(longs[at.OUT], place, res)
+            resize(pixels, pitch, height, width, hflip, vflip, out, factor, offset)
         else:
-            resize(pixels, pitch, height, width, flip, vflip, _float_image(longs[_OUT], res), scale, shift)
+            normalised = _output_floats(longs, place, res)
+            resize(pixels, pitch, height, width, hflip, vflip, normalised, factor, offset)
         return
-    raw = _byte_image(longs[_RAW], res)
-    resize(pixels, pitch, height, width, flip, vflip, raw, scale, shift)
+    raw = _byte_image(longs[at.RAW], place, res)
+    resize(pixels, pitch, height, width, hflip, vflip, raw, factor, offset)
     apply_ops(raw, kinds, values.reshape(slots, p.VALUES))
-    if row[_FILL] != _NO_FILL:
-        x, y, w, h = row[_ERASE], row[_ERASE + 1], row[_ERASE + 2], row[_ERASE + 3]
-        noise, top, left = _byte_image(longs[_NOISE], NOISE_PX), row[_ORIGIN], row[_ORIGIN + 1]
-        for j in range(h):
-            for i in range(w):
-                for c in range(3):
-                    if row[_FILL] == _FILL_MEAN:
-                        raw[y + j, x + i, c] = row[_MEAN + c]
-                    else:
-                        raw[y + j, x + i, c] = noise[(top + j) % NOISE_PX, (left + i) % NOISE_PX, c]
-    if row[_SHARED] == 0:
+    noise, top, left = _byte_image(longs[at.NOISE], 0, NOISE_PX), row[at.ORIGIN], row[at.ORIGIN + 1]
+    for j in range(h):
+        for i in range(w):
+            for c in range(3):
+                if top < 0:
+                    raw[y + j, x + i, c] = row[at.MEAN + c]
+                else:
+                    raw[y + j, x + i, c] = noise[(top + j) % NOISE_PX, (left + i) % NOISE_PX, c]
+    if row[at.SHARED] == 0:
         _write(raw, row, longs, floats)
 
 
@@ -414,19 +353,19 @@ def _run_mix(outs: Any, _to: Any, _od: Any, _no: Any, ins: Any, of: Any, _id: An
     words = of[1][0]
     longs, row = carray(ins[1], words // 2, np.int64), carray(ins[1], words, np.int32)
     floats = carray(ins[1], words, np.float32)
-    carray(outs[0], 1, np.int64)[0] = longs[_TAG]
-    if row[_SHARED] == 0:
+    carray(outs[0], 1, np.int64)[0] = row[at.TAG]
+    if row[at.SHARED] == 0:
         return
-    res = row[_RES]
-    raw = _byte_image(longs[_RAW], res)
-    if row[_MODE] != UNMIXED:
-        own, partner = raw, _byte_image(longs[_PARTNER], res)
-        if row[_MODE] == MIXUP:
+    res = row[at.RES]
+    raw = _byte_image(longs[at.RAW], row[at.PLACE], res)
+    if row[at.MODE] != UNMIXED:
+        own, partner = raw, _byte_image(longs[at.RAW], row[at.PARTNER], res)
+        if row[at.MODE] == MIXUP:
             raw = np.empty((res, res, 3), np.uint8)  # why not in place: the partner reads the image too
-            blend(own.reshape(-1), partner.reshape(-1), floats[_LAM], raw.reshape(-1))
+            blend(own.reshape(-1), partner.reshape(-1), floats[at.LAM], raw.reshape(-1))
         else:
             raw = own.copy()
-            x, y, w, h = row[_BOX], row[_BOX + 1], row[_BOX + 2], row[_BOX + 3]
+            x, y, w, h = row[at.BOX], row[at.BOX + 1], row[at.BOX + 2], row[at.BOX + 3]
             for j in range(y, y + h):
                 to, source = raw[j].reshape(-1), partner[j].reshape(-1)
                 for i in range(3 * x, 3 * (x + w)):

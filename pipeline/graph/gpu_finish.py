@@ -23,11 +23,11 @@ import triton
 
 from resolute import cuda
 from resolute.errors import ResoluteError
-from resolute.pipeline.graph.kernels.triton_finish import ERASE_FIELDS, MIX_FIELDS, finish
+from resolute.pipeline.graph.kernels.triton_finish import finish
 from resolute.pipeline.graph.kernels.triton_slot import BLOCK, apply_slot
-from resolute.pipeline.plan import autoaugment as p
-from resolute.pipeline.plan.augment_params import CUTMIX, NOISE_PX, AugmentOps, pack_ops
+from resolute.pipeline.plan.augment_params import NOISE_PX, AugmentOps
 from resolute.pipeline.plan.plan import BatchSpec
+from resolute.pipeline.plan.rows import empty_rows, words_of
 
 __all__ = ["GpuFinish", "Held"]
 
@@ -119,11 +119,6 @@ class GpuFinish:
             _check_build_tools()
         self._ops, self._dtype, self._device, self._as_bytes = ops, dtype, device, as_bytes
         self._held = Held(device, limit=limit)
-        self._slots = len(ops.slots)
-        self._erase = (1 + p.VALUES) * self._slots
-        self._erases, self._mixes = bool(ops.fills), ops.mixing
-        self._mix = self._erase + ERASE_FIELDS * self._erases
-        self._fields = self._mix + MIX_FIELDS * self._mixes
         scales = [1 / (255 * s) for s in std] + [-m / s for m, s in zip(mean, std, strict=True)]
         self._scales = torch.tensor(scales, dtype=torch.float32, device=device)
         self._fill = torch.tensor([round(255 * m) for m in mean], dtype=torch.int32, device=device)
@@ -133,8 +128,8 @@ class GpuFinish:
     def warm_up(self) -> None:
         """Compile all kernels, for images of any size. Call this first."""
         images = torch.zeros((1, 1, 1, 3), dtype=torch.uint8, device=self._device)
-        params = torch.zeros((1, self._fields), dtype=torch.int32, device=self._device)
-        out = self(images, params, list(range(self._slots)))
+        slots = len(self._ops.slots)
+        out = self(images, torch.from_numpy(words_of(empty_rows(1, slots))), list(range(slots)))
         if self._as_bytes and self._dtype != torch.uint8:
             self.normalise(out)
 
@@ -142,41 +137,24 @@ class GpuFinish:
         """Wait until the device has read all images of DALI, and let go of them."""
         self._held.close()
 
-    def pack(self, spec: BatchSpec) -> tuple[torch.Tensor, list[int]]:
-        """(parameters of a batch, (N, fields) int32 in pinned memory; the slots that any image of it uses).
+    def rows(self, spec: BatchSpec) -> tuple[torch.Tensor, list[int]]:
+        """(the rows of a batch, (N, words) int32 in pinned memory; the slots that any image of it uses)."""
+        words = words_of(spec.rows)
+        rows = torch.empty(words.shape, dtype=torch.int32, pin_memory=self._device.type != "cpu")
+        rows.numpy()[:] = words
+        return rows, np.flatnonzero(spec.rows["kinds"].any(axis=0)).tolist()
 
-        The parameters of a run that has none are an array on the device.
-        """
-        n, ops = len(spec), self._ops
-        if not self._fields:
-            return self._fill, []  # not read
-        packed = torch.empty((n, self._fields), dtype=torch.int32, pin_memory=self._device.type != "cpu")
-        rows, busy = packed.numpy(), list[int]()
-        if self._slots:
-            kinds, values = pack_ops(spec.augment_params, ops.slots, n)
-            rows[:, : self._slots] = kinds
-            rows[:, self._slots : self._erase] = values.view(np.int32).reshape(n, -1)
-            busy = np.flatnonzero((kinds != p.NONE).any(axis=0)).tolist()
-        if ops.fills:
-            erase = rows[:, self._erase : self._mix]
-            erase[:, :4] = spec.augment_params.get("erase_boxes", 0)
-            erase[:, 4:] = spec.augment_params.get("erase_from", 0)
-        if ops.mixing:
-            mix = rows[:, self._mix :]
-            mix[:, 0], mix[:, 1], mix[:, 2] = spec.modes, spec.partners, spec.lam.view(np.int32)
-            mix[:, 3:] = np.where((spec.modes == CUTMIX)[:, None], spec.boxes, 0)
-        return packed, busy
-
-    def __call__(self, images: Any, packed: torch.Tensor, busy: list[int]) -> torch.Tensor:
+    def __call__(self, images: Any, rows: torch.Tensor, busy: list[int]) -> torch.Tensor:
         """Augment and mix `images` (N, res, res, 3) uint8, and normalise them unless `as_bytes`; returns a new tensor.
 
-        `images` is a tensor of DALI or torch, which is held until the device has read it. `packed` and `busy` come from
-        `pack`. Runs asynchronously on the current stream.
+        `images` is a tensor of DALI or torch, which is held until the device has read it. `rows` and `busy` come from
+        the method `rows`. Runs asynchronously on the current stream.
         """
         with self._held.reading(images):
             source = _as_torch(images)
             n, side = source.shape[:2]
-            params = packed.to(self._device, non_blocking=True)
+            # why not always: a run without operations, erasing or mixing reads no rows
+            rows = rows.to(self._device, non_blocking=True) if self._ops != AugmentOps() else self._fill[None]
             part = triton.cdiv(triton.cdiv(side * side, _PARTS), BLOCK) * BLOCK
             parts = triton.cdiv(side * side, part)
             buffers = [torch.empty_like(source) for _ in busy[:2]]
@@ -185,10 +163,10 @@ class GpuFinish:
                 apply_slot[(n * parts,)](
                     source,
                     augmented,
-                    params,
+                    rows,
                     slot,
-                    self._slots,
-                    self._fields,
+                    len(self._ops.slots),
+                    rows.shape[1],
                     side,
                     part,
                     parts,
@@ -197,15 +175,15 @@ class GpuFinish:
                 )
                 source = augmented
             dtype = torch.uint8 if self._as_bytes else self._dtype
-            return self._finished(source, params, dtype, erases=self._erases, mixes=self._mixes)
+            return self._finished(source, rows, dtype, erases=self._ops.erasing, mixes=self._ops.mixing)
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:
         """Normalise `images` (N, res, res, 3) uint8, contiguous, which belong to torch; returns a new tensor."""
         with _on(self._device):
-            return self._finished(images, self._fill, self._dtype, erases=False, mixes=False)
+            return self._finished(images, self._fill[None], self._dtype, erases=False, mixes=False)
 
     def _finished(
-        self, source: torch.Tensor, params: torch.Tensor, dtype: torch.dtype, *, erases: bool, mixes: bool
+        self, source: torch.Tensor, rows: torch.Tensor, dtype: torch.dtype, *, erases: bool, mixes: bool
     ) -> torch.Tensor:
         """Launch the kernel `finish`; returns its output, a new tensor of `dtype`."""
         n, side = source.shape[:2]
@@ -214,13 +192,11 @@ class GpuFinish:
         finish[(n * blocks,)](
             source,
             out,
-            params,
+            rows,
             self._noise,
             self._fill,
             self._scales,
-            self._fields,
-            self._erase,
-            self._mix,
+            rows.shape[1],
             side,
             blocks,
             ERASES=erases,

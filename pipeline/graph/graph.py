@@ -24,6 +24,7 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.graph.buffers import BufferPool
 from resolute.pipeline.plan.augment_params import AugmentOps, erase_noise
 from resolute.pipeline.plan.plan import BatchSpec
+from resolute.pipeline.plan.rows import words_of
 
 from . import cpu_nodes as cpu
 from .kernels.jpeg.memory import Decoders
@@ -89,9 +90,8 @@ class Graph:
         # why one thread more on a CPU: between two operators threads wait for the slowest, which leaves a core idle
         threads = num_threads + self._on_cpu
         self._decoders = Decoders(threads) if decode == "cpu" else None
+        self._constants = cpu.RunConstants(mean=mean, std=std, noise=noise, decoders=self._decoders)
         if device_id is None:
-            assert self._decoders is not None
-            self._rows = cpu.ImageRows(ops, mean=mean, std=std, noise=noise, decoders=self._decoders)
             # why 2 more than in flight: the consumer's batch and the one before it
             self._out_dtype: Any = np.uint8 if as_bytes else np.float32
             self._buffers = BufferPool(nbytes=(3 if as_bytes else 12) * largest_pixels, count=prefetch_batches + 2)
@@ -193,7 +193,7 @@ class Graph:
         if self._finish is not None:
             return self._finish.normalise(images)
         out = self._floats.take(tuple(images.shape))
-        self._rows.normalise(images.numpy(), out)
+        self._constants.normalise(images.numpy(), out)
         return torch.from_numpy(out)
 
     def drain(self) -> None:
@@ -219,20 +219,20 @@ class Graph:
             self._in_flight.clear()
 
     def _feed(self, spec: BatchSpec, jpegs: EncodedImages, nbytes: NDArray[np.int64]) -> None:
-        values: dict[str, Any] = {"jpeg": jpegs}
-        out = raw = None
-        if self._on_cpu:
+        out = raw = kernel_params = None
+        if self._finish is None:
             shape = len(spec), spec.res, spec.res, 3
             out = self._buffers.take(shape, self._out_dtype)
             raw = self._raw.take(shape, np.uint8) if self._raw else None
-            values["rows"] = self._rows.pack(spec, nbytes, out, raw)
+            words = words_of(spec.rows.copy())
         else:
-            values["rows"] = cpu.gpu_rows(spec, nbytes, self._decoders)
-        kernel_params = None if self._finish is None else self._finish.pack(spec)
+            kernel_params = self._finish.rows(spec)
+            words = kernel_params[0].numpy()
+        self._constants.complete(words, nbytes, out, raw)
         # why before feeding: DALI does not copy the images, and an interrupt in between must not free them
         self._in_flight.append(((jpegs, raw), out, kernel_params))
-        for name, value in values.items():
-            self._pipe.feed_input(name, value)
+        self._pipe.feed_input("jpeg", jpegs)
+        self._pipe.feed_input("rows", words)
 
 
 def _transformed(transform: Transform, images: torch.Tensor, spec: BatchSpec) -> torch.Tensor:
@@ -295,7 +295,7 @@ def _on_cpu(jpegs: Any, rows: Any, mixing: bool) -> Any:
 
     def decode_rest(jpegs: Any, rows: Any) -> Any:
         start, shape = cpu.crop(rows)
-        images = fn.decoders.image_slice(jpegs, device="cpu", start=start, shape=shape, axes=[0, 1], **_OPTIONS)
+        images = fn.decoders.image_slice(jpegs, device="cpu", start=start, shape=shape, axes=[1, 0], **_OPTIONS)
         return cpu.augment_decoded(images, rows, jpegs)
 
     tags, declined = cpu.augment(rows, jpegs)
@@ -310,7 +310,7 @@ def _for_gpu(jpegs: Any, rows: Any, decode_device: str, hw_decoder_load: float) 
     if on_gpu:
         # why: libjpeg-turbo ignores what follows an image; that GPU decoders do is documented nowhere. This copy, made
         # by DALI's threads, also ends the use of the fed memory, which a GPU may read after the batch was returned
-        jpegs = fn.slice(jpegs, start=0, shape=rows[cpu.GPU_NBYTES : cpu.GPU_NBYTES + 1], axes=[0])
+        jpegs = fn.slice(jpegs, start=0, shape=cpu.encoded_bytes(rows), axes=[0])
         # why not image_slice: in nvImageCodec 0.9, decoding a region on a GPU fails or crashes (its issue 55)
         images = fn.decoders.image(jpegs, device="mixed", hw_decoder_load=hw_decoder_load, **_OPTIONS)
         images = fn.slice(images, start=start, shape=shape, axes=[0, 1])

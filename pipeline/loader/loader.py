@@ -42,7 +42,6 @@ from resolute.pipeline.dataset.target import IGNORED_TARGET
 from resolute.pipeline.graph.graph import Graph, Transform
 from resolute.pipeline.graph.kernels.pread import TAG_BYTES
 from resolute.pipeline.jit import numba_interrupts
-from resolute.pipeline.plan.augment_params import used_ops
 from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.pipeline.plan.stage import Count, Index, Positive, Probability
 from resolute.settings import checked
@@ -152,7 +151,6 @@ class Loader(Iterator[Batch]):
                 f"transform: got {transform!r}, expected a function of a batch's images and its BatchSpec; correct it"
             )
         plan.check_ranks(world_size)
-        self._ops = used_ops([augment for stage in plan.stages for augment in stage.augments.values()])
         self._skip = on_bad_sample == "skip"
         self.skipped: dict[tuple[str, int, int], str] = {}  # (split, stored res, sample): reason
         self._replacements: dict[tuple[str, int], dict[int, int]] = {}  # damaged sample: its replacement
@@ -181,7 +179,7 @@ class Loader(Iterator[Batch]):
                 mean=mean,
                 std=std,
                 dtype=dtype,
-                ops=self._ops,
+                ops=plan.augment_ops,
                 transform=transform,
                 largest_pixels=max((res**2 * size for res, size in shapes), default=0),
                 hw_decoder_load=1.0 if hw_decoder_load is None else hw_decoder_load,

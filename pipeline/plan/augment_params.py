@@ -1,18 +1,22 @@
-"""Augmentation parameters of each sample, drawn as a pure function of (seed, epoch, sample).
+"""Augmentation parameters of a sample, drawn as a pure function of (seed, epoch, sample).
 
-They do not depend on the batch, the rank or earlier samples. Each purpose has its own random stream, so switching one
-operation on or off does not change the parameters of the others.
+They do not depend on the batch, the rank or earlier samples. Each step of the augmentation has its own random stream,
+so switching one on or off does not change the parameters of the others.
 
 A sample's operations are arranged in slots, applied one after another: the shift, then those of the policy, of jitter,
-greyscale and blur. Each slot has a kind and six values (see `autoaugment.py`). `AugmentOps` describes the slots of a
-complete run, the union over its stages.
+greyscale and blur. Each slot has a kind and six values (see `autoaugment.py`). `AugmentOps` says which slots a complete
+run has, the union over its stages.
+
+The functions named `draw_...` are compiled and draw the parameters of one sample. Their argument `s` is a record of
+`SETTINGS`, and `u` are uniforms of the step's stream. `rows.py` calls them.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,316 +27,273 @@ from resolute.pipeline.jit import compiled
 
 from . import autoaugment as p
 from .permutation import stream_key
-from .rng import U64, Stream, beta, philox, uniforms
+from .rng import U64, beta, derive, fill_uniforms, uniforms
 from .stage import BINS, SIZED_AT, Augment
 
 __all__ = [
+    "BLUR_UNIFORMS",
     "CUTMIX",
+    "ERASE_UNIFORMS",
+    "JITTER_UNIFORMS",
     "MIXUP",
+    "NOISE_PX",
+    "POLICY_UNIFORMS",
+    "SHIFT_UNIFORMS",
     "UNMIXED",
     "AugmentOps",
-    "alternating_flips",
-    "augment_params",
+    "draw_blur",
+    "draw_erasing",
+    "draw_jitter",
+    "draw_mixing",
+    "draw_policy",
+    "draw_shift",
     "erase_noise",
-    "mix_params",
-    "pack_ops",
+    "policy_table",
+    "settings_record",
     "used_ops",
 ]
 
 UNMIXED, MIXUP, CUTMIX = 0, 1, 2
-_ERASE_TRIES = 10  # Source: torchvision RandomErasing.get_params
 NOISE_PX = 256  # px: period of the noise tile for erasing
-_JITTER_KINDS = np.array([p.BRIGHTNESS, p.CONTRAST, p.SATURATION, p.HUE], np.int32)
-_ORDERS = np.array(list(itertools.permutations(range(4))))
+_ERASE_TRIES = 10  # Source: torchvision RandomErasing.get_params
+# Uniforms that a step draws for a sample.
+SHIFT_UNIFORMS, POLICY_UNIFORMS, JITTER_UNIFORMS, BLUR_UNIFORMS, ERASE_UNIFORMS = 2, 20, 6, 2, 5 + 2 * _ERASE_TRIES
 
-AugmentParams = dict[str, NDArray[np.generic]]
+_PARTS = ("shift", "policy", "jitter", "grey", "blur")
+_POLICIES = ("none", "randaugment", "trivialaugment", "autoaugment", "3-augment")
+_NO_POLICY, _RANDAUGMENT, _TRIVIALAUGMENT, _AUTOAUGMENT, _THREE_AUGMENT = range(len(_POLICIES))
+_THREE_KINDS = np.array([p.SATURATION, p.POINT, p.BLUR])
+_JITTER_KINDS = np.array([p.BRIGHTNESS, p.CONTRAST, p.SATURATION, p.HUE])
+_HUE = 3  # index in these
+_ORDERS = np.array(list(itertools.permutations(range(4))))
+_DRAWN_OPS = len(p.OPERATIONS) - 1  # all but Invert, which only AutoAugment uses
+_AUTO_OPS = np.array([[p.OPERATIONS.index(name) for name, _, _ in pair] for pair in p.AUTOAUGMENT])
+_AUTO_PROBS = np.array([[prob for _, prob, _ in pair] for pair in p.AUTOAUGMENT])
+_AUTO_BINS = np.array([[k or 0 for _, _, k in pair] for pair in p.AUTOAUGMENT])
+
+# An `Augment` at one resolution as numbers, for compiled functions. A slot is the first one of its part, -1: unused.
+SETTINGS = np.dtype(
+    [
+        ("res", "i8"),
+        ("simple_crop", "?"),
+        ("scale", "f8", 2),
+        ("ratio", "f8", 2),
+        ("alternating_flips", "?"),
+        ("flip_prob", "f8"),
+        ("vflip_prob", "f8"),
+        *[(f"{part}_slot", "i8") for part in _PARTS],
+        ("shift_px", "i8"),
+        ("policy", "i8"),  # index in `_POLICIES`
+        ("num_ops", "i8"),
+        ("magnitude", "i8"),
+        ("magnitude_std", "f8"),
+        ("op_prob", "f8"),
+        ("jitters", "f8", 4),
+        ("jitter_prob", "f8"),
+        ("grey_prob", "f8"),
+        ("blur_prob", "f8"),
+        ("blur_sigma", "f8", 2),
+        ("erase_prob", "f8"),
+        ("erase_scale", "f8", 2),
+        ("erase_ratio", "f8", 2),
+        ("erase_noise", "?"),
+        ("mixes", "?"),
+        ("mixes_batch", "?"),  # all samples of a batch alike
+        ("mix_prob", "f8"),
+        ("cutmix_prob", "f8"),  # of what is mixed
+        ("mixup_power", "f8"),  # 1 / alpha
+        ("cutmix_power", "f8"),
+    ]
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentOps:
-    """AugmentOps that the graph of a run must support: the operation kinds of each slot, erasing fills, mixing."""
+    """What the graph of a run must support besides crops and flips."""
 
-    slots: tuple[tuple[str, frozenset[int]], ...] = ()  # (shift | policy | jitter | grey | blur, kinds), in order
-    fills: frozenset[str] = frozenset()  # of erasing: mean, noise
+    slots: tuple[str, ...] = ()  # in order: shift, policy, jitter, grey, blur; one name for each slot
+    erasing: bool = False
     mixing: bool = False
 
 
 def used_ops(augments: Sequence[Augment]) -> AugmentOps:
     """The ops that at least one of `augments` uses."""
-    slots: list[tuple[str, frozenset[int]]] = []
-    if any(a.shift_px for a in augments):
-        slots.append(("shift", frozenset({p.AFFINE})))
-    for k in range(max(map(_policy_slots, augments), default=0)):
-        kinds = (p.POLICY_KINDS[a.policy] for a in augments if _policy_slots(a) > k)
-        slots.append(("policy", frozenset().union(*kinds)))
-    jitters = [{int(kind) for kind, s in zip(_JITTER_KINDS, a.jitters, strict=True) if s} for a in augments]
-    for k in range(max(map(len, jitters), default=0)):
-        slots.append(("jitter", frozenset().union(*(kinds for kinds in jitters if len(kinds) > k))))
-    if any(a.grey_prob for a in augments):
-        slots.append(("grey", frozenset({p.SATURATION})))
-    if any(a.blur_prob for a in augments):
-        slots.append(("blur", frozenset({p.BLUR})))
-    fills = frozenset(a.random_erasing_fill for a in augments if a.random_erasing_prob)
-    return AugmentOps(slots=tuple(slots), fills=fills, mixing=any(a.mixes for a in augments))
+    counts = [_slot_counts(augment) for augment in augments]
+    return AugmentOps(
+        slots=tuple(part for part in _PARTS for _ in range(max((count[part] for count in counts), default=0))),
+        erasing=any(a.random_erasing_prob for a in augments),
+        mixing=any(a.mixes for a in augments),
+    )
 
 
-def augment_params(augment: Augment, *, seed: int, epoch: int, ids: NDArray[np.int64], res: int) -> AugmentParams:
-    """Draw the parameters of the samples `ids` (N,) at `res` px; contains only what `augment` switches on.
-
-    PART_kinds    (N, slots) int32 and PART_values (N, slots, 6) float32; PART is shift, policy, jitter, grey or blur
-    vflips        (N,) bool
-    erase_boxes   (N, 4) int32 x, y, width, height in px of the output; width 0 = no erasing
-    erase_from    (N, 2) int32 y, x of the fill's origin in the noise tile, below `NOISE_PX`; -1 = mean colour
-    """
-
-    def u(purpose: Stream, count: int) -> NDArray[np.float64]:
-        return uniforms(stream_key(seed, purpose, epoch), ids, count)
-
-    out: AugmentParams = {}
-    if augment.shift_px:
-        out["shift_kinds"], out["shift_values"] = _shift(augment.shift_px, u(Stream.SHIFT, 2))
-    if augment.policy != "none":
-        count = 8
-        if augment.policy == "randaugment":
-            count = 20 if augment.op_prob < 1 else 16 if augment.magnitude_std else 8
-        out["policy_kinds"], out["policy_values"] = _policy(augment, u(Stream.POLICY, count), res)
-    if any(augment.jitters):
-        out["jitter_kinds"], out["jitter_values"] = _jitter(augment, u(Stream.JITTER, 6))
-    if augment.grey_prob:
-        chosen = u(Stream.GREY, 1)[:, :1] < augment.grey_prob
-        out["grey_kinds"] = np.where(chosen, p.SATURATION, p.NONE).astype(np.int32)
-        out["grey_values"] = np.zeros((len(ids), 1, p.VALUES), np.float32)
-    if augment.blur_prob:
-        numbers = u(Stream.BLUR, 2)
-        out["blur_kinds"] = np.where(numbers[:, :1] < augment.blur_prob, p.BLUR, p.NONE).astype(np.int32)
-        out["blur_values"] = _first_value(_between(augment.blur_sigma, numbers[:, 1:]) * res / SIZED_AT)
-    if augment.random_erasing_prob:
-        out["erase_boxes"], out["erase_from"] = _erase(augment, stream_key(seed, Stream.ERASE, epoch), ids, res)
-    if augment.vflip_prob:
-        out["vflips"] = u(Stream.VFLIP, 1)[:, 0] < augment.vflip_prob
-    return out
+def _slot_counts(a: Augment) -> dict[str, int]:
+    policy = {"none": 0, "randaugment": a.num_ops, "autoaugment": 2}.get(a.policy, 1)
+    counts = bool(a.shift_px), policy, sum(strength > 0 for strength in a.jitters), bool(a.grey_prob), bool(a.blur_prob)
+    return dict(zip(_PARTS, counts, strict=True))
 
 
-def alternating_flips(*, seed: int, epoch: int, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(N,) bool: whether the samples `ids` (N,) are flipped in `epoch`: half of them in even epochs, half in odd ones.
-
-    Source: Jordan, "94% on CIFAR-10 in 3.29 seconds", arXiv 2404.00498, section 3.6.
-    """
-    return (uniforms(stream_key(seed, Stream.ALTERNATING_FLIP), ids, 1)[:, 0] < 0.5) ^ bool(epoch % 2)
-
-
-def pack_ops(
-    params: Mapping[str, NDArray[np.generic]], slots: Sequence[tuple[str, frozenset[int]]], n: int
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Arrange the params of `n` samples in a run's slots: kinds (n, slots) int32, values (n, slots, 6) float32."""
-    kinds, values = np.zeros((n, len(slots)), np.int32), np.zeros((n, len(slots), p.VALUES), np.float32)
-    parts = [part for part, _ in slots]
-    for part in dict.fromkeys(parts):
-        if f"{part}_kinds" in params:
-            first, count = parts.index(part), params[f"{part}_kinds"].shape[1]
-            kinds[:, first : first + count] = params[f"{part}_kinds"]
-            values[:, first : first + count] = params[f"{part}_values"]
-    return kinds, values
-
-
-def _shift(reach: int, u: NDArray[np.float64]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Translations by -reach to reach px in x and y, drawn independently from uniforms `u` (N, 2)."""
-    px = np.floor(u * (2 * reach + 1)) - reach
-    values = np.zeros((len(u), 1, p.VALUES), np.float32)
-    values[:, 0, (0, 4)] = 1
-    values[:, 0, (2, 5)] = -px
-    return np.where(px.any(axis=1, keepdims=True), p.AFFINE, p.NONE).astype(np.int32), values
-
-
-def _policy_slots(augment: Augment) -> int:
-    return {"none": 0, "randaugment": augment.num_ops, "trivialaugment": 1, "autoaugment": 2, "3-augment": 1}[
-        augment.policy
-    ]
-
-
-def _policy(augment: Augment, u: NDArray[np.float64], res: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Kinds (N, slots) and values (N, slots, 6) from uniforms `u` (N, 8), of RandAugment (N, 16) with `magnitude_std`
-    and (N, 20) with `op_prob`."""
-    rows = np.arange(len(u))
-    if augment.policy == "3-augment":
-        kinds = np.array([p.SATURATION, p.POINT, p.BLUR], np.int32)[(u[:, :1] * 3).astype(int)]
-        values = np.zeros((len(u), 1, p.VALUES), np.float32)
-        values[kinds == p.POINT, :2] = (128, 255)  # Source: PIL ImageOps.solarize's default
-        sigma = _between((0.1, 2.0), u[:, 1:2]) * res / SIZED_AT  # Source: DeiT's augment.py, GaussianBlur
-        values[..., 0] = np.where(kinds == p.BLUR, sigma, values[..., 0])
-        return kinds, values
-    kinds, values = p.operations(augment.policy, res)
-    if augment.policy == "randaugment":
-        op = (u[:, 0:8:2] * (len(p.OPERATIONS) - 1)).astype(int)[:, : augment.num_ops]
-        sign = (u[:, 1:8:2] < 0.5).astype(int)[:, : augment.num_ops]
-        chosen = kinds[op]
-        if augment.op_prob < 1:
-            applied = u[:, 16:20][:, : augment.num_ops] < augment.op_prob
-            chosen = np.where(applied, chosen, p.NONE).astype(np.int32)
-        if not augment.magnitude_std:
-            return chosen, values[op, augment.magnitude, sign]
-        # Sources: timm.data.auto_augment, AugmentOp; Box and Muller, 1958
-        normal = np.sqrt(-2 * np.log(1 - u[:, 8::2])) * np.cos(2 * np.pi * u[:, 9::2])
-        bins = np.rint(augment.magnitude + augment.magnitude_std * normal).clip(0, BINS - 1).astype(int)
-        return chosen, values[op, bins[:, : augment.num_ops], sign]
-    if augment.policy == "trivialaugment":
-        op, bins = (u[:, :1] * (len(p.OPERATIONS) - 1)).astype(int), (u[:, 1:2] * values.shape[1]).astype(int)
-        return kinds[op], values[op, bins, (u[:, 2:3] < 0.5).astype(int)]
-    sub = (u[:, 0] * len(p.AUTOAUGMENT)).astype(int)
-    op, prob, bins = _AUTO_OPS[sub], _AUTO_PROBS[sub], _AUTO_BINS[sub]
-    chosen = np.where(u[:, 1:3] < prob, kinds[op], p.NONE).astype(np.int32)
-    return chosen, values[op, bins, (u[rows, 3:5] < 0.5).astype(int)]
+@functools.lru_cache(maxsize=256)
+def settings_record(a: Augment, res: int, slots: tuple[str, ...]) -> NDArray[np.void]:
+    """`a` at `res` px in a run with these `slots`: (1,) SETTINGS, read-only."""
+    first = {f"{part}_slot": slots.index(part) if count else -1 for part, count in _slot_counts(a).items()}
+    values = {
+        "res": res,
+        "simple_crop": a.crop_mode == "simple",
+        "scale": a.scale,
+        "ratio": a.ratio,
+        "alternating_flips": a.flip_mode == "alternate",
+        "flip_prob": a.flip_prob,
+        "vflip_prob": a.vflip_prob,
+        **first,
+        "shift_px": a.shift_px,
+        "policy": _POLICIES.index(a.policy),
+        "num_ops": a.num_ops,
+        "magnitude": a.magnitude,
+        "magnitude_std": a.magnitude_std,
+        "op_prob": a.op_prob,
+        "jitters": a.jitters,
+        "jitter_prob": a.jitter_prob,
+        "grey_prob": a.grey_prob,
+        "blur_prob": a.blur_prob,
+        "blur_sigma": a.blur_sigma,
+        "erase_prob": a.random_erasing_prob,
+        "erase_scale": a.random_erasing_scale,
+        "erase_ratio": a.random_erasing_ratio,
+        "erase_noise": a.random_erasing_fill == "noise",
+        "mixes": a.mixes,
+        "mixes_batch": a.mixup_mode == "batch",
+        "mix_prob": a.mixup_prob,
+        "cutmix_prob": (a.mixup_switch_prob if a.mixup_alpha else 1.0) if a.cutmix_alpha else 0.0,
+        "mixup_power": 1.0 / (a.mixup_alpha or 1.0),
+        "cutmix_power": 1.0 / (a.cutmix_alpha or 1.0),
+    }
+    record = np.array([tuple(values[name] for name in SETTINGS.names or ())], SETTINGS)
+    record.flags.writeable = False
+    return record
 
 
-_AUTO_OPS = np.array([[p.OPERATIONS.index(name) for name, _, _ in pair] for pair in p.AUTOAUGMENT])
-_AUTO_PROBS = np.array([[prob for _, prob, _ in pair] for pair in p.AUTOAUGMENT])
-_AUTO_BINS = np.array([[k or 0 for _, _, k in pair] for pair in p.AUTOAUGMENT])
+def policy_table(augment: Augment, res: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Kinds and values of `autoaugment.operations` for the policy of `augment`; any if that has no table."""
+    return p.operations(augment.policy if augment.policy in p.WITH_TABLE else "randaugment", res)
 
 
-def _jitter(augment: Augment, u: NDArray[np.float64]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+@compiled
+def draw_shift(u: Any, s: Any, kinds: Any, values: Any) -> None:
+    """Translation by -shift_px to shift_px px in x and y, drawn independently; kinds (1,), values (1, 6)."""
+    x, y = np.floor(u[0] * (2 * s.shift_px + 1)) - s.shift_px, np.floor(u[1] * (2 * s.shift_px + 1)) - s.shift_px
+    kinds[0] = p.AFFINE if x != 0 or y != 0 else p.NONE
+    values[0, 0] = values[0, 4] = 1
+    values[0, 2], values[0, 5] = -x, -y
+
+
+@compiled
+def draw_policy(u: Any, s: Any, table_kinds: Any, table_values: Any, kinds: Any, values: Any) -> None:
+    """The operations of a policy; kinds (slots,), values (slots, 6). The tables are those of `policy_table`."""
+    if s.policy == _RANDAUGMENT:
+        for k in range(s.num_ops):
+            strength = s.magnitude
+            if s.magnitude_std > 0:
+                # Sources: timm.data.auto_augment, AugmentOp; Box and Muller, 1958
+                normal = math.sqrt(-2 * math.log(1 - u[8 + 2 * k])) * math.cos(2 * math.pi * u[9 + 2 * k])
+                strength = int(min(max(np.rint(s.magnitude + s.magnitude_std * normal), 0), BINS - 1))
+            op, applied = int(u[2 * k] * _DRAWN_OPS), s.op_prob == 1 or u[16 + k] < s.op_prob
+            kinds[k] = table_kinds[op] if applied else p.NONE
+            _copy(table_values[op, strength, int(u[2 * k + 1] < 0.5)], values[k])
+    elif s.policy == _TRIVIALAUGMENT:
+        op = int(u[0] * _DRAWN_OPS)
+        kinds[0] = table_kinds[op]
+        _copy(table_values[op, int(u[1] * BINS), int(u[2] < 0.5)], values[0])
+    elif s.policy == _AUTOAUGMENT:
+        sub = int(u[0] * len(_AUTO_OPS))
+        for k in range(2):
+            op = _AUTO_OPS[sub, k]
+            kinds[k] = table_kinds[op] if u[1 + k] < _AUTO_PROBS[sub, k] else p.NONE
+            _copy(table_values[op, _AUTO_BINS[sub, k], int(u[3 + k] < 0.5)], values[k])
+    else:  # 3-augment
+        kinds[0] = _THREE_KINDS[int(u[0] * 3)]
+        if kinds[0] == p.POINT:
+            values[0, 0], values[0, 1] = 128, 255  # Source: PIL ImageOps.solarize's default
+        elif kinds[0] == p.BLUR:
+            values[0, 0] = _between(0.1, 2.0, u[1]) * s.res / SIZED_AT  # Source: DeiT's augment.py, GaussianBlur
+
+
+@compiled
+def draw_jitter(u: Any, s: Any, kinds: Any, values: Any) -> None:
     """The jitter's operations in a random order. Source: torchvision ColorJitter.get_params."""
-    strengths = np.array(augment.jitters)
-    factors = 1 + strengths * (2 * u[:, 2:6] - 1)
-    factors[:, 3] = 6 * (factors[:, 3] - 1)
-    order = _ORDERS[(u[:, 1] * len(_ORDERS)).astype(int)]
-    order = order[strengths[order] > 0].reshape(len(u), -1)  # every row keeps the same number of operations
-    on = u[:, :1] < augment.jitter_prob
-    kinds = np.where(on, _JITTER_KINDS[order], p.NONE).astype(np.int32)
-    return kinds, _first_value(np.take_along_axis(factors, order, axis=1))
-
-
-def _erase(augment: Augment, key: int, ids: NDArray[np.int64], res: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Boxes (N, 4) x, y, w, h and noise origins (N, 2). Source: torchvision RandomErasing.get_params."""
-    boxes, origins = np.zeros((len(ids), 4), np.int32), np.empty((len(ids), 2), np.int32)
-    noise = augment.random_erasing_fill == "noise"
-    low, high = np.log(augment.random_erasing_ratio)
-    _erase_boxes(
-        U64(key),
-        np.ascontiguousarray(ids, np.int64),
-        res,
-        augment.random_erasing_prob,
-        *map(float, augment.random_erasing_scale),
-        low,
-        high,
-        noise,
-        boxes,
-        origins,
-    )
-    return boxes, origins
+    on, order, slot = u[0] < s.jitter_prob, int(u[1] * len(_ORDERS)), 0
+    for k in range(4):
+        op = _ORDERS[order, k]
+        if s.jitters[op] > 0:
+            factor = 1 + s.jitters[op] * (2 * u[2 + op] - 1)
+            kinds[slot] = _JITTER_KINDS[op] if on else p.NONE
+            values[slot, 0] = 6 * (factor - 1) if op == _HUE else factor
+            slot += 1
 
 
 @compiled
-def _erase_boxes(
-    key: Any,
-    ids: Any,
-    res: Any,
-    prob: Any,
-    area_low: Any,
-    area_high: Any,
-    ratio_low: Any,
-    ratio_high: Any,
-    noise: Any,
-    boxes: Any,
-    origins: Any,
-) -> None:
-    for i in range(len(ids)):
-        on, x, y, origin_y = _uniform4(key, ids[i], 0)  # numbers 0 to 3
-        origins[i, 0] = origins[i, 1] = -1
-        if noise:
-            origins[i, 0], origins[i, 1] = int(origin_y * NOISE_PX), int(_uniform(key, ids[i], 4) * NOISE_PX)
-        if on >= prob:
-            continue
-        for k in range(5, 5 + _ERASE_TRIES):
-            area = res * res * (area_low + (area_high - area_low) * _uniform(key, ids[i], k))
-            ratio = math.exp(ratio_low + (ratio_high - ratio_low) * _uniform(key, ids[i], k + _ERASE_TRIES))
-            h, w = np.rint(math.sqrt(area * ratio)), np.rint(math.sqrt(area / ratio))
-            if 1 <= h < res and 1 <= w < res:
-                boxes[i, 0], boxes[i, 1] = math.floor(x * (res - w + 1)), math.floor(y * (res - h + 1))
-                boxes[i, 2], boxes[i, 3] = w, h
-                break
+def draw_blur(u: Any, s: Any, kinds: Any, values: Any) -> None:
+    """Gaussian blur; kinds (1,), values (1, 6)."""
+    kinds[0] = p.BLUR if u[0] < s.blur_prob else p.NONE
+    values[0, 0] = _between(s.blur_sigma[0], s.blur_sigma[1], u[1]) * s.res / SIZED_AT
 
 
 @compiled
-def _uniform4(key: Any, number: Any, block: Any) -> Any:
-    """Numbers 4 * block to 4 * block + 3 of `uniforms` for the counter `number`."""
-    wide = U64(number)
-    a, b, c, d = philox(U64(block), wide & U64(0xFFFFFFFF), wide >> U64(32), U64(0), key)
-    return a * 2.0**-32, b * 2.0**-32, c * 2.0**-32, d * 2.0**-32
+def draw_erasing(u: Any, s: Any, box: Any, origin: Any) -> None:
+    """Erasing: `box` (4,) x, y, w, h in px of the output, width 0 = none; `origin` (2,) y, x of the fill in the noise
+    tile, -1 = mean colour. Source: torchvision RandomErasing.get_params."""
+    res, low, high = s.res, math.log(s.erase_ratio[0]), math.log(s.erase_ratio[1])
+    origin[0] = origin[1] = -1
+    if s.erase_noise:
+        origin[0], origin[1] = int(u[3] * NOISE_PX), int(u[4] * NOISE_PX)
+    if u[0] >= s.erase_prob:
+        return
+    for k in range(5, 5 + _ERASE_TRIES):
+        area = res * res * _between(s.erase_scale[0], s.erase_scale[1], u[k])
+        ratio = math.exp(_between(low, high, u[k + _ERASE_TRIES]))
+        h, w = np.rint(math.sqrt(area * ratio)), np.rint(math.sqrt(area / ratio))
+        if 1 <= h < res and 1 <= w < res:
+            box[0], box[1] = math.floor(u[1] * (res - w + 1)), math.floor(u[2] * (res - h + 1))
+            box[2], box[3] = w, h
+            break
 
 
 @compiled
-def _uniform(key: Any, number: Any, k: Any) -> Any:
-    """Number `k` of `uniforms` for the counter `number`."""
-    a, b, c, d = _uniform4(key, number, k // 4)
-    return (a, b, c, d)[k % 4]
+def draw_mixing(key: Any, number: Any, s: Any) -> Any:
+    """Mixing of a sample, or of batch `number` of the epoch: mode, lam, and a box x, y, w, h in px.
 
-
-def mix_params(
-    augment: Augment, *, seed: int, epoch: int, batch: int, ids: NDArray[np.int64], res: int
-) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
-    """Mixing of the samples `ids` (N,): modes (N,) int32, lam (N,) float32, boxes (N, 4) int32 x, y, w, h in px.
-
-    With `mixup_mode` "batch", all samples have the values drawn for batch `batch` of the epoch. `augment` must mix.
-    Source: timm.data.mixup, modes "batch" and "elem".
+    `key` is that of the stream for samples or for batches. Source: timm.data.mixup, modes "elem" and "batch".
     """
-    per_batch = augment.mixup_mode == "batch"
-    counters = np.array([batch]) if per_batch else np.ascontiguousarray(ids, np.int64)
-    key = stream_key(seed, Stream.BATCH_MIX if per_batch else Stream.MIX, epoch)
-    n = len(counters)
-    modes, lam, boxes = np.zeros(n, np.int32), np.ones(n, np.float32), np.zeros((n, 4), np.int32)
-    cutmix_prob = (augment.mixup_switch_prob if augment.mixup_alpha else 1.0) if augment.cutmix_alpha else 0.0
-    mixup_key, cutmix_key = (U64(stream_key(stream_key(key, part))) for part in (1, 1 if per_batch else 2))
-    _mix_params(
-        U64(key),
-        mixup_key,
-        cutmix_key,
-        counters,
-        res,
-        augment.mixup_prob,
-        cutmix_prob,
-        1.0 / (augment.mixup_alpha or 1.0),
-        1.0 / (augment.cutmix_alpha or 1.0),
-        32 if per_batch else 4,
-        modes,
-        lam,
-        boxes,
-    )
-    repeats = len(ids) if per_batch else 1
-    return modes.repeat(repeats), lam.repeat(repeats), boxes.repeat(repeats, axis=0)
+    u, res, pairs = np.empty(4), s.res, 32 if s.mixes_batch else 4
+    fill_uniforms(key, number, u)
+    if u[0] >= s.mix_prob:
+        return UNMIXED, 1.0, 0, 0, 0, 0
+    if u[1] >= s.cutmix_prob:
+        return MIXUP, beta(_part_key(key, 1), number, s.mixup_power, pairs), 0, 0, 0, 0
+    weight = beta(_part_key(key, 1 if s.mixes_batch else 2), number, s.cutmix_power, pairs)
+    # a box of area fraction 1 - weight around x, y, clipped to the image. Source: timm.data.mixup rand_bbox
+    half, x, y = int(res * math.sqrt(1.0 - weight)) // 2, int(u[2] * res), int(u[3] * res)
+    x0, x1, y0, y1 = max(x - half, 0), min(x + half, res), max(y - half, 0), min(y + half, res)
+    covered = (x1 - x0) * (y1 - y0)
+    if covered <= 0:
+        return UNMIXED, 1.0, 0, 0, 0, 0
+    return CUTMIX, 1.0 - covered / res**2, x0, y0, x1 - x0, y1 - y0
 
 
 @compiled
-def _mix_params(
-    key: Any,
-    mixup_key: Any,
-    cutmix_key: Any,
-    counters: Any,
-    res: Any,
-    prob: Any,
-    cutmix_prob: Any,
-    mixup_power: Any,
-    cutmix_power: Any,
-    pairs: Any,
-    modes: Any,
-    lam: Any,
-    boxes: Any,
-) -> None:
-    for i in range(len(counters)):
-        mixed, which, x, y = _uniform4(key, counters[i], 0)
-        if mixed >= prob:
-            continue
-        if which >= cutmix_prob:
-            modes[i], lam[i] = MIXUP, beta(mixup_key, counters[i], mixup_power, pairs)
-            continue
-        weight = beta(cutmix_key, counters[i], cutmix_power, pairs)
-        # a box of area fraction 1 - weight around x, y, clipped to the image. Source: timm.data.mixup rand_bbox
-        half = int(res * math.sqrt(1.0 - weight)) // 2
-        x0, x1 = max(int(x * res) - half, 0), min(int(x * res) + half, res)
-        y0, y1 = max(int(y * res) - half, 0), min(int(y * res) + half, res)
-        covered = (x1 - x0) * (y1 - y0)
-        if covered > 0:
-            modes[i], lam[i] = CUTMIX, 1.0 - covered / res**2
-            boxes[i, 0], boxes[i, 1], boxes[i, 2], boxes[i, 3] = x0, y0, x1 - x0, y1 - y0
+def _part_key(key: Any, part: Any) -> Any:
+    """`key` of `beta` for the stream `stream_key(key, part)`."""
+    return derive(U64(0), derive(derive(U64(0), key), U64(part)))
+
+
+@compiled
+def _between(low: Any, high: Any, u: Any) -> Any:
+    return low + (high - low) * u
+
+
+@compiled
+def _copy(source: Any, to: Any) -> None:
+    for i in range(p.VALUES):
+        to[i] = source[i]
 
 
 def erase_noise(mean: tuple[float, ...], std: tuple[float, ...]) -> NDArray[np.uint8]:
@@ -343,14 +304,3 @@ def erase_noise(mean: tuple[float, ...], std: tuple[float, ...]) -> NDArray[np.u
     u = uniforms(stream_key(0xE4A5E), np.arange(NOISE_PX**2), 6).reshape(NOISE_PX, NOISE_PX, 2, 3)
     normal = np.sqrt(-2 * np.log(1 - u[:, :, 0])) * np.cos(2 * np.pi * u[:, :, 1])
     return np.rint(255 * (np.array(mean) + np.array(std) * normal)).clip(0, 255).astype(np.uint8)
-
-
-def _between(bounds: tuple[float, float], u: NDArray[np.float64]) -> NDArray[np.float64]:
-    return bounds[0] + (bounds[1] - bounds[0]) * u
-
-
-def _first_value(values: NDArray[np.float64]) -> NDArray[np.float32]:
-    """(N, slots, 6) float32: `values` (N, slots) as the first value, else 0."""
-    out = np.zeros((*values.shape, p.VALUES), np.float32)
-    out[..., 0] = values
-    return out

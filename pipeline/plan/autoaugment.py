@@ -33,10 +33,10 @@ __all__ = [
     "NONE",
     "OPERATIONS",
     "POINT",
-    "POLICY_KINDS",
     "SATURATION",
     "SHARPNESS",
     "VALUES",
+    "WITH_TABLE",
     "operations",
 ]
 
@@ -79,15 +79,6 @@ _KIND = {
     "Equalize": EQUALIZE,
     "Invert": POINT,
 }
-_ALL = frozenset({AFFINE, BRIGHTNESS, SATURATION, CONTRAST, SHARPNESS, POINT, AUTOCONTRAST, EQUALIZE})
-POLICY_KINDS = {
-    "none": frozenset[int](),
-    "randaugment": _ALL,
-    "trivialaugment": _ALL,
-    "autoaugment": _ALL,
-    "3-augment": frozenset({SATURATION, POINT, BLUR}),
-}
-
 # Maximum magnitudes: shear, translation (fraction of the side, or px), degrees, enhancement, bits removed.
 # Source: torchvision.transforms.v2 RandAugment, TrivialAugmentWide, AutoAugment: _AUGMENTATION_SPACE.
 _SPACES: dict[str, dict[str, Any]] = {
@@ -95,6 +86,7 @@ _SPACES: dict[str, dict[str, Any]] = {
     "trivialaugment": {"bins": BINS, "shear": 0.99, "side": 32 / SIZED_AT, "degrees": 135.0, "factor": 0.99, "bits": 6},
     "autoaugment": {"bins": 10, "shear": 0.3, "side": 150 / 331, "degrees": 30.0, "factor": 0.9, "bits": 4},
 }
+WITH_TABLE = frozenset(_SPACES)  # policies that `operations` knows
 
 # The 25 sub-policies for ImageNet: two times (operation, probability, magnitude).
 # Source: Cubuk et al., arXiv 1805.09501, table 9, as in torchvision's AutoAugmentPolicy.IMAGENET.

@@ -13,7 +13,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -23,13 +23,11 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.settings import checked, definitions
 
-from .augment_params import alternating_flips, augment_params, mix_params
+from .augment_params import AugmentOps, used_ops
 from .batching import BatchSequence, each_epoch, rank_bounds
 from .class_sampling import ClassSampling, EpochDraws, Sampling
-from .crops import CROP_UNIFORMS, centre_crops, random_crops
 from .order import Order, sample_ids
-from .permutation import stream_key
-from .rng import Stream, uniforms
+from .rows import train_rows, validation_rows
 from .stage import AUTO, SIZED_AT, Augment, BatchShape, BatchSize, Count, Fraction, Seed, Stage, unused_augment_keys
 
 __all__ = ["BatchSpec", "Phase", "Plan"]
@@ -115,14 +113,37 @@ class BatchSpec:
     last: bool  # whether it is the last of its phase
     global_size: int  # samples over all ranks
     ids: NDArray[np.int64]  # (N,) sample numbers in the split
-    crops: NDArray[np.int32]  # (N, 4) x, y, width, height in px of the stored image
-    flips: NDArray[np.bool_]  # (N,)
-    partners: NDArray[np.int32]  # (N,) position in this batch of the image to mix with
-    modes: NDArray[np.int32]  # (N,) UNMIXED, MIXUP or CUTMIX of augment_params.py
-    lam: NDArray[np.float32]  # (N,) weight of the sample's own image and label; 1 - lam is the partner's
-    boxes: NDArray[np.int32]  # (N, 4) x, y, width, height in px of the output: the region cutmix takes from the partner
-    # all other augmentation, see `augment_params.augment_params`
-    augment_params: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
+    rows: NDArray[np.void]  # (N,) crop, flips and all augmentation of each sample, see `rows.row_dtype`
+
+    @functools.cached_property
+    def crops(self) -> NDArray[np.int32]:
+        """(N, 4) x, y, width, height in px of the stored image."""
+        return self.rows["crop"].copy()
+
+    @functools.cached_property
+    def flips(self) -> NDArray[np.bool_]:
+        """(N,) whether an image is flipped horizontally."""
+        return self.rows["hflip"].astype(bool)
+
+    @functools.cached_property
+    def partners(self) -> NDArray[np.int32]:
+        """(N,) position in this batch of the image to mix with."""
+        return self.rows["partner"].copy()
+
+    @functools.cached_property
+    def modes(self) -> NDArray[np.int32]:
+        """(N,) UNMIXED, MIXUP or CUTMIX of `augment_params.py`."""
+        return self.rows["mode"].copy()
+
+    @functools.cached_property
+    def lam(self) -> NDArray[np.float32]:
+        """(N,) weight of the sample's own image and label; 1 - lam is the partner's."""
+        return self.rows["lam"].copy()
+
+    @functools.cached_property
+    def boxes(self) -> NDArray[np.int32]:
+        """(N, 4) x, y, width, height in px of the output: the region that cutmix takes from the partner."""
+        return self.rows["box"].copy()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -424,33 +445,26 @@ class Plan:
         res, start, end = phase.batch_at(k)
         stored_res = self.stored_res(phase.split, res)
         draws, ids = self._draws(index, rank=rank, world_size=world_size)
-        n = len(ids)
-        modes, lam, boxes = np.zeros(n, np.int32), np.ones(n, np.float32), np.zeros((n, 4), np.int32)
-        params: Mapping[str, NDArray[np.generic]] = {}
         if replacements:
             ids = np.array([replacements.get(i, i) for i in ids.tolist()], np.int64)
-        # counters of random numbers, unique in the epoch
-        counters = ids if self.sampling == "uniform" else draws
         stored = self.shards.splits[phase.split].stored[stored_res][ids]
-        sizes = np.stack([stored["width"], stored["height"]], axis=1).astype(np.int64)
+        slots = self.augment_ops.slots
         if phase.split == "train":
-            augment = self.stages[phase.stage].augments[res]
-            key = stream_key(self.seed, Stream.CROP, phase.epoch)
-            u = uniforms(key, counters, 1 + CROP_UNIFORMS)
-            crops = random_crops(sizes, u[:, 1:], augment)
-            flips = u[:, 0] < augment.flip_prob
-            if augment.flip_mode == "alternate":
-                flips = alternating_flips(seed=self.seed, epoch=phase.epoch, ids=ids)
-            partners = np.minimum(np.arange(n) ^ 1, n - 1).astype(np.int32)
-            params = augment_params(augment, seed=self.seed, epoch=phase.epoch, ids=counters, res=res)
-            if augment.mixes:
-                modes, lam, boxes = mix_params(
-                    augment, seed=self.seed, epoch=phase.epoch, batch=k, ids=counters, res=res
-                )
+            rows = train_rows(
+                self.stages[phase.stage].augments[res],
+                slots,
+                seed=self.seed,
+                epoch=phase.epoch,
+                res=res,
+                batch=k,
+                index=index,
+                ids=ids,
+                counters=ids if self.sampling == "uniform" else draws,
+                stored=stored,
+            )
         else:
-            crops = centre_crops(sizes, self._crop_frac(res, stored_res))
-            flips = np.zeros(n, bool)
-            partners = np.arange(n, dtype=np.int32)
+            frac = self._crop_frac(res, stored_res)
+            rows = validation_rows(frac, slots=len(slots), res=res, index=index, stored=stored)
         return BatchSpec(
             index=index,
             step=phase.first_step + (k if phase.split == "train" else 0),
@@ -462,14 +476,13 @@ class Plan:
             last=k == phase.batches - 1,
             global_size=end - start,
             ids=ids,
-            crops=crops,
-            flips=flips,
-            partners=partners,
-            modes=modes,
-            lam=lam,
-            boxes=boxes,
-            augment_params=params,
+            rows=rows,
         )
+
+    @functools.cached_property
+    def augment_ops(self) -> AugmentOps:
+        """What the graph of the run must support."""
+        return used_ops([augment for stage in self.stages for augment in stage.augments.values()])
 
     def stored_res(self, split: str, res: int) -> int:
         """The smallest open resolution of at least `res` px, from which batches at `res` px read."""

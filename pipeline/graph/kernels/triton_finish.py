@@ -5,18 +5,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from resolute.pipeline.plan import rows as at
 from resolute.pipeline.plan.augment_params import CUTMIX, MIXUP, NOISE_PX
 
 from .triton_slot import _read
 
-__all__ = ["ERASE_FIELDS", "MIX_FIELDS", "finish"]
-
-ERASE_FIELDS = 6  # x, y, width, height of the erased box; y, x of the origin in the noise tile, -1 for the mean colour
-MIX_FIELDS = 7  # mode, partner, bits of lam; x, y, width, height of the box taken from the partner
+__all__ = ["finish"]
 
 _MIXUP = tl.constexpr(MIXUP)
 _CUTMIX = tl.constexpr(CUTMIX)
 _NOISE_PX = tl.constexpr(NOISE_PX)
+_ERASE = tl.constexpr(at.ERASE)
+_ORIGIN = tl.constexpr(at.ORIGIN)
+_MODE = tl.constexpr(at.MODE)
+_PARTNER = tl.constexpr(at.PARTNER)
+_LAM = tl.constexpr(at.LAM)
+_BOX = tl.constexpr(at.BOX)
 
 
 @triton.jit
@@ -26,23 +30,24 @@ def _within(box, x, y):
 
 
 @triton.jit
-def _erased(source, number, packed, fields, erase, noise, fill, side, place, inside, ERASES: tl.constexpr):
+def _erased(source, number, packed, words, noise, fill, side, place, inside, ERASES: tl.constexpr):
     """Red, green and blue (int32) of the pixels `place` of image `number` after erasing."""
     red, green, blue = _read(source + number * (3 * side * side), place, inside)
     if ERASES:
-        box = packed + number * fields + erase
+        row = packed + number * words
+        box = row + _ERASE
         x, y = place % side, place // side
         filled = inside & _within(box, x, y)
-        from_y, from_x = tl.load(box + 4), tl.load(box + 5)
+        from_y, from_x = tl.load(row + _ORIGIN), tl.load(row + _ORIGIN + 1)
         if from_y < 0:
             fill_red, fill_green, fill_blue = tl.load(fill), tl.load(fill + 1), tl.load(fill + 2)
             red = tl.where(filled, fill_red, red)
             green = tl.where(filled, fill_green, green)
             blue = tl.where(filled, fill_blue, blue)
         else:
-            row = tl.where(filled, from_y + y - tl.load(box + 1), 0) % _NOISE_PX
+            line = tl.where(filled, from_y + y - tl.load(box + 1), 0) % _NOISE_PX
             column = tl.where(filled, from_x + x - tl.load(box), 0) % _NOISE_PX
-            noise_red, noise_green, noise_blue = _read(noise, row * _NOISE_PX + column, filled)
+            noise_red, noise_green, noise_blue = _read(noise, line * _NOISE_PX + column, filled)
             red = tl.where(filled, noise_red, red)
             green = tl.where(filled, noise_green, green)
             blue = tl.where(filled, noise_blue, blue)
@@ -56,7 +61,7 @@ def _mixed(own, partner, lam):
 
 
 @triton.jit(
-    do_not_specialize=["fields", "erase", "mix", "side", "parts"],
+    do_not_specialize=["words", "side", "parts"],
     do_not_specialize_on_alignment=["source", "target", "packed", "noise", "fill", "scales"],
 )
 def finish(
@@ -66,9 +71,7 @@ def finish(
     noise,
     fill,
     scales,
-    fields,
-    erase,
-    mix,
+    words,
     side,
     parts,
     ERASES: tl.constexpr,
@@ -79,24 +82,24 @@ def finish(
 
     source    (N, side, side, 3) uint8
     target    (N, side, side, 3) float32, float16, bfloat16, or uint8, which is not normalised
-    packed    (N, fields) int32; the fields of erasing begin at `erase`, those of mixing at `mix`
+    packed    (N, words) int32, the rows of the batch (see `plan/rows.py`)
     noise     (NOISE_PX, NOISE_PX, 3) uint8; fill (3,) int32, the mean colour
     scales    (6,) float32: three factors and three shifts applied to levels
     """
     number = (tl.program_id(0) // parts).to(tl.int64)
     place = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
     inside = place < side * side
-    red, green, blue = _erased(source, number, packed, fields, erase, noise, fill, side, place, inside, ERASES)
+    red, green, blue = _erased(source, number, packed, words, noise, fill, side, place, inside, ERASES)
     if MIXES:
-        row = packed + number * fields + mix
-        mode, partner = tl.load(row), tl.load(row + 1).to(tl.int64)
+        row = packed + number * words
+        mode, partner = tl.load(row + _MODE), tl.load(row + _PARTNER).to(tl.int64)
         if mode == _MIXUP:
-            lam = tl.load(row + 2).to(tl.float32, bitcast=True)
-            r, g, b = _erased(source, partner, packed, fields, erase, noise, fill, side, place, inside, ERASES)
+            lam = tl.load(row + _LAM).to(tl.float32, bitcast=True)
+            r, g, b = _erased(source, partner, packed, words, noise, fill, side, place, inside, ERASES)
             red, green, blue = _mixed(red, r, lam), _mixed(green, g, lam), _mixed(blue, b, lam)
         elif mode == _CUTMIX:
-            cut = inside & _within(row + 3, place % side, place // side)
-            r, g, b = _erased(source, partner, packed, fields, erase, noise, fill, side, place, cut, ERASES)
+            cut = inside & _within(row + _BOX, place % side, place // side)
+            r, g, b = _erased(source, partner, packed, words, noise, fill, side, place, cut, ERASES)
             red, green, blue = tl.where(cut, r, red), tl.where(cut, g, green), tl.where(cut, b, blue)
     at = target + number * (3 * side * side) + 3 * place
     kind: tl.constexpr = target.dtype.element_ty

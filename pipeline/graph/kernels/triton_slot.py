@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from resolute.pipeline.plan import autoaugment as p
+from resolute.pipeline.plan import rows as at
 
 __all__ = ["BLOCK", "apply_slot"]
 
@@ -29,6 +30,7 @@ _EQUALIZE = tl.constexpr(p.EQUALIZE)
 _BLUR = tl.constexpr(p.BLUR)
 _HUE = tl.constexpr(p.HUE)
 _VALUES = tl.constexpr(p.VALUES)
+_KINDS = tl.constexpr(at.KINDS)
 
 
 @triton.jit
@@ -154,7 +156,7 @@ def _turned(hue, top, chroma, n):
 # why not specialised: a new size or alignment would trigger a compilation in the middle of a run. why `packed` and not
 # `params`: Triton 3.8 generates code around the arguments' names, in which `params` and `options` are its own
 @triton.jit(
-    do_not_specialize=["slot", "slots", "fields", "side", "part", "parts"],
+    do_not_specialize=["slot", "slots", "words", "side", "part", "parts"],
     do_not_specialize_on_alignment=["source", "target", "packed"],
 )
 def apply_slot(
@@ -163,7 +165,7 @@ def apply_slot(
     packed,
     slot,
     slots,
-    fields,
+    words,
     side,
     part,
     parts,
@@ -175,12 +177,12 @@ def apply_slot(
     a second dimension is limited to 65 535 programs.
 
     source, target   (N, side, side, 3) uint8, different buffers
-    packed           (N, fields) int32: the kinds of all `slots`, then the bits of `_VALUES` float32 per slot
+    packed           (N, words) int32, the rows of the batch (see `plan/rows.py`), with `slots` slots
     """
     number = (tl.program_id(0) // parts).to(tl.int64)
     pixels = side * side
     image, out = source + number * (3 * pixels), target + number * (3 * pixels)
-    row = packed + number * fields
+    row = packed + number * words + _KINDS
     kind = tl.load(row + slot)
     values = row + slots + slot * _VALUES
     factor = tl.load(values).to(tl.float32, bitcast=True)
