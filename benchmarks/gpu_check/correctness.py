@@ -93,9 +93,9 @@ def kernels(settings: Settings, report: Report) -> Result:
             as_bytes=True,
             device=torch.device(settings.device),
         )
-        got = finish(torch.from_numpy(images).to(settings.device), *finish.pack(spec)).cpu().numpy()
+        got = finish(torch.from_numpy(images).to(settings.device), *finish.rows(spec)).cpu().numpy()
         finish.close()
-        difference = np.abs(got.astype(int) - _on_cpu(images, spec, ops, noise=noise, mean=mean))
+        difference = np.abs(got.astype(int) - _on_cpu(images, spec, noise=noise, mean=mean))
         worst, allowed = max(worst, int(difference.max())), 2 if name in _JITTER_AFTER_BLUR else 1
         good &= int(difference.max()) <= allowed
         report.row(name, difference.max(), f"{100 * (difference > 0).mean():.4f}")
@@ -106,13 +106,18 @@ def _spec(augment: Any, count: int, res: int) -> Any:
     """A batch of `count` images whose parameters are drawn as in a run; a third each mixup, cutmix and neither."""
     import numpy as np
 
-    from resolute.pipeline.plan.augment_params import CUTMIX, MIXUP, augment_params
+    from resolute.pipeline.dataset.format import STORED
+    from resolute.pipeline.plan.augment_params import CUTMIX, MIXUP, used_ops
     from resolute.pipeline.plan.plan import BatchSpec
+    from resolute.pipeline.plan.rows import train_rows
 
-    modes = np.arange(count, dtype=np.int32) % 3 * bool(augment.mixup_alpha)
-    lam = np.where(modes == MIXUP, np.linspace(0.2, 0.8, count), 1).astype(np.float32)
-    boxes = np.where((modes == CUTMIX)[:, None], np.array([3, 5, 8, 9], np.int32), 0)
-    ids = np.arange(count)
+    ids, stored = np.arange(count), np.zeros(count, STORED)
+    stored["width"] = stored["height"] = res
+    numbers = {"seed": 0, "epoch": 0, "res": res, "batch": 0, "index": 0}
+    rows = train_rows(augment, used_ops([augment]).slots, ids=ids, counters=ids, stored=stored, **numbers)
+    rows["partner"], rows["mode"] = ids[::-1], ids % 3 * bool(augment.mixup_alpha)
+    rows["lam"] = np.where(rows["mode"] == MIXUP, np.linspace(0.2, 0.8, count), 1)
+    rows["box"] = np.where((rows["mode"] == CUTMIX)[:, None], (3, 5, 8, 9), 0)
     return BatchSpec(
         index=0,
         split="train",
@@ -124,33 +129,23 @@ def _spec(augment: Any, count: int, res: int) -> Any:
         last=False,
         global_size=count,
         ids=ids,
-        crops=np.zeros((count, 4), np.int32),
-        flips=np.zeros(count, bool),
-        modes=modes,
-        lam=lam,
-        boxes=boxes.astype(np.int32),
-        partners=ids[::-1].copy().astype(np.int32),
-        augment_params=augment_params(augment, seed=0, epoch=0, ids=ids, res=res),
+        rows=rows,
     )
 
 
-def _on_cpu(images: Any, spec: Any, ops: Any, *, noise: Any, mean: tuple[float, ...]) -> Any:
+def _on_cpu(images: Any, spec: Any, *, noise: Any, mean: tuple[float, ...]) -> Any:
     """`images` (N, res, res, 3) uint8 after the operations, erasing and mixing of a batch, computed on the CPU."""
     import numpy as np
 
     from resolute.pipeline.graph.kernels.augment import apply_ops, blend
-    from resolute.pipeline.plan.augment_params import CUTMIX, MIXUP, NOISE_PX, pack_ops
+    from resolute.pipeline.plan.augment_params import CUTMIX, MIXUP, NOISE_PX
 
-    count, out = len(images), images.copy()
-    if ops.slots:
-        kinds, values = pack_ops(spec.augment_params, ops.slots, count)
-        for image, kind, value in zip(out, kinds, values.reshape(count, len(ops.slots), -1), strict=True):
-            apply_ops(image, kind, value)
-    for image, (x, y, w, h), (top, left) in zip(
-        out, spec.augment_params.get("erase_boxes", ()), spec.augment_params.get("erase_from", ()), strict=False
-    ):  # none without erasing
-        rows, columns = (top + np.arange(h)) % NOISE_PX, (left + np.arange(w)) % NOISE_PX
-        image[y : y + h, x : x + w] = [round(255 * m) for m in mean] if top < 0 else noise[rows][:, columns]
+    out = images.copy()
+    for image, row in zip(out, spec.rows, strict=True):
+        apply_ops(image, row["kinds"], row["values"])
+        (x, y, w, h), (top, left) = row["erase"], row["origin"]
+        lines, columns = (top + np.arange(h)) % NOISE_PX, (left + np.arange(w)) % NOISE_PX
+        image[y : y + h, x : x + w] = [round(255 * m) for m in mean] if top < 0 else noise[lines][:, columns]
     mixed = out.copy()
     for i, (mode, partner) in enumerate(zip(spec.modes, spec.partners, strict=True)):
         if mode == MIXUP:

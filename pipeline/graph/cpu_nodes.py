@@ -55,12 +55,14 @@ class RunConstants:
         """
         assert noise.shape == (NOISE_PX, NOISE_PX, 3)
         self._noise, self._decoders = np.ascontiguousarray(noise), decoders
-        self._row = at.empty_rows(1, 0)
-        self._row["noise"] = _address(self._noise)
-        self._row["decoders"] = 0 if decoders is None else decoders.address
-        self._row["mean"] = [round(255 * m) for m in mean]
-        self._row["factor"] = [1 / (255 * s) for s in std]
-        self._row["offset"] = [-m / s for m, s in zip(mean, std, strict=True)]
+        row = at.empty_rows(1, 0)
+        row["noise"] = _address(self._noise)
+        row["decoders"] = 0 if decoders is None else decoders.address
+        row["mean"] = [round(255 * m) for m in mean]
+        row["factor"] = [1 / (255 * s) for s in std]
+        row["offset"] = [-m / s for m, s in zip(mean, std, strict=True)]
+        self._words = at.words_of(row)[0, : at.NBYTES]
+        self._factor, self._offset = row["factor"][0], row["offset"][0]
 
     def complete(
         self,
@@ -74,17 +76,17 @@ class RunConstants:
         On a CPU, `out` and `raw`, both (N, res, res, 3), must outlive the batch's run. `out` is float32, or uint8 for
         images that are not normalised. `raw` may be None if the run has no slots, erasing or mixing.
         """
-        row = self._row.copy()
+        same = self._words.copy()
         if out is not None:
-            row["out"], row["as_bytes"] = _address(out), out.dtype == np.uint8
+            same.view(np.int64)[at.OUT], same[at.AS_BYTES] = _address(out), out.dtype == np.uint8
         if raw is not None:
-            row["raw"] = _address(raw)
-        words[:, : at.NBYTES], words[:, at.NBYTES] = at.words_of(row)[:, : at.NBYTES], nbytes
+            same.view(np.int64)[at.RAW] = _address(raw)
+        words[:, : at.NBYTES], words[:, at.NBYTES] = same, nbytes
 
     def normalise(self, images: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
         """Normalise `images` into `out`, both (N, res, res, 3) and contiguous."""
         lines = (-1, 3 * images.shape[2])
-        normalise_rows(images.reshape(lines), out.reshape(lines), self._row["factor"][0], self._row["offset"][0])
+        normalise_rows(images.reshape(lines), out.reshape(lines), self._factor, self._offset)
 
 
 def _address(array: NDArray[Any]) -> int:

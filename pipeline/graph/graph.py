@@ -224,7 +224,7 @@ class Graph:
             shape = len(spec), spec.res, spec.res, 3
             out = self._buffers.take(shape, self._out_dtype)
             raw = self._raw.take(shape, np.uint8) if self._raw else None
-            words = words_of(spec.rows.copy())
+            words = words_of(spec.rows).copy()
         else:
             kernel_params = self._finish.rows(spec)
             words = kernel_params[0].numpy()

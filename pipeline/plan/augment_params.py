@@ -36,8 +36,8 @@ __all__ = [
     "ERASE_UNIFORMS",
     "JITTER_UNIFORMS",
     "MIXUP",
+    "MOST_POLICY_UNIFORMS",
     "NOISE_PX",
-    "POLICY_UNIFORMS",
     "SHIFT_UNIFORMS",
     "UNMIXED",
     "AugmentOps",
@@ -57,7 +57,8 @@ UNMIXED, MIXUP, CUTMIX = 0, 1, 2
 NOISE_PX = 256  # px: period of the noise tile for erasing
 _ERASE_TRIES = 10  # Source: torchvision RandomErasing.get_params
 # Uniforms that a step draws for a sample.
-SHIFT_UNIFORMS, POLICY_UNIFORMS, JITTER_UNIFORMS, BLUR_UNIFORMS, ERASE_UNIFORMS = 2, 20, 6, 2, 5 + 2 * _ERASE_TRIES
+SHIFT_UNIFORMS, MOST_POLICY_UNIFORMS, JITTER_UNIFORMS, BLUR_UNIFORMS = 2, 20, 6, 2
+ERASE_UNIFORMS = 5 + 2 * _ERASE_TRIES
 
 _PARTS = ("shift", "policy", "jitter", "grey", "blur")
 _POLICIES = ("none", "randaugment", "trivialaugment", "autoaugment", "3-augment")
@@ -84,6 +85,7 @@ SETTINGS = np.dtype(
         *[(f"{part}_slot", "i8") for part in _PARTS],
         ("shift_px", "i8"),
         ("policy", "i8"),  # index in `_POLICIES`
+        ("policy_uniforms", "i8"),  # how many it draws for a sample
         ("num_ops", "i8"),
         ("magnitude", "i8"),
         ("magnitude_std", "f8"),
@@ -147,6 +149,7 @@ def settings_record(a: Augment, res: int, slots: tuple[str, ...]) -> NDArray[np.
         **first,
         "shift_px": a.shift_px,
         "policy": _POLICIES.index(a.policy),
+        "policy_uniforms": MOST_POLICY_UNIFORMS if a.op_prob < 1 else 16 if a.magnitude_std else 8,
         "num_ops": a.num_ops,
         "magnitude": a.magnitude,
         "magnitude_std": a.magnitude_std,
@@ -239,14 +242,14 @@ def draw_blur(u: Any, s: Any, kinds: Any, values: Any) -> None:
 
 @compiled
 def draw_erasing(u: Any, s: Any, box: Any, origin: Any) -> None:
-    """Erasing: `box` (4,) x, y, w, h in px of the output, width 0 = none; `origin` (2,) y, x of the fill in the noise
-    tile, -1 = mean colour. Source: torchvision RandomErasing.get_params."""
+    """The box x, y, w, h in px of the output, width 0 = none; and y, x of the fill in the noise tile, -1 = mean colour.
+
+    u[0] has decided that the sample is erased. Source: torchvision RandomErasing.get_params.
+    """
     res, low, high = s.res, math.log(s.erase_ratio[0]), math.log(s.erase_ratio[1])
     origin[0] = origin[1] = -1
     if s.erase_noise:
         origin[0], origin[1] = int(u[3] * NOISE_PX), int(u[4] * NOISE_PX)
-    if u[0] >= s.erase_prob:
-        return
     for k in range(5, 5 + _ERASE_TRIES):
         area = res * res * _between(s.erase_scale[0], s.erase_scale[1], u[k])
         ratio = math.exp(_between(low, high, u[k + _ERASE_TRIES]))

@@ -18,6 +18,7 @@ from .stage import BatchShape, Stage
 
 __all__ = ["BatchSequence", "each_epoch", "epoch_batches", "rank_bounds"]
 
+
 @dataclass(frozen=True, kw_only=True)
 class BatchSequence:
     """Consecutive batches of an epoch, all of one shape, or of several shapes in turn.

@@ -20,7 +20,7 @@ from .augment_params import (
     BLUR_UNIFORMS,
     ERASE_UNIFORMS,
     JITTER_UNIFORMS,
-    POLICY_UNIFORMS,
+    MOST_POLICY_UNIFORMS,
     SHIFT_UNIFORMS,
     UNMIXED,
     draw_blur,
@@ -77,7 +77,9 @@ def row_dtype(slots: int) -> np.dtype[np.void]:
 
 def _word(name: str) -> int:
     """Where a field begins in a row, in words; an int64 is at half of it in a row of int64."""
-    return int((row_dtype(0).fields or {})[name][1]) // 4
+    fields = row_dtype(0).fields
+    assert fields is not None
+    return fields[name][1] // 4
 
 
 OUT, RAW, NOISE, DECODERS = (_word(name) // 2 for name in ("out", "raw", "noise", "decoders"))  # in a row of int64
@@ -85,7 +87,7 @@ AS_BYTES, MEAN, FACTOR, OFFSET, NBYTES = map(_word, ("as_bytes", "mean", "factor
 TAG, PLACE, RES, CROP, HFLIP, VFLIP = map(_word, ("tag", "place", "res", "crop", "hflip", "vflip"))
 ERASE, ORIGIN, MODE, PARTNER, LAM, BOX = map(_word, ("erase", "origin", "mode", "partner", "lam", "box"))
 SHARED, KINDS = map(_word, ("shared", "kinds"))
-_MOST_UNIFORMS = max(1 + CROP_UNIFORMS, POLICY_UNIFORMS, ERASE_UNIFORMS)
+_MOST_UNIFORMS = max(1 + CROP_UNIFORMS, MOST_POLICY_UNIFORMS, ERASE_UNIFORMS)
 
 
 def words_of(rows: NDArray[np.void]) -> NDArray[np.int32]:
@@ -137,9 +139,7 @@ def train_rows(
     return rows
 
 
-def validation_rows(
-    frac: float, *, slots: int, res: int, index: int, stored: NDArray[np.void]
-) -> NDArray[np.void]:
+def validation_rows(frac: float, *, slots: int, res: int, index: int, stored: NDArray[np.void]) -> NDArray[np.void]:
     """Rows (N,) of validation samples at `res` px: centre crops with side `frac` of the short side, nothing else.
 
     `stored` (N,) are the STORED records of the samples, `index` is the number of the batch in the run.
@@ -207,7 +207,7 @@ def _train_rows(
             fill_uniforms(epoch_key(run_key, Stream.SHIFT, epoch), number, u[:SHIFT_UNIFORMS])
             draw_shift(u, s, kinds[s.shift_slot :], values[s.shift_slot :])
         if s.policy_slot >= 0:
-            fill_uniforms(epoch_key(run_key, Stream.POLICY, epoch), number, u[:POLICY_UNIFORMS])
+            fill_uniforms(epoch_key(run_key, Stream.POLICY, epoch), number, u[: s.policy_uniforms])
             draw_policy(u, s, table_kinds, table_values, kinds[s.policy_slot :], values[s.policy_slot :])
         if s.jitter_slot >= 0:
             fill_uniforms(epoch_key(run_key, Stream.JITTER, epoch), number, u[:JITTER_UNIFORMS])
@@ -219,8 +219,11 @@ def _train_rows(
             fill_uniforms(epoch_key(run_key, Stream.BLUR, epoch), number, u[:BLUR_UNIFORMS])
             draw_blur(u, s, kinds[s.blur_slot :], values[s.blur_slot :])
         if s.erase_prob > 0:
-            fill_uniforms(epoch_key(run_key, Stream.ERASE, epoch), number, u[:ERASE_UNIFORMS])
-            draw_erasing(u, s, row[ERASE:ORIGIN], row[ORIGIN:MODE])
+            key = epoch_key(run_key, Stream.ERASE, epoch)
+            fill_uniforms(key, number, u[:1])
+            if u[0] < s.erase_prob:
+                fill_uniforms(key, number, u[:ERASE_UNIFORMS])
+                draw_erasing(u, s, row[ERASE:ORIGIN], row[ORIGIN:MODE])
         row[PARTNER] = min(i ^ 1, len(words) - 1)
         if s.mixes:
             if not s.mixes_batch:

@@ -118,11 +118,11 @@ import torch
 from resolute.pipeline.graph import gpu_finish
 class WrongInOnePixel:
     def __init__(self, ops, *, mean, noise, **others):
-        self.ops, self.constants = ops, {"mean": mean, "noise": noise}
-    def pack(self, spec):
+        self.constants = {"mean": mean, "noise": noise}
+    def rows(self, spec):
         return [spec]
     def __call__(self, images, spec):
-        out = correctness._on_cpu(images.numpy(), spec, self.ops, **self.constants)
+        out = correctness._on_cpu(images.numpy(), spec, **self.constants)
         out[0, 0, 0] ^= 8
         return torch.from_numpy(out)
     def close(self):

@@ -15,24 +15,27 @@ import pytest
 
 import resolute.pipeline.jit as compiled_module
 from resolute.pipeline.jit import compiled, has_cache, is_cached
-from resolute.pipeline.plan.crops import random_crops
 from resolute.pipeline.plan.order import sample_ids
 from resolute.pipeline.plan.rng import uniforms
 from resolute.pipeline.plan.stage import Augment
 from tests import ROOT
+from tests.support.batch_spec import drawn_rows
 from tests.support.commands import Ended
 
 
 def digest() -> str:
-    """Hash of everything random in a batch: positions, numbers and crops."""
+    """Hash of everything random in a batch: positions, numbers, crops and augmentation."""
     ids = [
         sample_ids(order, np.arange(3000), seed=1, epoch=2, samples=3000, offset=900, total=4001)
         for order in ("full", "block")
     ]
     u = uniforms(3, ids[0], 22)
-    sizes = np.random.default_rng(0).integers(1, 700, (3000, 2))
-    crops = random_crops(sizes, u, Augment(scale=(0.08, 1.0)))
-    return hashlib.sha256(ids[0].tobytes() + ids[1].tobytes() + u.tobytes() + crops.tobytes()).hexdigest()
+    augments = [
+        Augment(scale=(0.08, 1.0), policy="randaugment", magnitude_std=1.5, blur_prob=0.5, random_erasing_prob=0.5),
+        Augment(policy="autoaugment", jitter=(0.4, 0.3, 0.2, 0.1), mixup_alpha=0.2, cutmix_alpha=1, mixup_mode="elem"),
+    ]
+    rows = [drawn_rows(augment, ids[0], res=res) for augment in augments for res in (64, 500)]
+    return hashlib.sha256(b"".join(each.tobytes() for each in (*ids, u, *rows))).hexdigest()
 
 
 @pytest.mark.slow

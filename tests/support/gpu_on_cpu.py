@@ -16,10 +16,11 @@ from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 
 from resolute.pipeline.graph import gpu_finish, graph
-from resolute.pipeline.graph.kernels.triton_finish import ERASE_FIELDS
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.augment_params import CUTMIX, MIXUP, NOISE_PX
+from resolute.pipeline.plan.autoaugment import VALUES
 from resolute.pipeline.plan.plan import Plan
+from resolute.pipeline.plan.rows import KINDS, row_dtype
 from tests.support.fake_cuda import FakeCuda
 
 __all__ = ["GpuLoader", "differences"]
@@ -42,9 +43,7 @@ class FinishOnCpu:
         noise: torch.Tensor,
         fill: torch.Tensor,
         scales: torch.Tensor,
-        fields: int,
-        erase: int,
-        mix: int,
+        words: int,
         side: int,
         blocks: int,
         *,
@@ -52,20 +51,21 @@ class FinishOnCpu:
         MIXES: bool,
         **options: Any,
     ) -> None:
-        assert tuple(stored_as.shape) == (len(source), fields) or not (ERASES or MIXES)
+        assert tuple(stored_as.shape) == (len(source), words) or not (ERASES or MIXES)
         images = source.clone()
-        boxes = stored_as[:, erase : erase + ERASE_FIELDS].tolist() if ERASES else []
-        for image, (x, y, w, h, top, left) in zip(images, boxes, strict=False):
-            rows = (top + torch.arange(h)) % NOISE_PX
-            columns = (left + torch.arange(w)) % NOISE_PX
-            patch = fill.to(torch.uint8).expand(h, w, 3) if top < 0 else noise[rows][:, columns]
+        rows: Any = stored_as.numpy().view(row_dtype((words - KINDS) // (1 + VALUES)))[:, 0] if ERASES or MIXES else []
+        for image, row in zip(images, rows if ERASES else [], strict=False):
+            (x, y, w, h), (top, left) = row["erase"].tolist(), row["origin"].tolist()
+            lines, columns = (top + torch.arange(h)) % NOISE_PX, (left + torch.arange(w)) % NOISE_PX
+            patch = fill.to(torch.uint8).expand(h, w, 3) if top < 0 else noise[lines][:, columns]
             image[y : y + h, x : x + w] = patch
         mixed = images.clone()
-        for i, (mode, partner, _, x, y, w, h) in enumerate(stored_as[:, mix:].tolist() if MIXES else ()):
-            if mode == MIXUP:
-                lam = stored_as[i, mix + 2].view(torch.float32)
+        for i, row in enumerate(rows if MIXES else []):
+            partner, (x, y, w, h) = int(row["partner"]), row["box"].tolist()
+            if row["mode"] == MIXUP:
+                lam = torch.tensor(row["lam"])
                 mixed[i] = (images[i] * lam + images[partner] * (1 - lam) + 0.5).to(torch.uint8)
-            elif mode == CUTMIX:
+            elif row["mode"] == CUTMIX:
                 mixed[i, y : y + h, x : x + w] = images[partner, y : y + h, x : x + w]
         target.copy_(mixed if target.dtype == torch.uint8 else mixed * scales[:3] + scales[3:])
 

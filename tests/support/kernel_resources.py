@@ -76,11 +76,11 @@ def launches(ops: AugmentOps, dtype: torch.dtype, *, n: int = 1, res: int = 1) -
 
 def variants() -> Iterator[tuple[str, Launch]]:
     """(name, launch) of everything that a run can launch: `apply_slot`, and `finish` for each dtype and feature."""
-    slots = (("policy", frozenset(range(1, 11))),)
+    slots = ("policy",)
     yield "apply_slot", launches(AugmentOps(slots=slots), torch.float32)[0]
     dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
     for dtype, erases, mixes in itertools.product(dtypes, (False, True), (False, True)):
-        ops = AugmentOps(slots=slots, fills=frozenset({"mean"} if erases else ()), mixing=mixes)
+        ops = AugmentOps(slots=slots, erasing=erases, mixing=mixes)
         name = " ".join(["finish", str(dtype).removeprefix("torch."), *["erases"] * erases, *["mixes"] * mixes])
         yield name, launches(ops, dtype)[-1]
 

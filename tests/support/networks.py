@@ -45,7 +45,7 @@ def make_batch(
         stage=stage,
         epoch=stage,
         last=last,
-        partners=np.arange(n, dtype=np.int32),
+        partner=np.arange(n),
     )
     images = torch.randn(n, 3, 32, 32, generator=generator).to(memory_format=torch.channels_last)
     return Batch(

@@ -33,7 +33,7 @@ def view(shards: ShardSet, spec: BatchSpec, i: int) -> NDArray[np.uint8]:
     image = Image.open(io.BytesIO(data)).convert("RGB").crop((x, y, x + w, y + h))
     image = image.resize((spec.res, spec.res), Image.Resampling.BILINEAR)
     pixels = np.asarray(image)[:, ::-1] if spec.flips[i] else np.asarray(image)
-    return pixels[::-1] if "vflips" in spec.augment_params and spec.augment_params["vflips"][i] else pixels
+    return pixels[::-1] if spec.rows["vflip"][i] else pixels
 
 
 def mix(images: NDArray[np.uint8], spec: BatchSpec) -> NDArray[np.uint8]:

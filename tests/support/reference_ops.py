@@ -15,7 +15,6 @@ from resolute.pipeline.plan import autoaugment as p
 from resolute.pipeline.plan.plan import BatchSpec
 
 Pixels = NDArray[np.uint8]
-PARTS = ("policy", "jitter", "grey", "blur")  # in the order they run
 
 
 def operation(image: Pixels, kind: int, values: NDArray[np.float32]) -> Pixels:
@@ -79,15 +78,11 @@ def row(name: str, magnitude: float, res: int) -> tuple[int, list[float]]:
 
 def sample(image: Pixels, spec: BatchSpec, i: int, mean: tuple[float, ...]) -> Pixels:
     """All augmentations of a sample except flips and noise, applied to its resized image."""
-    draws = spec.augment_params
-    for part in PARTS:
-        if f"{part}_kinds" in draws:
-            for kind, values in zip(draws[f"{part}_kinds"][i], draws[f"{part}_values"][i], strict=True):
-                image = operation(image, int(kind), values)
-    if "erase_boxes" in draws:
-        image = image.copy()
-        x, y, w, h = (int(v) for v in draws["erase_boxes"][i])
-        image[y : y + h, x : x + w] = [round(255 * m) for m in mean]
+    row = spec.rows[i]
+    for kind, values in zip(row["kinds"], row["values"], strict=True):
+        image = operation(image, int(kind), values)
+    image, (x, y, w, h) = image.copy(), row["erase"].tolist()
+    image[y : y + h, x : x + w] = [round(255 * m) for m in mean]
     return image
 
 

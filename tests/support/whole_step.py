@@ -272,7 +272,7 @@ class Recorder(TorchDispatchMode):
 
 def _batch(recipe: Recipe, head: Outputs, stage: int, res: int, split: Any) -> Batch:
     numbers = np.arange(N)
-    spec = batch_spec(N, res=res, split=split, stage=stage, partners=numbers.astype(np.int32))
+    spec = batch_spec(N, res=res, split=split, stage=stage, partner=numbers)
     images = torch.empty(N, 3, res, res, device=DEVICE, dtype=image_dtype(recipe.precision, DEVICE))
     targets = torch.zeros(N, dtype=torch.int64, device=DEVICE)
     if head.target.kind != "class":

@@ -28,7 +28,7 @@ from resolute.console import counted
 from resolute.errors import ResoluteError
 from resolute.files import check_output, output_file
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.plan.crops import centre_crops
+from resolute.pipeline.plan.crops import centre_crop
 from resolute.prep.convert.decode import Reject, decode
 from resolute.prep.sources.fetch import fetch
 from resolute.prep.sources.folders.image_folder import walk
@@ -138,7 +138,7 @@ def preprocess(
     scale = short / min(image.size)
     if scale < 1:
         image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
-    x, y, width, height = centre_crops(np.array([image.size]), crop_pct or res / short)[0].tolist()
+    x, y, width, height = centre_crop(*image.size, float(crop_pct or res / short))
     crop = image.crop((x, y, x + width, y + height))
     return np.asarray(crop.resize((res, res), Image.Resampling.BILINEAR))
 

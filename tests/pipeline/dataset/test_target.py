@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -95,7 +94,8 @@ def test_folds_share_out_rare_labels_evenly(kind: str, shards: ShardSet) -> None
 @pytest.mark.parametrize("lam", [1.0, 0.7, 0.0])
 def test_a_mixed_label_is_ignored_if_an_image_that_is_seen_ignores_it(shard_set: ShardSet, lam: float) -> None:
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=2)])
-    spec = dataclasses.replace(plan.batch(0), lam=np.full(2, lam, np.float32), partners=np.array([1, 0]))
+    spec = plan.batch(0)
+    spec.rows["lam"], spec.rows["partner"] = lam, (1, 0)
     targets = np.array([[1, 0, -1, -1, 0], [0, 1, 1, -1, -1]], np.float32)
     mixed = mix_targets(targets, spec, ignored=True)
     assert mixed[0] == pytest.approx({1.0: targets[0], 0.7: [0.7, 0.3, -1, -1, -1], 0.0: targets[1]}[lam])

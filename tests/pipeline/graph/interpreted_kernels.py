@@ -23,14 +23,14 @@ from resolute.pipeline.plan.augment_params import (
     MIXUP,
     UNMIXED,
     AugmentOps,
-    augment_params,
     erase_noise,
     used_ops,
 )
 from resolute.pipeline.plan.plan import BatchSpec, Plan
 from resolute.pipeline.plan.stage import Augment, Stage
-from tests.pipeline.graph.test_augment_kernels import CASES, EVERY, MEAN, STD, run
+from tests.pipeline.graph.test_augment_kernels import CASES, MEAN, STD, run
 from tests.support.batch_spec import batch_spec as spec
+from tests.support.batch_spec import drawn_rows
 from tests.support.gpu_on_cpu import GpuLoader
 
 # the interpreter of Triton 3.6, which torch 2.10 brings
@@ -76,7 +76,7 @@ def augmented(
 ) -> torch.Tensor:
     kernels = GpuFinish(used, mean=mean, std=std, noise=erase_noise(MEAN, STD), dtype=dtype, device=CPU)
     kernels._fill = torch.tensor([round(255 * m) for m in MEAN], dtype=torch.int32)
-    return kernels(torch.from_numpy(images), *kernels.pack(spec_))
+    return kernels(torch.from_numpy(images), *kernels.rows(spec_))
 
 
 def levels(images: torch.Tensor) -> NDArray[np.int64]:
@@ -94,8 +94,8 @@ def test_every_operation_equals_that_of_the_cpu(res: int) -> None:
     kinds = np.repeat(np.array([kind for kind, _ in listed], np.int32), len(images))[:, None]
     values = np.repeat(np.array([v for _, v in listed], np.float32), len(images), axis=0)[:, None]
     images = np.tile(images, (len(listed), 1, 1, 1))
-    batch_spec = spec(len(images), res=res, augment_params={"policy_kinds": kinds, "policy_values": values})
-    got = levels(augmented(images, batch_spec, AugmentOps(slots=(("policy", EVERY),))))
+    batch_spec = spec(len(images), res=res, kinds=kinds, values=values)
+    got = levels(augmented(images, batch_spec, AugmentOps(slots=("policy",))))
     for image, kind, value, ours in zip(images, kinds, values, got, strict=True):
         expected = image.copy()
         pixels.apply_ops(expected, kind, value)
@@ -122,7 +122,7 @@ def test_every_operation_equals_that_of_the_cpu(res: int) -> None:
 def test_random_policies_equal_the_cpu_graph(augment: Augment, n: int) -> None:
     """Slots in alternating buffers, then erasing: whole batches against the CPU graph."""
     images, used = photos(19, n), used_ops([augment])
-    batch_spec = spec(n, res=19, augment_params=augment_params(augment, seed=n, epoch=0, ids=np.arange(n), res=19))
+    batch_spec = spec(n, res=19, rows=drawn_rows(augment, np.arange(n), res=19, seed=n), hflip=0)
     np.testing.assert_array_equal(levels(augmented(images, batch_spec, used)), run(images, batch_spec, used))
 
 
@@ -130,18 +130,18 @@ def test_boxes_may_be_empty_or_cover_the_image_and_a_partner_may_be_the_image_it
     res = 6
     edges = np.array([(0, 0, 0, 0), (0, 0, 6, 6), (5, 5, 1, 1), (0, 5, 6, 1), (5, 0, 1, 6), (0, 0, 1, 1)], np.int32)
     n = len(edges)
-    drawn = {"erase_boxes": edges, "erase_from": np.array([(-1, -1), (255, 255)] * (n // 2), np.int32)}
     modes = np.array([UNMIXED, MIXUP, MIXUP, CUTMIX, CUTMIX, CUTMIX], np.int32)
     batch_spec = spec(
         n,
         res=res,
-        augment_params=drawn,
-        modes=modes,
-        boxes=np.where(modes[:, None] == CUTMIX, edges[::-1], 0),
+        erase=edges,
+        origin=np.array([(-1, -1), (255, 255)] * (n // 2), np.int32),
+        mode=modes,
+        box=np.where(modes[:, None] == CUTMIX, edges[::-1], 0),
         lam=np.array([1, 0, 1, 1, 1, 1], np.float32),
-        partners=np.array([0, 1, 5, 3, 0, 2], np.int32),
+        partner=np.array([0, 1, 5, 3, 0, 2], np.int32),
     )
-    used, images = AugmentOps(fills=frozenset({"mean", "noise"}), mixing=True), photos(res, n)
+    used, images = AugmentOps(erasing=True, mixing=True), photos(res, n)
     np.testing.assert_array_equal(levels(augmented(images, batch_spec, used)), run(images, batch_spec, used))
 
 
@@ -158,11 +158,12 @@ def every_step(n: int) -> tuple[BatchSpec, AugmentOps]:
     batch_spec = spec(
         n,
         res=11,
-        augment_params=augment_params(augment, seed=n, epoch=0, ids=np.arange(n), res=11),
-        modes=np.arange(n, dtype=np.int32) % 3,
+        rows=drawn_rows(augment, np.arange(n), res=11, seed=n),
+        hflip=0,
+        mode=np.arange(n) % 3,
         lam=np.linspace(0, 1, n, dtype=np.float32),
-        partners=np.arange(n, dtype=np.int32)[::-1].copy(),
-        boxes=np.tile(np.array([2, 3, 5, 4]), (n, 1)),
+        partner=np.arange(n)[::-1],
+        box=(2, 3, 5, 4),
     )
     return batch_spec, used_ops([augment])
 
@@ -189,7 +190,7 @@ def test_levels_that_are_not_normalised_are_those_of_the_mixed_images() -> None:
         used, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), dtype=torch.float32, device=CPU, as_bytes=True
     )
     kernels.warm_up()
-    got = kernels(torch.from_numpy(images), *kernels.pack(batch_spec))
+    got = kernels(torch.from_numpy(images), *kernels.rows(batch_spec))
     assert got.dtype == torch.uint8
     np.testing.assert_array_equal(got.numpy(), levels(augmented(images, batch_spec, used)))
     assert torch.equal(kernels.normalise(got), normalised)
@@ -225,7 +226,8 @@ def test_in_the_loader_each_batch_gets_its_own_parameters(monkeypatch: pytest.Mo
         resized.clear()  # of the warm-up
         for batch, images in zip(loader, resized, strict=False):  # why in this order: the loader fills the list
             got = batch.images.permute(0, 2, 3, 1) * torch.tensor(STD) + torch.tensor(MEAN)
-            params = {name: each for name, each in batch.spec.augment_params.items() if name != "vflips"}
-            unflipped = replace(batch.spec, flips=np.zeros_like(batch.spec.flips), augment_params=params)
+            rows = batch.spec.rows.copy()
+            rows["hflip"] = rows["vflip"] = 0
+            unflipped = replace(batch.spec, rows=rows)
             np.testing.assert_array_equal(levels(got * 255), run(images, unflipped, used_ops([augment])))
     assert len(resized) == plan.total_batches >= 8

@@ -17,16 +17,12 @@ from resolute.pipeline.graph import cpu_nodes as cpu
 from resolute.pipeline.graph.kernels import augment as pixels
 from resolute.pipeline.graph.kernels.jpeg.memory import Decoders
 from resolute.pipeline.plan import autoaugment as p
-from resolute.pipeline.plan.augment_params import (
-    AugmentOps,
-    augment_params,
-    erase_noise,
-    used_ops,
-)
+from resolute.pipeline.plan.augment_params import AugmentOps, erase_noise, used_ops
 from resolute.pipeline.plan.plan import BatchSpec
+from resolute.pipeline.plan.rows import words_of
 from resolute.pipeline.plan.stage import Augment
 from tests.support import reference_ops
-from tests.support.batch_spec import batch_spec
+from tests.support.batch_spec import batch_spec, drawn_rows
 
 RES = 96
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -62,8 +58,9 @@ def run(images: NDArray[np.uint8], spec_: BatchSpec, wanted: AugmentOps) -> Any:
     built = graph()
     built.build()
     # why kept: it owns the noise
-    packer = cpu.ImageRows(wanted, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), decoders=Decoders(1))
-    rows = packer.pack(spec_, np.zeros(len(images), np.int64), out, raw)
+    constants = cpu.RunConstants(mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), decoders=Decoders(1))
+    rows = words_of(spec_.rows).copy()
+    constants.complete(rows, np.zeros(len(images), np.int64), out, raw)
     built.feed_input("images", images)
     built.feed_input("rows", rows)
     built.feed_input("jpegs", np.full((len(images), 1), spec_.index, np.int32).view(np.uint8))
@@ -112,8 +109,8 @@ def test_every_operation_is_within_one_level_of_pillow_and_torchvision() -> None
     images = np.tile(PHOTOS, (len(listed), 1, 1, 1))
     kinds = np.repeat(np.array([kind for kind, _ in listed], np.int32), len(PHOTOS))[:, None]
     values = np.repeat(np.array([v for _, v in listed], np.float32), len(PHOTOS), axis=0)[:, None]
-    drawn, wanted = {"policy_kinds": kinds, "policy_values": values}, AugmentOps(slots=(("policy", EVERY),))
-    got = run(images, batch_spec(len(images), res=RES, augment_params=drawn), wanted).reshape(-1, *PHOTOS.shape)
+    batch = batch_spec(len(images), res=RES, kinds=kinds, values=values)
+    got = run(images, batch, AugmentOps(slots=("policy",))).reshape(-1, *PHOTOS.shape)
     errors: dict[int, list[Any]] = {}
     for (kind, v), ours in zip(listed, got, strict=True):
         expected = np.stack([reference_ops.operation(photo, kind, np.array(v, np.float32)) for photo in PHOTOS])
@@ -128,15 +125,14 @@ def test_operations_are_applied_in_sequence_and_per_sample() -> None:
     augment = Augment(policy="randaugment", jitter=(0.4, 0.4, 0.4, 0.1), grey_prob=0.3, blur_prob=0.5, num_ops=3)
     n = 4 * len(PHOTOS)
     images = np.tile(PHOTOS, (4, 1, 1, 1))
-    drawn = augment_params(augment, seed=0, epoch=0, ids=np.arange(n), res=RES)
-    batch = batch_spec(n, res=RES, augment_params=drawn)
+    drawn = drawn_rows(augment, np.arange(n), res=RES)
+    batch = batch_spec(n, res=RES, rows=drawn, hflip=0)
     got = run(images, batch, used_ops([augment]))
     for i in range(n):
-        ours, kinds = images[i].copy(), [drawn[f"{part}_kinds"][i] for part in reference_ops.PARTS]
-        values = [drawn[f"{part}_values"][i] for part in reference_ops.PARTS]
-        pixels.apply_ops(ours, np.concatenate(kinds), np.concatenate(values))
+        ours = images[i].copy()
+        pixels.apply_ops(ours, drawn["kinds"][i], drawn["values"][i])
         np.testing.assert_array_equal(got[i], ours)  # independent of the other samples of the batch
-        if p.EQUALIZE in drawn["policy_kinds"][i] or p.AUTOCONTRAST in drawn["policy_kinds"][i]:
+        if p.EQUALIZE in drawn["kinds"][i] or p.AUTOCONTRAST in drawn["kinds"][i]:
             continue  # these amplify a difference of one level
         error = np.abs(got[i].astype(int) - reference_ops.sample(images[i], batch, i, MEAN))
         assert np.quantile(error, 0.99) <= 6, i
@@ -147,14 +143,13 @@ def test_erasing_fills_its_box_and_changes_nothing_else(fill: Any) -> None:
     augment = Augment(random_erasing_prob=0.8, random_erasing_fill=fill)
     n = 8 * len(PHOTOS)
     images = np.tile(PHOTOS, (8, 1, 1, 1))
-    drawn = augment_params(augment, seed=0, epoch=0, ids=np.arange(n), res=RES)
-    origins = drawn["erase_from"]
+    drawn = drawn_rows(augment, np.arange(n), res=RES)
     if fill == "noise":
-        origins[:2] = [(200, 3), (210, 5)]
-        drawn["erase_boxes"][:2] = [(10, 20, 50, 60), (0, 0, 48, 50)]
-    got = run(images, batch_spec(n, res=RES, augment_params=drawn), used_ops([augment]))
+        drawn["origin"][:2] = [(200, 3), (210, 5)]
+        drawn["erase"][:2] = [(10, 20, 50, 60), (0, 0, 48, 50)]
+    got = run(images, batch_spec(n, res=RES, rows=drawn, hflip=0), used_ops([augment]))
     inside = []
-    for i, (x, y, w, h) in enumerate(drawn["erase_boxes"]):
+    for i, (x, y, w, h) in enumerate(drawn["erase"]):
         box = np.zeros((RES, RES), bool)
         box[y : y + h, x : x + w] = True
         np.testing.assert_array_equal(got[i][~box], images[i][~box])

@@ -10,8 +10,9 @@ import pytest
 from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 
-from resolute.pipeline.graph.cpu_nodes import gpu_rows
+from resolute.pipeline.graph.cpu_nodes import RunConstants
 from resolute.pipeline.graph.graph import _graph
+from resolute.pipeline.plan.rows import words_of
 from tests.support.batch_spec import batch_spec
 from tests.support.dali_graph import graph_faults, without_compiled_nodes
 
@@ -87,7 +88,10 @@ def test_a_gpu_decoder_gets_exactly_the_bytes_of_each_image(monkeypatch: pytest.
     pipe = _graph(decode_device="mixed", **PLAIN)
     pipe.build()
     pipe.feed_input("jpeg", rows)
-    pipe.feed_input("rows", gpu_rows(batch_spec(4, res=32), nbytes, None))
+    words = words_of(batch_spec(4, res=32).rows)
+    constants = RunConstants(mean=(0.5,) * 3, std=(0.2,) * 3, noise=np.zeros((256, 256, 3), np.uint8), decoders=None)
+    constants.complete(words, nbytes)
+    pipe.feed_input("rows", words)
     out, _ = pipe.run()
     assert [np.array(out.at(i)).tobytes() for i in range(4)] == [
         row[:n].tobytes() for row, n in zip(rows, nbytes, strict=True)

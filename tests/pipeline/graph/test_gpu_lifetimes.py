@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from resolute.pipeline.graph import gpu_finish
 from resolute.pipeline.graph.gpu_finish import GpuFinish, Held
 from resolute.pipeline.plan.augment_params import AugmentOps, erase_noise, used_ops
+from resolute.pipeline.plan.rows import empty_rows, words_of
 from resolute.pipeline.plan.stage import Augment
 from tests.support.fake_cuda import FakeCuda
 from tests.support.gpu_on_cpu import MEAN, STD
@@ -145,7 +146,7 @@ def run(
         busy = list(range(len(used.slots)))
         for number in range(batches):
             n, res = 4 + number % 3, 16 + 8 * (number % 2)
-            packed = torch.zeros((n, kernels._fields), dtype=torch.int32)  # on the host
+            packed = torch.from_numpy(words_of(empty_rows(n, len(used.slots))))  # on the host
             images = model.image(number, res, n)
             out = kernels(images, packed, busy if number % 2 else [])
             assert isinstance(out, FakeTensor)

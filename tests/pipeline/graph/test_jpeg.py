@@ -151,7 +151,7 @@ def tagged(jpeg: bytes) -> NDArray[np.uint8]:
 
 def run(jpegs: list[bytes], regions: list[Region]) -> NDArray[np.uint8]:
     """(N, 64, 64, 3) of the CPU graph; the batch runs twice."""
-    spec = batch_spec(len(jpegs), res=64, crops=np.array(regions, np.int32))
+    spec = batch_spec(len(jpegs), res=64, crop=regions)
     graph, sizes = graph_of(len(jpegs)), np.array([len(jpeg) for jpeg in jpegs])
     graph.prime(spec, [tagged(jpeg) for jpeg in jpegs], sizes)
     graph.start(spec, [tagged(jpeg) for jpeg in jpegs], sizes)

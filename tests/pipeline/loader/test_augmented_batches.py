@@ -13,7 +13,6 @@ from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.graph.kernels import augment as kernels
 from resolute.pipeline.loader.loader import Loader
-from resolute.pipeline.plan.augment_params import pack_ops, used_ops
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
 from resolute.train.recipe.schema import Recipe
@@ -76,23 +75,22 @@ def test_the_order_is_crop_operations_erasing_mixing(shard_set: ShardSet) -> Non
     )
     plan = Plan(shard_set, [stage(augment)], eval_batch_size=None)
     plain = {key: levels(image) for key, image in seen(Plan(shard_set, [stage(PLAIN)], eval_batch_size=None)).items()}
-    slots = used_ops([augment]).slots
     with Loader(plan) as loader:
         for batch in loader:
             spec, images = batch.spec, []
-            kinds, values = pack_ops(spec.augment_params, slots, len(spec))
-            for i, sample in enumerate(spec.ids):
+            vflips = spec.rows["vflip"]
+            for row, sample in zip(spec.rows, spec.ids, strict=True):
                 image = plain[0, int(sample)]
-                image = np.ascontiguousarray(image[::-1]) if spec.augment_params["vflips"][i] else image.copy()
-                kernels.apply_ops(image, kinds[i], values[i])
-                x, y, w, h = spec.augment_params["erase_boxes"][i]
+                image = np.ascontiguousarray(image[::-1]) if row["vflip"] else image.copy()
+                kernels.apply_ops(image, row["kinds"], row["values"])
+                x, y, w, h = row["erase"]
                 image[y : y + h, x : x + w] = np.rint(255 * np.array(MEAN))
                 images.append(image)
             mixed = reference.mix(np.stack(images), spec)
             for i in range(len(spec)):
                 error = np.abs(levels(batch.images[i].numpy()).astype(int) - mixed[i])
                 # why: where the window is turned, resizing rounds otherwise, and the operations spread that
-                upright = not (spec.augment_params["vflips"][i] or spec.augment_params["vflips"][spec.partners[i]])
+                upright = not (vflips[i] or vflips[spec.partners[i]])
                 assert error.max() <= 1 if upright else np.median(error) <= 4
 
 

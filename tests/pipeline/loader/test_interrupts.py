@@ -16,7 +16,7 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.batch import Batch
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.loader.reader import PendingBatch, Reader
-from resolute.pipeline.plan import crops
+from resolute.pipeline.plan import rows
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
 from tests import ROOT
@@ -176,7 +176,7 @@ def hidden_interrupt() -> SystemError:
 @pytest.mark.parametrize(
     ("owner", "name", "error", "seen", "words"),
     [
-        (crops, "_random_crops", hidden_interrupt(), KeyboardInterrupt, None),
+        (rows, "_train_rows", hidden_interrupt(), KeyboardInterrupt, None),
         (Pipeline, "share_outputs", StopIteration(), RuntimeError, "batch 1: it was not delivered"),
     ],
 )

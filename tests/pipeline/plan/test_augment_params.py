@@ -14,18 +14,13 @@ import pytest
 from numpy.typing import NDArray
 from torchvision.transforms import v2
 
-from resolute.pipeline.plan.augment_params import (
-    CUTMIX,
-    MIXUP,
-    UNMIXED,
-    augment_params,
-    mix_params,
-)
+from resolute.pipeline.plan.augment_params import CUTMIX, MIXUP, UNMIXED
 from resolute.pipeline.plan.autoaugment import AFFINE, BLUR, NONE
 from resolute.pipeline.plan.permutation import stream_key
 from resolute.pipeline.plan.rng import uniforms
 from resolute.pipeline.plan.stage import Augment
 from tests.support import reference_ops
+from tests.support.batch_spec import drawn_rows
 
 N = 40_000
 IDS = np.arange(N) * 977
@@ -41,8 +36,8 @@ ALL = Augment(
 )
 
 
-def numbers(augment: Augment, *, ids: NDArray[np.int64] = IDS, res: int = 224, epoch: int = 3) -> dict[str, NDArray]:
-    return augment_params(augment, seed=1, epoch=epoch, ids=ids, res=res)
+def numbers(augment: Augment, *, ids: NDArray[np.int64] = IDS, res: int = 224, epoch: int = 3) -> NDArray[np.void]:
+    return drawn_rows(augment, ids, seed=1, epoch=epoch, res=res)
 
 
 def assert_frequencies(counts: Counter, expected: dict, n: int) -> None:
@@ -92,7 +87,7 @@ def distinct(weighted: list[tuple[tuple[int, list[float]], float]]) -> tuple[Row
 @pytest.mark.parametrize(("magnitude", "ops", "res"), [(0, 1, 32), (17, 4, 160)])
 def test_randaugment_draws_torchvisions_operations_with_equal_probability(magnitude: int, ops: int, res: int) -> None:
     drawn = numbers(Augment(policy="randaugment", num_ops=ops, magnitude=magnitude), res=res)
-    assert drawn["policy_kinds"].shape == (N, ops)
+    assert drawn["kinds"].shape == (N, ops)
     weighted = []
     for name in v2.RandAugment._AUGMENTATION_SPACE:
         table = magnitudes(v2.RandAugment, name, 31, res)
@@ -105,7 +100,7 @@ def test_randaugment_draws_torchvisions_operations_with_equal_probability(magnit
         )
         weighted += [(reference_ops.row(name, m, res), 1 / 14 / len(chosen)) for m in chosen]
     rows, parts = distinct(weighted)
-    which = classify(drawn["policy_kinds"], drawn["policy_values"], rows)
+    which = classify(drawn["kinds"], drawn["values"], rows)
     for slot in range(ops):
         assert_frequencies(Counter(which[:, slot]), dict(enumerate(parts)), N)
     for first, second in itertools.pairwise(range(ops)):
@@ -120,7 +115,7 @@ def test_trivialaugment_draws_every_operation_and_magnitude_with_equal_probabili
         weighted += [(reference_ops.row(name, m, 224), 1 / 14 / len(table)) for m in table]
     rows, parts = distinct(weighted)
     assert len(rows) > 400
-    which = classify(drawn["policy_kinds"], drawn["policy_values"], rows)
+    which = classify(drawn["kinds"], drawn["values"], rows)
     assert_frequencies(Counter(which[:, 0]), dict(enumerate(parts)), N)
 
 
@@ -130,18 +125,20 @@ def test_erased_boxes_follow_torchvision() -> None:
         scale, ratio = wide.random_erasing_scale, wide.random_erasing_ratio
         ids, key = IDS[:500], stream_key(1, 20, 3)
         got = numbers(wide, ids=ids, res=64)
-        assert (got["erase_from"] == -1).all()
-        for box, u in zip(got["erase_boxes"], uniforms(key, ids, 25), strict=True):
+        assert (got["origin"][got["erase"][:, 2] > 0] == -1).all()
+        for box, u in zip(got["erase"], uniforms(key, ids, 25), strict=True):
             expected = reference_ops.erased_box(u, 64, scale, ratio) if u[0] < 0.4 else (0,) * 4
             assert tuple(box) == expected
-    origins = numbers(replace(plain, random_erasing_fill="noise"))["erase_from"]
+    noisy = numbers(replace(plain, random_erasing_fill="noise"))
+    origins = noisy["origin"][noisy["erase"][:, 2] > 0]
     assert (origins.min(), origins.max()) == (0, 255)
 
 
 @pytest.mark.parametrize(("alpha", "other"), [(0.2, 1.0), (4.0, 0.1)])
 def test_mixing_per_sample_draws_beta_weights_and_timms_boxes(alpha: float, other: float) -> None:
     augment = Augment(mixup_alpha=alpha, cutmix_alpha=other, mixup_prob=0.7, mixup_switch_prob=0.4, mixup_mode="elem")
-    modes, lam, boxes = mix_params(augment, seed=1, epoch=0, batch=0, ids=IDS, res=1000)
+    rows = numbers(augment, epoch=0, res=1000)
+    modes, lam, boxes = rows["mode"], rows["lam"], rows["box"]
     rng = np.random.default_rng(0)
     small = (1000 * np.sqrt(1 - rng.beta(other, other, 400_000)) < 2).mean()  # a box of no pixel mixes nothing
     for mode, part in ((UNMIXED, 0.3 + 0.28 * small), (MIXUP, 0.42), (CUTMIX, 0.28 * (1 - small))):
@@ -166,10 +163,10 @@ def test_each_operation_of_randaugment_is_applied_with_its_probability(magnitude
     """As timm's AugmentOp, whose default is 0.5; what is applied is what a probability of 1 applies."""
     always = Augment(policy="randaugment", num_ops=3, magnitude=9, magnitude_std=magnitude_std)
     every, some = numbers(always), numbers(replace(always, op_prob=0.25))
-    applied = some["policy_kinds"] == every["policy_kinds"]
-    assert (some["policy_kinds"][~applied] == NONE).all()
-    assert (some["policy_values"][applied] == every["policy_values"][applied]).all()
-    identity = every["policy_kinds"] == NONE
+    applied = some["kinds"] == every["kinds"]
+    assert (some["kinds"][~applied] == NONE).all()
+    assert (some["values"][applied] == every["values"][applied]).all()
+    identity = every["kinds"] == NONE
     dropped = Counter((~applied).sum(axis=1)[~identity.any(axis=1)].tolist())
     expected = {k: math.comb(3, k) * 0.75**k * 0.25 ** (3 - k) for k in range(4)}
     assert_frequencies(dropped, expected, sum(dropped.values()))
@@ -177,18 +174,18 @@ def test_each_operation_of_randaugment_is_applied_with_its_probability(magnitude
 
 @pytest.mark.parametrize("res", [96, 128, 176, 320])
 def test_translations_and_blurs_have_the_same_size_in_an_image_of_every_resolution(res: int) -> None:
-    for augment, part in (
-        (Augment(blur_prob=1.0, blur_sigma=(0.5, 2.0)), "blur"),
-        (Augment(policy="3-augment"), "policy"),
-        (Augment(policy="trivialaugment"), "policy"),
+    for augment in (
+        Augment(blur_prob=1.0, blur_sigma=(0.5, 2.0)),
+        Augment(policy="3-augment"),
+        Augment(policy="trivialaugment"),
     ):
         at_224, here = numbers(augment), numbers(augment, res=res)
-        assert (at_224[f"{part}_kinds"] == here[f"{part}_kinds"]).all()
-        kinds = here[f"{part}_kinds"]
+        assert (at_224["kinds"] == here["kinds"]).all()
+        kinds = here["kinds"]
         for kind, values in ((BLUR, slice(0, 1)), (AFFINE, slice(2, 6, 3))):
-            big, small = (each[f"{part}_values"][kinds == kind][:, values] for each in (at_224, here))
+            big, small = (each["values"][kinds == kind][:, values] for each in (at_224, here))
             if kind == AFFINE:  # translations alone, in whole px; shears and turns have no px
-                moves = (at_224[f"{part}_values"][kinds == kind][:, [0, 1, 3, 4]] == [1, 0, 0, 1]).all(axis=1)
+                moves = (at_224["values"][kinds == kind][:, [0, 1, 3, 4]] == [1, 0, 0, 1]).all(axis=1)
                 big, small = big[moves], small[moves]
             assert np.abs(small - big * res / 224).max(initial=0) <= (1e-5 if kind == BLUR else max(1, res / 224))
 
@@ -203,9 +200,8 @@ def test_parameters_equal_the_golden_value() -> None:
         Augment(policy="3-augment"),
         Augment(policy="randaugment", num_ops=4, magnitude_std=1.5),
     ]
-    drawn = [values for augment in augments for _, values in sorted(numbers(augment, ids=IDS[:2000]).items())]
-    for mode in ("batch", "elem"):
-        drawn += mix_params(replace(mixing, mixup_mode=mode), seed=1, epoch=0, batch=0, ids=IDS[:2000], res=96)
-    for values in drawn:
-        digest.update(np.rint(1000 * values.astype(np.float64)).astype(np.int64).tobytes())
-    assert digest.hexdigest()[:16] == "882dd766816f4eae"
+    augments += [replace(mixing, mixup_mode=mode) for mode in ("batch", "elem")]
+    for rows in (numbers(augment, ids=IDS[:2000]) for augment in augments):
+        for name in ("crop", "hflip", "vflip", "kinds", "values", "erase", "origin", "mode", "partner", "lam", "box"):
+            digest.update(np.rint(1000 * rows[name].astype(np.float64)).astype(np.int64).tobytes())
+    assert digest.hexdigest()[:16] == "b73fc1498e290c12"

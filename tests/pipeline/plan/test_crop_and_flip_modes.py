@@ -15,10 +15,10 @@ from torchvision.transforms.v2 import functional
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.graph.kernels import augment as pixels
-from resolute.pipeline.plan.augment_params import augment_params
-from resolute.pipeline.plan.crops import CROP_UNIFORMS, random_crops
+from resolute.pipeline.plan.crops import simple_crop
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
+from tests.support.batch_spec import drawn_rows
 
 IDS = np.arange(40_000) * 977
 
@@ -27,9 +27,8 @@ def test_simple_crops_are_torchvisions_after_a_resize_of_the_short_side(monkeypa
     rng = np.random.default_rng(0)
     sizes = rng.integers(30, 60, (200, 2))
     sizes[:10, 0] = sizes[:10, 1]
-    u = rng.random((200, CROP_UNIFORMS))
-    crops = random_crops(sizes, u, Augment(crop_mode="simple"))
-    for (width, height), (at_x, at_y), crop in zip(sizes.tolist(), u[:, :2], crops.tolist(), strict=True):
+    u = rng.random((200, 2))
+    for (width, height), (at_x, at_y) in zip(sizes.tolist(), u, strict=True):
         side, draws = min(width, height), iter((at_y, at_x))
 
         def randint(low: int, high: int, size: tuple[int], draws: Any = draws) -> torch.Tensor:
@@ -37,7 +36,7 @@ def test_simple_crops_are_torchvisions_after_a_resize_of_the_short_side(monkeypa
 
         monkeypatch.setattr(torch, "randint", randint)
         top, left, h, w = RandomCrop.get_params(torch.empty(3, height, width), (side, side))
-        assert crop == [left, top, w, h]
+        assert simple_crop(np.array([at_x, at_y]), width, height) == (left, top, w, h)
 
 
 def _photo(side: int) -> NDArray[np.uint8]:
@@ -46,9 +45,9 @@ def _photo(side: int) -> NDArray[np.uint8]:
 
 def test_a_shift_equals_padding_and_cropping() -> None:
     reach, side = 4, 32
-    drawn = augment_params(Augment(shift_px=reach), seed=1, epoch=2, ids=IDS[:300], res=side)
+    drawn = drawn_rows(Augment(shift_px=reach), IDS[:300], seed=1, epoch=2, res=side)
     photo, seen = _photo(side), set()
-    for kind, values in zip(drawn["shift_kinds"], drawn["shift_values"], strict=True):
+    for kind, values in zip(drawn["kinds"], drawn["values"], strict=True):
         dx, dy = (-int(values[0, k]) for k in (2, 5))
         seen.add((dx, dy))
         ours = photo.copy()
@@ -57,7 +56,7 @@ def test_a_shift_equals_padding_and_cropping() -> None:
         expected = functional.crop_image(padded, reach - dy, reach - dx, side, side)
         np.testing.assert_array_equal(ours, expected.permute(1, 2, 0).numpy())
     assert {max(map(abs, place)) for place in seen} == set(range(reach + 1))
-    many = augment_params(Augment(shift_px=2), seed=1, epoch=2, ids=IDS, res=32)["shift_values"][:, 0, (2, 5)]
+    many = drawn_rows(Augment(shift_px=2), IDS, seed=1, epoch=2, res=32)["values"][:, 0, (2, 5)]
     places, counts = np.unique(many, axis=0, return_counts=True)
     assert len(places) == 25
     assert np.abs(counts - 1600).max() < 4.5 * math.sqrt(1600)  # each is as likely
