@@ -186,9 +186,9 @@ def stages_of_kinds(shards: ShardSet, batch_size: int) -> list[tuple[str, Stage]
         ("fraction 0.7 to 1", stage(small)),
         ("augmentation on", stage(small, augment=rich)),
         ("augmentation off", stage(small)),
-        ("order, full to block", stage(small, order="block")),
+        ("order, shuffled to windowed", stage(small, order="windowed")),
         ("order, block to full", stage(small)),
-        ("all at once", stage(large, batch_size // 2, 0.7, augment=rich, order="block")),
+        ("all at once", stage(large, batch_size // 2, 0.7, augment=rich, order="windowed")),
     ]
 
 

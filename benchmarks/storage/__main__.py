@@ -137,16 +137,16 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         rows.append({"name": name, **measure_one(partial(open_with, files), args, **words)})
 
     if "local" in args.only:
-        add("page cache (warming)", local, order="full", epochs=1)
+        add("page cache (warming)", local, order="shuffled", epochs=1)
         rows.clear()
-        add("page cache", local, order="full", epochs=1)
+        add("page cache", local, order="shuffled", epochs=1)
         for delay_s in DELAYS_S:
             delayed = partial(lambda delay_s: Delayed(local(), delay_s), delay_s)
-            add(f"{1e3 * delay_s:g} ms per sample", delayed, order="full", epochs=1)
-    for order in ("full", "block") if "cold" in args.only else ():
+            add(f"{1e3 * delay_s:g} ms per sample", delayed, order="shuffled", epochs=1)
+    for order in ("shuffled", "windowed") if "cold" in args.only else ():
         evict_files((args.shards / str(args.res)).glob("*.tar"))
         add("cold disk", local, order=order, epochs=2)
-    for order in ("full", "block") if "store" in args.only else ():
+    for order in ("shuffled", "windowed") if "store" in args.only else ():
         with remote(args) as files:
             add("store, empty cache", files, order=order, epochs=2)
     show_progress("")

@@ -13,8 +13,8 @@ for "balanced", so that all classes are drawn equally often, and 1/sqrt(n) for "
 Sources: both: Kang et al., arXiv 1910.09217, section 3; the largest weight of several classes: Gupta et al. (LVIS),
 arXiv 1908.03195, appendix B.2.
 
-Memory: 4 bytes per sample (while they are computed about 20), and for the order `block` 4 bytes per draw of up to two
-epochs. A batch takes O(1) time, the first of a run O(N), the first of an epoch with `block` O(N log N).
+Memory: 4 bytes per sample (while they are computed about 20), and for the order `windowed` 4 bytes per draw of up to
+two epochs. A batch takes O(1) time, the first of a run O(N), the first of an epoch with `windowed` O(N log N).
 """
 
 from __future__ import annotations

@@ -3,14 +3,15 @@
 All samples lie on a ring that is shuffled once per run. An epoch takes a range of ring places (the next ones, or always
 the first) and visits each exactly once. There are two orders:
 
-* `full`: the ring is a permutation of all samples, and an epoch is a permutation of its range. All reads are random.
-* `block`: the ring is a permutation of blocks of consecutively stored samples, and an epoch reads its blocks one after
-  another, in a random order of its own. `WINDOW_BLOCKS` blocks are open at any time: each block is divided into as many
-  random groups, and turn t of the epoch (as long as a block) takes group 0 of the block opened in turn t, group 1 of
-  the block opened in turn t - 1, and so on, shuffled. So each turn opens one block and finishes one, and a batch is
-  drawn from `WINDOW_BLOCKS * BLOCK_SAMPLES` samples. (An epoch is cyclic: its first turns take groups of its last
-  blocks, so it begins by opening a full window.) Samples outside complete blocks (at the ends of the range and of the
-  set) are spread evenly over the epoch.
+* `shuffled`: the ring is a permutation of all samples, and an epoch is a permutation of its range. All reads are
+  random.
+* `windowed`: the ring is a permutation of blocks of consecutively stored samples, and an epoch reads its blocks one
+  after another, in a random order of its own. `WINDOW_BLOCKS` blocks are open at any time: each block is divided into
+  as many random groups, and turn t of the epoch (as long as a block) takes group 0 of the block opened in turn t,
+  group 1 of the block opened in turn t - 1, and so on, shuffled. So each turn opens one block and finishes one, and a
+  batch is drawn from `WINDOW_BLOCKS * BLOCK_SAMPLES` samples. (An epoch is cyclic: its first turns take groups of its
+  last blocks, so it begins by opening a full window.) Samples outside complete blocks (at the ends of the range and of
+  the set) are spread evenly over the epoch.
 
 A run that uses both orders has one ring of blocks for all epochs, so that the ranges of its epochs follow each other
 and nest. Everything is a pure function of the position; there is no state.
@@ -30,7 +31,7 @@ from .rng import U64, Stream, derive, half_bits, permute, permute_index
 
 __all__ = ["BLOCK_SAMPLES", "WINDOW_BLOCKS", "Order", "block_samples", "sample_ids"]
 
-Order = Literal["full", "block"]
+Order = Literal["shuffled", "windowed"]
 
 # why 1024: 12 MB at 128 px and 30 MB at 224 px (11.6 and 29.1 kB per sample), so with a latency of 10 ms and 100 MB/s
 # a ranged read spends nine tenths of its time on data, and the open blocks take 0.2 to 0.5 GB of cache.
@@ -69,9 +70,9 @@ def sample_ids(
     """
     ring_key, epoch_key = stream_key(seed, Stream.RING), stream_key(seed, Stream.ORDER, epoch)
     size = block or block_samples(total)
-    if order == "full":
+    if order == "shuffled":
         places = (offset + permute(epoch_key, positions, samples)) % total
-        if ring != "block":
+        if ring != "windowed":
             return permute(ring_key, places, total)
         _ring_samples(places, size, total // size, U64(ring_key))
         return places

@@ -191,7 +191,7 @@ def _refuse_unused_keys(
         "Plan.fraction_mode": fraction_mode != "rotate"
         and all(stage.fraction == 1.0 for stage in stages)
         and "every fraction is 1",
-        "Plan.order": order != "full" and all(stage.order for stage in stages) and "every stage has its own",
+        "Plan.order": order != "shuffled" and all(stage.order for stage in stages) and "every stage has its own",
         "Plan.eval_every_epochs": eval_every_epochs != 1 and no_validation,
         "Plan.eval_crop_pct": eval_crop_pct is not None and no_validation,
         "stages.eval_res": any(stage.eval_res for stage in stages) and no_validation,
@@ -219,7 +219,7 @@ class Plan:
         *,
         augment: Augment | None = None,
         seed: Seed = 0,
-        order: Order = "full",
+        order: Order = "shuffled",
         fraction_mode: Literal["rotate", "fixed"] = "rotate",
         sampling: Sampling = "uniform",
         eval_batch_size: BatchSize | None = 256,
@@ -318,7 +318,7 @@ class Plan:
             epoch += 1
         self.total_batches, self.total_steps = first, step
         self._check_shapes()
-        self._ring: Order = "block" if any(phase.order == "block" for phase in self.phases) else "full"
+        self._ring: Order = "windowed" if any(phase.order == "windowed" for phase in self.phases) else "shuffled"
         self._firsts = [phase.first for phase in self.phases]
 
     @classmethod
@@ -615,7 +615,7 @@ class Plan:
         )
         epoch = self._epoch_draws(phase)
         # why in stored order: a block of draws is then read from one place of the set
-        return draws, epoch.ids(draws) if phase.order == "full" else epoch.stored_order[draws].astype(np.int64)
+        return draws, epoch.ids(draws) if phase.order == "shuffled" else epoch.stored_order[draws].astype(np.int64)
 
     def _epoch_draws(self, phase: Phase) -> EpochDraws:
         return self._class_sampling.epoch(phase.first_sample, phase.samples, self._fraction_mode == "fixed")

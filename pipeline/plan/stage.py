@@ -238,7 +238,7 @@ class Stage:
         le=MAX_BATCH,
     )
     fraction: float = setting(1.0, "fraction of the training samples per epoch", gt=0, le=1)
-    order: Literal["full", "block"] | None = setting(None, "read order in this stage; none: `data.order`")
+    order: Literal["shuffled", "windowed"] | None = setting(None, "read order in this stage; none: `data.order`")
     eval_res: int | None = setting(
         None, "validation resolution, px (FixRes); none: `res`, of several the largest", ge=1, le=_MAX_RES
     )

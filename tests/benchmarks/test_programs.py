@@ -174,7 +174,13 @@ def test_change_measures_changes_of_resolution_and_every_other_kind(
     result = json.loads(out.read_text())
     kinds = {each["kind"] for each in result["changes"]}
     assert len(kinds) == 14
-    for kind in ("epoch to epoch", "training to validation", "augmentation on", "order, full to block", "all at once"):
+    for kind in (
+        "epoch to epoch",
+        "training to validation",
+        "augmentation on",
+        "order, shuffled to windowed",
+        "all at once",
+    ):
         assert kind in kinds
     printed = capsys.readouterr().out
     assert all(kind in printed for kind in kinds)
@@ -208,9 +214,9 @@ def test_storage_measures_a_cold_disk_and_a_store(
     assert_anonymous(text, shard_root.parent)
     rows = json.loads(text)["rows"]
     assert [(row["name"], row["order"]) for row in rows] == [
-        ("cold disk", "full"),
-        ("cold disk", "block"),
-        *(("store, empty cache", order) for order in ("full", "block")),
+        ("cold disk", "shuffled"),
+        ("cold disk", "windowed"),
+        *(("store, empty cache", order) for order in ("shuffled", "windowed")),
     ]
     for row in rows:
         assert len(row["epochs"]) == 2

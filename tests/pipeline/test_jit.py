@@ -27,7 +27,7 @@ def digest() -> str:
     """Hash of everything random in a batch: positions, numbers, crops and augmentation."""
     ids = [
         sample_ids(order, np.arange(3000), seed=1, epoch=2, samples=3000, offset=900, total=4001)
-        for order in ("full", "block")
+        for order in ("shuffled", "windowed")
     ]
     u = uniforms(3, ids[0], 22)
     augments = [

@@ -37,7 +37,7 @@ def write_log(
             "classes": 10,
             "train_samples": 64 * steps,
             "val_samples": 100,
-            "order": "full",
+            "order": "shuffled",
             "total_steps": total,
             "device": "CPU, 2 threads",
             "python": "3.11.2",

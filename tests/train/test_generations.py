@@ -72,7 +72,7 @@ def test_a_run_is_resumed_bit_exactly_on_its_own_generation_and_a_new_one_takes_
     assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
     assert checkpoint.peek(tmp_path / "cut" / "last.pt", "generation") == 0
     recipe = SMALL.replace("epochs = 2", "epochs = 1")
-    assert main(words(tmp_path, "new", f'{recipe}[data]\norder = "block"\n')) == 0
+    assert main(words(tmp_path, "new", f'{recipe}[data]\norder = "windowed"\n')) == 0
     start = json.loads((tmp_path / "new" / "run.jsonl").read_text().splitlines()[0])
     newest = ShardSet.open(tmp_path / "s")
     assert sum(map(len, newest.splits.values())) == 100

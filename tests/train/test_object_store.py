@@ -23,7 +23,7 @@ RECIPE = f"""
 model = {{ name = "test_resnet" }}
 data = {{ on_bad_sample = "skip" }}
 augment = {{ policy = "randaugment" }}
-{stages((32, 1, 16), (48, 1, 16))}order = "block"
+{stages((32, 1, 16), (48, 1, 16))}order = "windowed"
 """
 
 

@@ -80,11 +80,11 @@ _SAME = 1e-3  # means and deviations that differ less are equal
 
 @settings("data", other_names=dict.fromkeys(("mean", "std", "mean_std", "normalise"), "data.normalize"))
 class Data:
-    order: Literal["full", "block", "auto"] = setting(
-        "full",
-        "full: uniform shuffle, random reads; block: shuffled blocks of adjacent samples, mixed within a "
-        "window, for network disks and object stores; auto: block for shards behind a URL, else full; a resumed run "
-        "keeps its order",
+    order: Literal["shuffled", "windowed", "auto"] = setting(
+        "shuffled",
+        "shuffled: uniform shuffle, random reads; windowed: shuffled blocks of adjacent samples, mixed within a "
+        "window, for network disks and object stores; auto: windowed for shards behind a URL, else shuffled; a resumed "
+        "run keeps its order",
     )
     fraction_mode: Literal["rotate", "fixed"] = setting(
         "rotate", "for stages with fraction < 1: another part of the data each epoch, or the same nested subset"
@@ -238,8 +238,8 @@ class Recipe:
     def plan(self, shards: ShardSet, *, auto_order: Order | None = None) -> Plan:
         """The plan of a run with this recipe on `shards`. Raises `ResoluteError` as `Plan` does.
 
-        `auto_order`: the order of `data.order = "auto"`, which a resumed run takes from its checkpoint; None: `block`
-        if the set is remote, else `full`.
+        `auto_order`: the order of `data.order = "auto"`, which a resumed run takes from its checkpoint; None:
+        `windowed` if the set is remote, else `shuffled`.
         """
         from resolute.pipeline.plan.plan import (
             Plan,  # why here: it loads the compiler, which reading a recipe does not need
@@ -247,7 +247,7 @@ class Recipe:
 
         order = self.data.order
         if order == "auto":
-            order = auto_order or ("block" if shards.files.remote else "full")
+            order = auto_order or ("windowed" if shards.files.remote else "shuffled")
         return Plan(
             shards,
             self.stages,

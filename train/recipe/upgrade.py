@@ -29,6 +29,7 @@ _KINDS = {
 _OLD_KINDS = {*_KINDS, "cosine_restarts"} - {*_KINDS.values()}
 _OLD_SCHEDULE_KEYS = ("div_factor", "final_div_factor", "period_epochs", "period_mult")
 _OLD_STAGE_KEYS = ("lr_scale", "freeze_to", "unfreeze_to", "regularization")
+_ORDERS = {"full": "shuffled", "block": "windowed"}
 _SECTIONS = {
     "drop_rate": "model",
     "drop_path_rate": "model",
@@ -46,10 +47,14 @@ def old_key(table: Mapping[str, Any]) -> str | None:
     schedule = _table(table, "schedule")
     if schedule.get("kind") in _OLD_KINDS:
         return f"schedule.kind = {schedule['kind']}"
+    if _table(table, "data").get("order") in _ORDERS:
+        return f"data.order = {table['data']['order']}"
     keys = [f"schedule.{name}" for name in _OLD_SCHEDULE_KEYS if name in schedule]
     stages = table.get("stages")
     for stage in stages if isinstance(stages, list) else ():
-        keys += [f"stages.{name}" for name in _OLD_STAGE_KEYS if isinstance(stage, dict) and name in stage]
+        if isinstance(stage, dict):
+            keys += [f"stages.{name}" for name in _OLD_STAGE_KEYS if name in stage]
+            keys += [f"stages.order = {stage['order']}"] if stage.get("order") in _ORDERS else []
     return keys[0] if keys else None
 
 
@@ -66,6 +71,11 @@ def upgraded(table: Mapping[str, Any], *, exact: bool = False) -> dict[str, Any]
     if old_key(table) is None:
         return dict(table)
     table = {**table, "stages": [dict(stage) for stage in table["stages"]]}
+    if "data" in table:
+        table["data"] = dict(table["data"])
+    for own in (table.get("data", {}), *table["stages"]):
+        if own.get("order") in _ORDERS:
+            own["order"] = _ORDERS[own["order"]]
     mode = _table(table, "freeze").get("mode", "none")
     strengths = _table(table, "regularization")
     sizes = [res for stage in table["stages"] for res in _resolutions(stage)]

@@ -106,7 +106,7 @@ def diagnose(run: RunLogReader) -> list[Finding]:
 
 
 def _waiting(run: RunLogReader, rows: list[dict[str, Any]]) -> Iterator[Finding]:
-    in_blocks, advice = run.start.get("order") == "block", _loader_advice(run)
+    in_blocks, advice = run.start.get("order") == "windowed", _loader_advice(run)
     for row in rows:
         if row["later_wait_s"] <= _STALL_FRAC * row["later_s"]:
             continue
@@ -116,7 +116,7 @@ def _waiting(run: RunLogReader, rows: list[dict[str, Any]]) -> Iterator[Finding]
             f"{f', without its first {SWITCH_STEPS} steps' if row is rows[0] else ''})"
         )
         if row["burst_frac"] >= _BURST_FRAC and row["steps"] >= 100:
-            cure = "Keep" if in_blocks else 'Read in blocks (`data.order = "block"`), or keep'
+            cure = "Keep" if in_blocks else 'Read in blocks (`data.order = "windowed"`), or keep'
             yield Finding(
                 True,
                 (

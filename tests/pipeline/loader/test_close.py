@@ -105,7 +105,7 @@ def test_memory_files_and_threads_stay_constant_over_stage_changes(shard_set: Sh
             batch_size=8 if i % 2 else 4,
             fraction=1.0 if i % 2 else 0.5,
             augment=augments[i % len(augments)],
-            order="block" if i % 2 else "full",
+            order="windowed" if i % 2 else "shuffled",
         )
         for i in range(25)
     ]

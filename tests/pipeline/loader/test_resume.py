@@ -28,7 +28,11 @@ RICH: dict[str, Any] = {
 STAGES = (
     Stage(res=32, epochs=2, batch_size=32, fraction=0.7, augment=Augment(policy="randaugment", **RICH)),
     Stage(
-        res=64, epochs=1, batch_size=32, order="block", augment=Augment(policy="autoaugment", mixup_mode="elem", **RICH)
+        res=64,
+        epochs=1,
+        batch_size=32,
+        order="windowed",
+        augment=Augment(policy="autoaugment", mixup_mode="elem", **RICH),
     ),
     Stage(res=48, epochs=1, batch_size=40),
     Stage(

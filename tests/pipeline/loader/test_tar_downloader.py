@@ -36,8 +36,8 @@ def opened(url: str, folder: Path) -> tuple[ShardSet, Remote]:
 
 
 def planned(shards: ShardSet) -> Plan:
-    stages = [Stage(res=32, epochs=2, batch_size=10), Stage(res=64, epochs=1, batch_size=6, order="full")]
-    return Plan(shards, stages, order="block", eval_batch_size=8)
+    stages = [Stage(res=32, epochs=2, batch_size=10), Stage(res=64, epochs=1, batch_size=6, order="shuffled")]
+    return Plan(shards, stages, order="windowed", eval_batch_size=8)
 
 
 def batch_bytes(reader: Reader, plan: Plan, index: int) -> list[bytes]:

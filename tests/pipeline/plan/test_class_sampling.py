@@ -34,7 +34,7 @@ RICH = Augment(
     grey_prob=0.5,
 )
 MODES: tuple[Literal["balanced", "sqrt"], ...] = ("balanced", "sqrt")
-ORDERS: tuple[Order, ...] = ("full", "block")
+ORDERS: tuple[Order, ...] = ("shuffled", "windowed")
 
 
 def with_targets(shards: ShardSet, target: Target, targets: Sequence[Any]) -> ShardSet:
@@ -80,7 +80,7 @@ def test_quotas_are_exact_up_to_rounding(sampling: Sampling, unbalanced: ShardSe
     assert counts[4] == 0
 
 
-@pytest.mark.parametrize(("sampling", "order"), [("balanced", "full"), ("sqrt", "block")])
+@pytest.mark.parametrize(("sampling", "order"), [("balanced", "shuffled"), ("sqrt", "windowed")])
 def test_long_and_short_epochs_have_their_share_of_each_quota_and_use_samples_of_a_class_equally_often(
     unbalanced: ShardSet, sampling: Sampling, order: Order
 ) -> None:

@@ -1,4 +1,4 @@
-"""The orders `full` and `block`: every sample once, rotating or nested fractions."""
+"""The orders `shuffled` and `windowed`: every sample once, rotating or nested fractions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from resolute.pipeline.plan.order import Order, sample_ids
 
-ORDERS: tuple[Order, ...] = ("full", "block")
+ORDERS: tuple[Order, ...] = ("shuffled", "windowed")
 
 
 def epoch_ids(
@@ -38,7 +38,7 @@ def test_fractions_hold_every_sample_once_and_consecutive_ones_cover_the_set(ord
         samples, offset = int(rng.integers(1, total + 1)), int(rng.integers(0, total))
         sizes: dict[str, Any] = (
             {}
-            if order == "full" or trial % 2
+            if order == "shuffled" or trial % 2
             else {"block": 1 << int(rng.integers(0, 8)), "window": 1 << int(rng.integers(0, 5))}
         )
         part = epoch_ids(order, total=total, samples=samples, offset=offset, epoch=trial, **sizes)
@@ -64,7 +64,7 @@ def test_epochs_and_seeds_give_independent_orders(order: Order) -> None:
     for other in (epoch_ids(order, total=n, epoch=1), epoch_ids(order, total=n, seed=4)):
         assert (first == other).sum() < 8  # Poisson(1): 8 or more has a probability of 1e-5
         assert abs(np.corrcoef(first, other)[0, 1]) < 4 / np.sqrt(n)
-    assert (np.abs(np.diff(first)) == 1).sum() < (12 if order == "full" else 6400 * 4 / 64)
+    assert (np.abs(np.diff(first)) == 1).sum() < (12 if order == "shuffled" else 6400 * 4 / 64)
     np.testing.assert_array_equal(first, epoch_ids(order, total=n))
 
 
@@ -72,5 +72,5 @@ def test_block_order_equals_the_golden_value() -> None:
     """Changing this value changes the batches of every run in progress."""
     digest = hashlib.sha256()
     for total, samples, offset in ((75, 75, 0), (75, 40, 60), (100_000, 33_333, 90_000), (10**8, 1000, 99_999_990)):
-        digest.update(epoch_ids("block", total=total, samples=samples, offset=offset, epoch=2).tobytes())
+        digest.update(epoch_ids("windowed", total=total, samples=samples, offset=offset, epoch=2).tobytes())
     assert digest.hexdigest()[:16] == "77bd048138e655f1"

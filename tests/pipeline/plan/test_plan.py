@@ -38,7 +38,7 @@ def _plan(
     mode: Literal["rotate", "fixed"] = "rotate",
     stages: Sequence[Stage] = STAGES,
     seed: int = 3,
-    order: Order = "full",
+    order: Order = "shuffled",
     eval_batch_size: int = 4,
 ) -> Plan:
     return Plan(
@@ -51,7 +51,7 @@ def _ids(plan: Plan, epoch: int, split: str = "train") -> list[int]:
     return [int(i) for spec in specs if (spec.epoch, spec.split) == (epoch, split) for i in spec.ids]
 
 
-@pytest.mark.parametrize("order", ["full", "block"])
+@pytest.mark.parametrize("order", ["shuffled", "windowed"])
 def test_every_epoch_sees_its_fraction_exactly_once(shard_set: ShardSet, order: Order) -> None:
     plan = _plan(shard_set, order=order)
     for epoch in range(10):
@@ -70,8 +70,8 @@ def test_rotating_fractions_see_every_sample_equally_often(shard_set: ShardSet) 
 
 
 def test_a_stage_may_have_its_own_order(shard_set: ShardSet) -> None:
-    mixed = _plan(shard_set, stages=[dataclasses.replace(STAGES[0], order="block"), *STAGES[1:]])
-    full, block = _plan(shard_set), _plan(shard_set, order="block")
+    mixed = _plan(shard_set, stages=[dataclasses.replace(STAGES[0], order="windowed"), *STAGES[1:]])
+    full, block = _plan(shard_set), _plan(shard_set, order="windowed")
     assert _ids(full, 0) != _ids(block, 0)
     for epoch in range(10):
         assert sorted(_ids(mixed, epoch)) == sorted(_ids(block, epoch))  # one ring for all stages
@@ -167,7 +167,7 @@ def test_the_fingerprint_changes_if_and_only_if_batches_change(
     """Equal in another process and for settings that change no batch; different for all others."""
     plan = _plan(shard_set)
     values = [{field.name: getattr(stage, field.name) for field in dataclasses.fields(stage)} for stage in STAGES]
-    same = [RecipeStage(**each | {"order": "full"}, optim={"lr_scale": 2.0}, train_from="head") for each in values]
+    same = [RecipeStage(**each | {"order": "shuffled"}, optim={"lr_scale": 2.0}, train_from="head") for each in values]
     assert _plan(shard_set, stages=same).fingerprint == plan.fingerprint == _plan(shard_set).fingerprint
     first, *rest = STAGES
     changes: list[dict[str, Any]] = [
@@ -175,7 +175,7 @@ def test_the_fingerprint_changes_if_and_only_if_batches_change(
         {"epochs": 3},
         {"batch_size": 15},
         {"fraction": 0.25},
-        {"order": "block"},
+        {"order": "windowed"},
         {"eval_res": 48},
         {"augment": Augment(flip_prob=0.4)},
         {"res": (32, 48)},
@@ -184,7 +184,7 @@ def test_the_fingerprint_changes_if_and_only_if_batches_change(
     changed = [
         _plan(shard_set, mode="fixed"),
         _plan(shard_set, seed=4),
-        _plan(shard_set, order="block"),
+        _plan(shard_set, order="windowed"),
         _plan(shard_set, eval_batch_size=5),
         _plan(shard_set, stages=STAGES[:2]),
         Plan(shard_set, STAGES, seed=3, eval_batch_size=4, eval_every_epochs=1),
@@ -212,7 +212,7 @@ def test_stages_without_augmentation_have_that_of_the_plan(shard_set: ShardSet) 
 
 
 def test_fixed_fractions_are_nested_subsets(shard_set: ShardSet) -> None:
-    plan = _plan(shard_set, mode="fixed", order="block")
+    plan = _plan(shard_set, mode="fixed", order="windowed")
     parts = [set(_ids(plan, epoch)) for epoch in (0, 3, 4, 7)]
     assert parts[0] == parts[1] < parts[2] == parts[3]
 

@@ -46,8 +46,11 @@ def of_stages(*changes: dict[str, Any], **tables: Any) -> Recipe:
         ({"eval": 3}, "eval: got 3, expected table"),
         ({"data": {"fold": 0}}, "data: got only one of fold and folds, expected both"),
         ({"data": {"fold": 3, "folds": 3}}, "data.fold: got 3, expected 0 to 2"),
-        ({"stages": [{**STAGE, "order": "auto"}]}, 'order: got \'auto\', expected "full", "block"; correct it'),
-        ({"stages": [{**STAGE, "order": "full"}], "data": {"order": "block"}}, "without effect, every stage has"),
+        ({"stages": [{**STAGE, "order": "auto"}]}, 'order: got \'auto\', expected "shuffled", "windowed"; correct it'),
+        (
+            {"stages": [{**STAGE, "order": "shuffled"}], "data": {"order": "windowed"}},
+            "without effect, every stage has",
+        ),
     ],
 )
 def test_mistakes_are_reported_with_the_expected_value(change: dict[str, object], message: str) -> None:
@@ -100,10 +103,10 @@ def test_a_stage_overrides_single_augmentations() -> None:
 @pytest.mark.parametrize(
     ("order", "remote", "saved", "planned"),
     [
-        ("auto", False, None, "full"),
-        ("auto", True, None, "block"),
-        ("auto", True, "full", "full"),
-        ("full", True, None, "full"),
+        ("auto", False, None, "shuffled"),
+        ("auto", True, None, "windowed"),
+        ("auto", True, "shuffled", "shuffled"),
+        ("shuffled", True, None, "shuffled"),
     ],
 )
 def test_order_auto_means_block_for_remote_sets_unless_a_checkpoint_has_an_order(

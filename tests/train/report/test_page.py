@@ -172,11 +172,11 @@ def test_waiting_for_the_first_batches_of_a_run_is_no_flaw(tmp_path: Path) -> No
     assert _flaws(_rewritten(tmp_path / "first", wait)) == []
     first = 60
     (flaw,) = _flaws(_rewritten(tmp_path / "later", wait))
-    assert 'Read in blocks (`data.order = "block"`), or keep the shards on a local disk.' in flaw
+    assert 'Read in blocks (`data.order = "windowed"`), or keep the shards on a local disk.' in flaw
 
     def in_blocks(record: dict[str, Any]) -> None:
         wait(record)
-        record["order"] = "block"
+        record["order"] = "windowed"
 
     (flaw,) = _flaws(_rewritten(tmp_path / "blocks", in_blocks))
     assert flaw.endswith("not a slow loader. Keep the shards on a local disk.")
