@@ -138,7 +138,12 @@ class GpuFinish:
         self._held.close()
 
     def rows(self, spec: BatchSpec) -> tuple[torch.Tensor, list[int]]:
-        """(the rows of a batch, (N, words) int32 in pinned memory; the slots that any image of it uses)."""
+        """(the rows of a batch, (N, words) int32 in pinned memory; the slots that any image of it uses).
+
+        A run without operations, erasing and mixing needs no rows, and gets an array on the device that is not read.
+        """
+        if self._ops == AugmentOps():
+            return self._fill[None], []
         words = words_of(spec.rows)
         rows = torch.empty(words.shape, dtype=torch.int32, pin_memory=self._device.type != "cpu")
         rows.numpy()[:] = words
@@ -153,8 +158,7 @@ class GpuFinish:
         with self._held.reading(images):
             source = _as_torch(images)
             n, side = source.shape[:2]
-            # why not always: a run without operations, erasing or mixing reads no rows
-            rows = rows.to(self._device, non_blocking=True) if self._ops != AugmentOps() else self._fill[None]
+            rows = rows.to(self._device, non_blocking=True)
             part = triton.cdiv(triton.cdiv(side * side, _PARTS), BLOCK) * BLOCK
             parts = triton.cdiv(side * side, part)
             buffers = [torch.empty_like(source) for _ in busy[:2]]

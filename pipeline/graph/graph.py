@@ -224,10 +224,10 @@ class Graph:
             shape = len(spec), spec.res, spec.res, 3
             out = self._buffers.take(shape, self._out_dtype)
             raw = self._raw.take(shape, np.uint8) if self._raw else None
-            words = words_of(spec.rows).copy()
         else:
             kernel_params = self._finish.rows(spec)
-            words = kernel_params[0].numpy()
+        # why no copy: DALI makes one when it is fed
+        words = words_of(spec.rows)
         self._constants.complete(words, nbytes, out, raw)
         # why before feeding: DALI does not copy the images, and an interrupt in between must not free them
         self._in_flight.append(((jpegs, raw), out, kernel_params))
