@@ -1,4 +1,4 @@
-"""`Graph`: the one DALI graph of a run, on CPU and GPU.
+"""`BatchPipeline`: the one DALI graph of a run, on CPU and GPU.
 
 Everything that varies is input data: crop, resolution, flips, augmentation, mixing and even the batch size come with
 each batch, so a stage change is just another batch. Training and validation share the graph. On a CPU it does
@@ -30,7 +30,7 @@ from . import cpu_nodes as cpu
 from .kernels.jpeg.memory import Decoders
 from .kernels.pread import EncodedImages
 
-__all__ = ["Graph", "Transform"]
+__all__ = ["BatchPipeline", "Transform"]
 
 Device = Literal["cpu", "gpu"]
 Transform = Callable[[torch.Tensor, BatchSpec], torch.Tensor]  # see `Loader`
@@ -38,7 +38,7 @@ Transform = Callable[[torch.Tensor, BatchSpec], torch.Tensor]  # see `Loader`
 _NO_GPU_MEMORY = ("CUDA allocation failed", "bytes on device", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY")
 
 
-class Graph:
+class BatchPipeline:
     """A built DALI pipeline: turns encoded images into normalised (N, res, res, 3) batches, in order.
 
     intact  False after an exception in a method (Ctrl-C, an error of an operator): then DALI and this object may

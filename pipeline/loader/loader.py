@@ -39,7 +39,7 @@ from resolute import cuda
 from resolute.errors import DamagedSample, ResoluteError, differences
 from resolute.machine import cpus_per_process
 from resolute.pipeline.dataset.target import IGNORED_TARGET
-from resolute.pipeline.graph.graph import Graph, Transform
+from resolute.pipeline.graph.graph import BatchPipeline, Transform
 from resolute.pipeline.graph.kernels.pread import TAG_BYTES
 from resolute.pipeline.jit import numba_interrupts
 from resolute.pipeline.plan.plan import BatchSpec, Plan
@@ -59,7 +59,7 @@ _NO_LABELS = torch.empty(0, dtype=torch.int64)
 _MAX_COMMENT = 65_533  # bytes in a comment of a JPEG file
 _NEIGHBOURS, _MAX_CANDIDATES = 3, 1000  # samples tried as the replacement of a damaged one: the next; in all
 # why kept: DALI's destructor waits for threads, which a forked process does not have
-_INHERITED: list[tuple[Reader, Graph | None]] = []
+_INHERITED: list[tuple[Reader, BatchPipeline | None]] = []
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _LOGGED = 10  # damaged samples that are logged of each tar
 
@@ -170,7 +170,7 @@ class Loader(Iterator[Batch]):
             for (res, _), size in phase.local_shapes(rank=rank, world_size=world_size).items()
         }
         try:
-            self._graph = Graph(
+            self._graph = BatchPipeline(
                 batch_size=max((size for _, size in shapes), default=1),
                 num_threads=num_threads or cpus_per_process(),
                 device_id=self.device.index if on_gpu else None,
@@ -538,7 +538,7 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     return 0, 1
 
 
-def _release(process: int, reader: Reader, graph: Graph | None) -> None:
+def _release(process: int, reader: Reader, graph: BatchPipeline | None) -> None:
     """End the threads of both, unless they are those of another process, `process`, from which this one was forked."""
     if os.getpid() != process:
         _INHERITED.append((reader, graph))

@@ -14,7 +14,7 @@ import simplejpeg
 import torch
 from numpy.typing import NDArray
 
-from resolute.pipeline.graph.graph import Graph
+from resolute.pipeline.graph.graph import BatchPipeline
 from resolute.pipeline.graph.kernels.jpeg.memory import MAX_PIXELS
 from resolute.pipeline.graph.kernels.pread import TAG_BYTES
 from resolute.pipeline.plan.augment_params import AugmentOps
@@ -129,7 +129,7 @@ def declined() -> dict[str, bytes]:
     }
 
 
-def graph_of(n: int, **options: Any) -> Graph:
+def graph_of(n: int, **options: Any) -> BatchPipeline:
     plain: dict[str, Any] = {
         "batch_size": n,
         "num_threads": 2,
@@ -142,7 +142,7 @@ def graph_of(n: int, **options: Any) -> Graph:
         "ops": AugmentOps(),
         "largest_pixels": n * 64 * 64,
     }
-    return Graph(**{**plain, **options})
+    return BatchPipeline(**{**plain, **options})
 
 
 def tagged(jpeg: bytes) -> NDArray[np.uint8]:

@@ -263,7 +263,7 @@ def test_the_graph_has_the_device_of_the_batches_and_decoders_on_request(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FakeCuda(devices=2, current=1).install(monkeypatch)
-    monkeypatch.setattr("resolute.pipeline.loader.loader.Graph", graph := Mock(side_effect=InterruptedError))
+    monkeypatch.setattr("resolute.pipeline.loader.loader.BatchPipeline", graph := Mock(side_effect=InterruptedError))
 
     def requested(**options: Any) -> dict[str, Any]:
         with pytest.raises(InterruptedError):
