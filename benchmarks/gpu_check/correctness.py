@@ -58,7 +58,7 @@ def kernels(settings: Settings, report: Report) -> Result:
     import numpy as np
     import torch
 
-    from resolute.pipeline.graph.gpu_finish import GpuFinish
+    from resolute.pipeline.graph.gpu_augment import GpuAugment
     from resolute.pipeline.plan.augment_params import erase_noise, used_ops
     from resolute.pipeline.plan.stage import Augment
 
@@ -84,7 +84,7 @@ def kernels(settings: Settings, report: Report) -> Result:
         images = rng.integers(0, 256, (count, res, res, 3), dtype=np.uint8)
         images[::4] //= 16  # faint ones, on which contrast and equalisation act strongly
         ops, spec = used_ops([augment]), _spec(augment, count, res)
-        finish = GpuFinish(
+        finish = GpuAugment(
             ops,
             mean=mean,
             std=std,

@@ -2,7 +2,7 @@
 
 Everything that varies is input data: crop, resolution, flips, augmentation, mixing and even the batch size come with
 each batch, so a stage change is just another batch. Training and validation share the graph. On a CPU it does
-everything (`cpu_nodes.py`); for a GPU it decodes and resizes, and Triton kernels do the rest (`gpu_finish.py`). Every
+everything (`cpu_nodes.py`); for a GPU it decodes and resizes, and Triton kernels do the rest (`gpu_augment.py`). Every
 encoded image and every row of parameters carries the number of its batch to an output, where it is checked.
 """
 
@@ -86,7 +86,7 @@ class BatchPipeline:
         self._in_flight: deque[tuple[Any, NDArray[Any] | None, Any]] = deque()
         self._pipe: Any = None
         noise = erase_noise(mean, std)
-        self._finish: Any = None  # on a GPU, a `GpuFinish`
+        self._gpu_augment: Any = None  # on a GPU, a `GpuAugment`
         # why one thread more on a CPU: between two operators threads wait for the slowest, which leaves a core idle
         threads = num_threads + self._on_cpu
         self._decoders = Decoders(threads) if decode == "cpu" else None
@@ -101,9 +101,9 @@ class BatchPipeline:
             self._rounded = BufferPool(nbytes=6 * largest_pixels, count=2 if dtype.itemsize == 2 else 0)
             self._floats = BufferPool(nbytes=12 * largest_pixels, count=2 if as_bytes and dtype != torch.uint8 else 0)
         else:
-            from .gpu_finish import GpuFinish  # why here: only this needs Triton
+            from .gpu_augment import GpuAugment  # why here: only this needs Triton
 
-            self._finish = GpuFinish(
+            self._gpu_augment = GpuAugment(
                 ops,
                 mean=mean,
                 std=std,
@@ -113,7 +113,7 @@ class BatchPipeline:
                 limit=prefetch_batches,
                 as_bytes=as_bytes,
             )
-            self._finish.warm_up()
+            self._gpu_augment.warm_up()
         # why exec_dynamic: outputs own their memory, so one stays valid while a reference to it lives
         self._define = partial(
             _graph,
@@ -176,7 +176,7 @@ class BatchPipeline:
         if not same_shape or (batches != spec.index).any():
             raise RuntimeError(f"batch {spec.index}: DALI returned another one, expected {len(spec)} at {spec.res} px")
         self.intact = True
-        images = torch.from_numpy(images) if self._finish is None else self._finish(images, *kernel_params)
+        images = torch.from_numpy(images) if self._gpu_augment is None else self._gpu_augment(images, *kernel_params)
         if self._transform is not None:
             began = time.perf_counter()
             images = self._normalised(_transformed(self._transform, images, spec))
@@ -190,8 +190,8 @@ class BatchPipeline:
         """`images` (N, res, res, 3) uint8, normalised unless the run's images are uint8."""
         if self._dtype == torch.uint8:
             return images
-        if self._finish is not None:
-            return self._finish.normalise(images)
+        if self._gpu_augment is not None:
+            return self._gpu_augment.normalise(images)
         out = self._floats.take(tuple(images.shape))
         self._constants.normalise(images.numpy(), out)
         return torch.from_numpy(out)
@@ -209,8 +209,8 @@ class BatchPipeline:
     def close(self) -> None:
         """End DALI's threads, then free the buffers that running batches use, once a GPU has read what it was given."""
         try:
-            if self._finish is not None:
-                self._finish.close()
+            if self._gpu_augment is not None:
+                self._gpu_augment.close()
         finally:
             if self._pipe is not None:
                 # why explicitly: while anything refers to the pipeline, such as a traceback, it would go on
@@ -220,12 +220,12 @@ class BatchPipeline:
 
     def _feed(self, spec: BatchSpec, jpegs: EncodedImages, nbytes: NDArray[np.int64]) -> None:
         out = raw = kernel_params = None
-        if self._finish is None:
+        if self._gpu_augment is None:
             shape = len(spec), spec.res, spec.res, 3
             out = self._buffers.take(shape, self._out_dtype)
             raw = self._raw.take(shape, np.uint8) if self._raw else None
         else:
-            kernel_params = self._finish.rows(spec)
+            kernel_params = self._gpu_augment.rows(spec)
         # why no copy: DALI makes one when it is fed
         words = words_of(spec.rows)
         self._constants.complete(words, nbytes, out, raw)

@@ -115,7 +115,7 @@ parts._FUNCTIONS[sys.argv[1]] = part
 HANG = "parts._FUNCTIONS[sys.argv[1]] = lambda settings, report: time.sleep(600)"
 WRONG_KERNEL = """
 import torch
-from resolute.pipeline.graph import gpu_finish
+from resolute.pipeline.graph import gpu_augment
 class WrongInOnePixel:
     def __init__(self, ops, *, mean, noise, **others):
         self.constants = {"mean": mean, "noise": noise}
@@ -127,7 +127,7 @@ class WrongInOnePixel:
         return torch.from_numpy(out)
     def close(self):
         pass
-gpu_finish.GpuFinish = WrongInOnePixel
+gpu_augment.GpuAugment = WrongInOnePixel
 """
 WRONG_BATCHES = """
 from resolute.pipeline.loader.loader import Loader

@@ -1,6 +1,6 @@
 """Compiles every Triton kernel ahead of time for four GPU generations, and lists the resources that each uses.
 
-Needs no GPU. The signatures, constants and specialisations are those of the launches of `GpuFinish`, recorded from
+Needs no GPU. The signatures, constants and specialisations are those of the launches of `GpuAugment`, recorded from
 it. Per kernel and compute capability: registers and local memory per thread (which is where registers are spilled to),
 and the size of the object code.
 """
@@ -23,8 +23,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from resolute.pipeline.graph import gpu_finish
-from resolute.pipeline.graph.gpu_finish import GpuFinish
+from resolute.pipeline.graph import gpu_augment
+from resolute.pipeline.graph.gpu_augment import GpuAugment
 from resolute.pipeline.plan.augment_params import NOISE_PX, AugmentOps
 
 __all__ = ["CAPABILITIES", "Launch", "compiled", "launches", "over_budget", "specialization", "variants"]
@@ -48,7 +48,7 @@ class Launch:
 
 
 class _Recorder:
-    """Stands in for a kernel of `gpu_finish` and records its launches."""
+    """Stands in for a kernel of `gpu_augment` and records its launches."""
 
     def __init__(self, kernel: Any, recorded: list[Launch]) -> None:
         self.kernel, self.recorded = kernel, recorded
@@ -61,14 +61,14 @@ class _Recorder:
 
 
 def launches(ops: AugmentOps, dtype: torch.dtype, *, n: int = 1, res: int = 1) -> list[Launch]:
-    """The launches of `GpuFinish` for a batch of `n` images of `res` px in which every slot is used."""
+    """The launches of `GpuAugment` for a batch of `n` images of `res` px in which every slot is used."""
     recorded, meta = list[Launch](), torch.device("meta")
     with (
-        mock.patch.object(gpu_finish, "apply_slot", _Recorder(gpu_finish.apply_slot, recorded)),
-        mock.patch.object(gpu_finish, "finish", _Recorder(gpu_finish.finish, recorded)),
+        mock.patch.object(gpu_augment, "apply_slot", _Recorder(gpu_augment.apply_slot, recorded)),
+        mock.patch.object(gpu_augment, "finish", _Recorder(gpu_augment.finish, recorded)),
     ):
         noise = np.zeros((NOISE_PX, NOISE_PX, 3), np.uint8)
-        kernels = GpuFinish(ops, mean=(0.5,) * 3, std=(0.2,) * 3, noise=noise, dtype=dtype, device=meta)
+        kernels = GpuAugment(ops, mean=(0.5,) * 3, std=(0.2,) * 3, noise=noise, dtype=dtype, device=meta)
         images = torch.empty((n, res, res, 3), dtype=torch.uint8, device=meta)
         kernels(images, torch.empty((n, 1), dtype=torch.int32, device=meta), list(range(len(ops.slots))))
     return recorded

@@ -19,7 +19,7 @@ import torch
 from resolute import cuda
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.dataset.target import Target
-from resolute.pipeline.graph import gpu_finish
+from resolute.pipeline.graph import gpu_augment
 from resolute.pipeline.loader.batch import Batch
 from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Augment, Stage
@@ -173,7 +173,7 @@ def trace_loader(
     """The trace of the loader's batches, their number, and the functions that they enter."""
     plan = Plan(shards, [Stage(res=res, epochs=1, batch_size=8, augment=augment) for res in (32, 48)], seed=1)
     for kernel in ("apply_slot", "finish"):
-        monkeypatch.setattr(gpu_finish, kernel, Ignored())
+        monkeypatch.setattr(gpu_augment, kernel, Ignored())
     with GpuLoader(monkeypatch, plan) as loader:
         loader.device = DEVICE
         assert loader._graph._finish is not None

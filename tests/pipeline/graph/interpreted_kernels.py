@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.graph import gpu_finish as launch
-from resolute.pipeline.graph.gpu_finish import GpuFinish
+from resolute.pipeline.graph import gpu_augment as launch
+from resolute.pipeline.graph.gpu_augment import GpuAugment
 from resolute.pipeline.graph.kernels import augment as pixels
 from resolute.pipeline.plan import autoaugment as p
 from resolute.pipeline.plan.augment_params import (
@@ -74,7 +74,7 @@ def augmented(
     mean: Any = EXACT["mean"],
     std: Any = EXACT["std"],
 ) -> torch.Tensor:
-    kernels = GpuFinish(used, mean=mean, std=std, noise=erase_noise(MEAN, STD), dtype=dtype, device=CPU)
+    kernels = GpuAugment(used, mean=mean, std=std, noise=erase_noise(MEAN, STD), dtype=dtype, device=CPU)
     kernels._fill = torch.tensor([round(255 * m) for m in MEAN], dtype=torch.int32)
     return kernels(torch.from_numpy(images), *kernels.rows(spec_))
 
@@ -186,7 +186,7 @@ def test_levels_that_are_not_normalised_are_those_of_the_mixed_images() -> None:
     """uint8 output, and `normalise` afterwards."""
     (batch_spec, used), images = every_step(8), photos(11, 8)
     normalised = augmented(images, batch_spec, used, mean=MEAN, std=STD)
-    kernels = GpuFinish(
+    kernels = GpuAugment(
         used, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), dtype=torch.float32, device=CPU, as_bytes=True
     )
     kernels.warm_up()
@@ -202,7 +202,7 @@ def test_in_the_loader_each_batch_gets_its_own_parameters(monkeypatch: pytest.Mo
     """Decoded and resized by DALI's operators; the kernels then do what the CPU's graph does to the same images."""
     resized = []
 
-    class Recording(GpuFinish):
+    class Recording(GpuAugment):
         def __call__(self, images: Any, *others: Any) -> torch.Tensor:
             resized.append(np.asarray(images).copy())
             return super().__call__(images, *others)
@@ -221,7 +221,7 @@ def test_in_the_loader_each_batch_gets_its_own_parameters(monkeypatch: pytest.Mo
         for res, size in ((32, 1), (48, 2), (32, 3))
     ]
     plan = Plan(shard_set, [*stages, Stage(res=32, epochs=1, batch_size=2, fraction=0.06)], eval_batch_size=None)
-    monkeypatch.setattr(launch, "GpuFinish", Recording)
+    monkeypatch.setattr(launch, "GpuAugment", Recording)
     with GpuLoader(monkeypatch, plan, batches_ahead=3) as loader:
         resized.clear()  # of the warm-up
         for batch, images in zip(loader, resized, strict=False):  # why in this order: the loader fills the list

@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from resolute.pipeline.graph import gpu_finish
-from resolute.pipeline.graph.gpu_finish import GpuFinish, Held
+from resolute.pipeline.graph import gpu_augment
+from resolute.pipeline.graph.gpu_augment import GpuAugment, Held
 from resolute.pipeline.plan.augment_params import AugmentOps, erase_noise, used_ops
 from resolute.pipeline.plan.rows import empty_rows, words_of
 from resolute.pipeline.plan.stage import Augment
@@ -83,7 +83,7 @@ class Model(FakeCuda):
 
 
 class DaliImages:
-    """A tensor of DALI as far as `GpuFinish` uses it."""
+    """A tensor of DALI as far as `GpuAugment` uses it."""
 
     def __init__(self, number: int, shape: tuple[int, ...]) -> None:
         self.number, self.shape = number, shape
@@ -123,10 +123,10 @@ def modelled(monkeypatch: pytest.MonkeyPatch, pace: Callable[[int], int]) -> Ite
             return view
 
         model.install(patch)
-        patch.setattr(gpu_finish, "_check_build_tools", lambda: None)
-        patch.setattr(gpu_finish, "_as_torch", as_torch)
-        patch.setattr(gpu_finish, "apply_slot", Kernel(model, numbers))
-        patch.setattr(gpu_finish, "finish", Kernel(model, numbers))
+        patch.setattr(gpu_augment, "_check_build_tools", lambda: None)
+        patch.setattr(gpu_augment, "_as_torch", as_torch)
+        patch.setattr(gpu_augment, "apply_slot", Kernel(model, numbers))
+        patch.setattr(gpu_augment, "finish", Kernel(model, numbers))
         yield model
 
 
@@ -140,7 +140,7 @@ def run(
 ) -> Model:
     """Finish batches of changing shapes as the graph does, and close; returns what the model saw."""
     with modelled(monkeypatch, pace) as model:
-        kernels = GpuFinish(
+        kernels = GpuAugment(
             used, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), dtype=torch.float16, device=GPU, limit=LIMIT
         )
         busy = list(range(len(used.slots)))

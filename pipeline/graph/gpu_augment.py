@@ -1,4 +1,4 @@
-"""`GpuFinish`: the last part of the GPU's path, from the resized images of DALI to a normalised batch of torch.
+"""`GpuAugment`: the last part of the GPU's path, from the resized images of DALI to a normalised batch of torch.
 
 Triton kernels apply the policy, one launch per slot, and a last one erases, mixes and normalises into a new tensor.
 They read DALI's memory in place. A CUDA event marks when they have read it; until then the memory is held, so that DALI
@@ -23,13 +23,13 @@ import triton
 
 from resolute import cuda
 from resolute.errors import ResoluteError
-from resolute.pipeline.graph.kernels.triton_finish import finish
+from resolute.pipeline.graph.kernels.triton_augment import finish
 from resolute.pipeline.graph.kernels.triton_slot import BLOCK, apply_slot
 from resolute.pipeline.plan.augment_params import NOISE_PX, AugmentOps
 from resolute.pipeline.plan.plan import BatchSpec
 from resolute.pipeline.plan.rows import empty_rows, words_of
 
-__all__ = ["GpuFinish", "Held"]
+__all__ = ["GpuAugment", "Held"]
 
 _PARTS = 8  # programs per image; why so few: those that need a histogram each read the complete image
 # why no fusion: a * b + c is then rounded twice, as on the CPU
@@ -89,7 +89,7 @@ class Held:
         return held[2]
 
 
-class GpuFinish:
+class GpuAugment:
     """Applies the slots, erasing, mixing and normalisation of a run to its batches on the device."""
 
     def __init__(
