@@ -157,7 +157,9 @@ class Loader(Iterator[Batch]):
         self._logged = Counter[tuple[str, int, int]]()  # skipped samples of each (split, stored res, shard)
         self._batches_ahead, self._next = batches_ahead, start
         self._began = start  # the batch at which it was opened, or of the last state that was loaded
-        self._settled = True  # False after an exception in `next()`: what is in flight is discarded, see `_settle`
+        self._settled = (
+            True  # False after an exception in `next()`: what is in flight is discarded, see `_resynchronise`
+        )
         self._reading: deque[_PlannedBatch] = deque()
         # with keys and targets
         self._running: deque[tuple[BatchSpec, NDArray[np.int64], NDArray[Any]]] = deque()
@@ -255,11 +257,11 @@ class Loader(Iterator[Batch]):
         """Continue at batch `position`; for `_has_passed`, the batches before it are left out."""
         self._refuse_closed()
         self._next, self._settled = position, False
-        self._settle()
+        self._resynchronise()
         self._read_ahead()
         self._settled = True
 
-    def _settle(self) -> None:
+    def _resynchronise(self) -> None:
         """Discard everything in flight, so that the batch `_next` is the next to be read."""
         self._running.clear()
         self._reading.clear()
@@ -298,7 +300,7 @@ class Loader(Iterator[Batch]):
         try:
             with numba_interrupts():
                 if not self._settled:
-                    self._settle()
+                    self._resynchronise()
                 self._settled = False
                 batch = self._deliver()
         except StopIteration as error:  # it would end the caller's loop as if all batches had been returned
