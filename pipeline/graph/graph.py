@@ -41,12 +41,12 @@ _NO_GPU_MEMORY = ("CUDA allocation failed", "bytes on device", "cudaErrorMemoryA
 class BatchPipeline:
     """A built DALI pipeline: turns encoded images into normalised (N, res, res, 3) batches, in order.
 
-    intact  False after an exception in a method (Ctrl-C, an error of an operator): then DALI and this object may
+    in_step  False after an exception in a method (Ctrl-C, an error of an operator): then DALI and this object may
             disagree on what is fed, scheduled or returned, and only `build` and `close` may be called
     transform_s  time that `take` has spent in `transform` and in the normalisation after it
     """
 
-    intact: bool
+    in_step: bool
     transform_s: float
 
     def __init__(
@@ -131,7 +131,7 @@ class BatchPipeline:
 
     def build(self) -> None:
         """Build the pipeline, in place of an earlier one, whose batches in flight are discarded. Then call `prime`."""
-        self.intact = False
+        self.in_step = False
         self.close()
         with _memory_errors():
             self._pipe = self._define()
@@ -147,15 +147,15 @@ class BatchPipeline:
             self._feed(spec, jpegs, nbytes)
         with _memory_errors():
             self._pipe.schedule_run()
-        self.intact = True
+        self.in_step = True
         self.drain()
 
     def start(self, spec: BatchSpec, jpegs: EncodedImages, nbytes: NDArray[np.int64]) -> None:
         """Start a batch, whose encoded images have `nbytes` (N,). At most `prefetch_batches` are in flight."""
-        self.intact = False
+        self.in_step = False
         self._feed(spec, jpegs, nbytes)
         self._pipe.schedule_run()
-        self.intact = True
+        self.in_step = True
 
     def take(self, spec: BatchSpec, stream: torch.cuda.Stream | None) -> torch.Tensor:
         """Return the oldest batch in flight, which must be `spec`: (N, res, res, 3) images. Blocks.
@@ -163,7 +163,7 @@ class BatchPipeline:
         On a GPU the host does not wait for the images; they are ordered on `stream`, the current one. Their memory
         stays valid as long as the tensor lives. Raises RuntimeError if DALI returned another batch.
         """
-        self.intact = False
+        self.in_step = False
         with _memory_errors():
             *outputs, tags = self._pipe.share_outputs(cuda_stream=stream)
         _, out, kernel_params = self._in_flight.popleft()
@@ -175,7 +175,7 @@ class BatchPipeline:
         same_shape = tuple(shape) == (len(spec), spec.res, spec.res, 3) and len(batches) == len(spec)
         if not same_shape or (batches != spec.index).any():
             raise RuntimeError(f"batch {spec.index}: DALI returned another one, expected {len(spec)} at {spec.res} px")
-        self.intact = True
+        self.in_step = True
         images = torch.from_numpy(images) if self._gpu_augment is None else self._gpu_augment(images, *kernel_params)
         if self._transform is not None:
             began = time.perf_counter()
@@ -198,13 +198,13 @@ class BatchPipeline:
 
     def drain(self) -> None:
         """Wait for all batches in flight and discard them."""
-        self.intact = False
+        self.in_step = False
         while self._in_flight:
             with _memory_errors():
                 self._pipe.share_outputs()
             self._pipe.release_outputs()
             self._in_flight.popleft()
-        self.intact = True
+        self.in_step = True
 
     def close(self) -> None:
         """End DALI's threads, then free the buffers that running batches use, once a GPU has read what it was given."""

@@ -157,7 +157,7 @@ class Loader(Iterator[Batch]):
         self._logged = Counter[tuple[str, int, int]]()  # skipped samples of each (split, stored res, shard)
         self._batches_ahead, self._next = batches_ahead, start
         self._began = start  # the batch at which it was opened, or of the last state that was loaded
-        self._settled = (
+        self._in_step = (
             True  # False after an exception in `next()`: what is in flight is discarded, see `_resynchronise`
         )
         self._reading: deque[_PlannedBatch] = deque()
@@ -256,17 +256,17 @@ class Loader(Iterator[Batch]):
     def _move_to(self, position: int) -> None:
         """Continue at batch `position`; for `_has_passed`, the batches before it are left out."""
         self._refuse_closed()
-        self._next, self._settled = position, False
+        self._next, self._in_step = position, False
         self._resynchronise()
         self._read_ahead()
-        self._settled = True
+        self._in_step = True
 
     def _resynchronise(self) -> None:
         """Discard everything in flight, so that the batch `_next` is the next to be read."""
         self._running.clear()
         self._reading.clear()
         self._read_next = self._next
-        if self._graph.intact:
+        if self._graph.in_step:
             self._graph.drain()
         else:
             self._graph.build()
@@ -299,15 +299,15 @@ class Loader(Iterator[Batch]):
             raise StopIteration
         try:
             with numba_interrupts():
-                if not self._settled:
+                if not self._in_step:
                     self._resynchronise()
-                self._settled = False
+                self._in_step = False
                 batch = self._deliver()
         except StopIteration as error:  # it would end the caller's loop as if all batches had been returned
             raise RuntimeError(f"batch {self._next}: it was not delivered, and {len(self)} batches remain") from error
         # why nothing is called from here on: Python handles Ctrl-C after calls, and would lose a batch that is counted
         self._next += 1
-        self._settled = True
+        self._in_step = True
         return batch
 
     def _deliver(self) -> Batch:
