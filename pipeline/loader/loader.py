@@ -39,7 +39,7 @@ from resolute import cuda
 from resolute.errors import DamagedSample, ResoluteError, differences
 from resolute.machine import cpus_per_process
 from resolute.pipeline.dataset.target import IGNORED_TARGET
-from resolute.pipeline.graph.graph import BatchPipeline, Transform
+from resolute.pipeline.graph.batch_pipeline import BatchPipeline, Transform
 from resolute.pipeline.graph.kernels.pread import TAG_BYTES
 from resolute.pipeline.jit import numba_interrupts
 from resolute.pipeline.plan.plan import BatchSpec, Plan
@@ -177,7 +177,7 @@ class Loader(Iterator[Batch]):
                 num_threads=num_threads or cpus_per_process(),
                 device_id=self.device.index if on_gpu else None,
                 decode=decode,
-                prefetch_batches=batches_ahead,
+                batches_ahead=batches_ahead,
                 mean=mean,
                 std=std,
                 dtype=dtype,

@@ -57,8 +57,8 @@ def test_batches_of_a_device_that_lags_behind_the_host_are_their_own(shard_set: 
         for _ in expected:
             torch.cuda._sleep(sleep_cycles)
             got.append(next(loader).images)
-        assert loader._graph._finish is not None
-        assert len(loader._graph._finish._held) <= 3
+        assert loader._graph._gpu_augment is not None
+        assert len(loader._graph._gpu_augment._held) <= 3
     for ours, theirs in zip(got, expected, strict=True):
         assert ((ours.cpu() - theirs).abs() * 0.226 * 255).mean() < 1.0
 

@@ -15,7 +15,7 @@ import triton
 from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 
-from resolute.pipeline.graph import gpu_augment, graph
+from resolute.pipeline.graph import batch_pipeline, gpu_augment
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.augment_params import CUTMIX, MIXUP, NOISE_PX
 from resolute.pipeline.plan.autoaugment import VALUES
@@ -84,7 +84,7 @@ class GpuLoader(Loader):
         for name, instead in (("finish", FinishOnCpu()), ("apply_slot", Refused())):
             if isinstance(getattr(gpu_augment, name), triton.JITFunction):  # not with TRITON_INTERPRET=1
                 monkeypatch.setattr(gpu_augment, name, instead)
-        define, decode, kernels = graph._graph, fn.decoders.image, gpu_augment.GpuAugment
+        define, decode, kernels = batch_pipeline._graph, fn.decoders.image, gpu_augment.GpuAugment
 
         def on_cpu(*, device_id: int, **keys: Any) -> Any:
             return define(device_id=None, **keys)
@@ -93,7 +93,7 @@ class GpuLoader(Loader):
             FakeCuda().install(patch)
             patch.setattr(DataNode, "gpu", lambda node: node)
             patch.setattr(fn.decoders, "image", lambda jpegs, **keys: decode(jpegs, **keys | {"device": "cpu"}))
-            patch.setattr(graph, "_graph", on_cpu)
+            patch.setattr(batch_pipeline, "_graph", on_cpu)
             patch.setattr(gpu_augment, "GpuAugment", lambda *args, **keys: kernels(*args, **keys | {"device": CPU}))
             super().__init__(plan, device=device, mean=MEAN, std=STD, **options)
         self.device = CPU

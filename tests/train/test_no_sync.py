@@ -176,9 +176,9 @@ def trace_loader(
         monkeypatch.setattr(gpu_augment, kernel, Ignored())
     with GpuLoader(monkeypatch, plan) as loader:
         loader.device = DEVICE
-        assert loader._graph._finish is not None
-        loader._graph._finish._device = DEVICE
-        loader._graph._finish._fill = loader._graph._finish._fill.to(DEVICE)
+        assert loader._graph._gpu_augment is not None
+        loader._graph._gpu_augment._device = DEVICE
+        loader._graph._gpu_augment._fill = loader._graph._gpu_augment._fill.to(DEVICE)
         with DeviceTrace() as trace, functions_called() as called:
             next(loader)
             trace.events.clear()

@@ -10,8 +10,8 @@ import pytest
 from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 
+from resolute.pipeline.graph.batch_pipeline import _graph
 from resolute.pipeline.graph.cpu_nodes import RunConstants
-from resolute.pipeline.graph.graph import _graph
 from resolute.pipeline.plan.rows import words_of
 from tests.support.batch_spec import batch_spec
 from tests.support.dali_graph import graph_faults, without_compiled_nodes

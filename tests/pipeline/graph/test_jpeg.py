@@ -14,7 +14,7 @@ import simplejpeg
 import torch
 from numpy.typing import NDArray
 
-from resolute.pipeline.graph.graph import BatchPipeline
+from resolute.pipeline.graph.batch_pipeline import BatchPipeline
 from resolute.pipeline.graph.kernels.jpeg.memory import MAX_PIXELS
 from resolute.pipeline.graph.kernels.pread import TAG_BYTES
 from resolute.pipeline.plan.augment_params import AugmentOps
@@ -135,7 +135,7 @@ def graph_of(n: int, **options: Any) -> BatchPipeline:
         "num_threads": 2,
         "device_id": None,
         "decode": "cpu",
-        "prefetch_batches": 1,
+        "batches_ahead": 1,
         "mean": (0.0, 0.0, 0.0),
         "std": (1.0, 1.0, 1.0),
         "dtype": torch.uint8,

@@ -56,7 +56,7 @@ class BatchPipeline:
         num_threads: int,
         device_id: int | None,
         decode: Device,
-        prefetch_batches: int,
+        batches_ahead: int,
         mean: tuple[float, ...],
         std: tuple[float, ...],
         dtype: torch.dtype,
@@ -71,7 +71,7 @@ class BatchPipeline:
         num_threads    CPU threads of DALI (one more on the CPU backend)
         device_id      CUDA device; None: the CPU backend
         decode         with a CUDA device: "cpu" decodes the crops on the CPU, "gpu" whole images on the GPU
-        prefetch_batches  batches in flight
+        batches_ahead  batches in flight
         mean, std      of values in 0..1
         dtype          of the output; uint8: not normalised
         ops            the operations that the run uses
@@ -79,7 +79,7 @@ class BatchPipeline:
         transform      see `Loader`
         """
         self._on_cpu, self._dtype, self._transform = device_id is None, dtype, transform
-        self._prefetch_batches = prefetch_batches
+        self._batches_ahead = batches_ahead
         self.transform_s = 0.0
         as_bytes = transform is not None or dtype == torch.uint8
         # of each batch in flight: memory that its run uses; on a CPU, its output; on a GPU, parameters of the kernels
@@ -94,9 +94,9 @@ class BatchPipeline:
         if device_id is None:
             # why 2 more than in flight: the consumer's batch and the one before it
             self._out_dtype: Any = np.uint8 if as_bytes else np.float32
-            self._buffers = BufferPool(nbytes=(3 if as_bytes else 12) * largest_pixels, count=prefetch_batches + 2)
+            self._buffers = BufferPool(nbytes=(3 if as_bytes else 12) * largest_pixels, count=batches_ahead + 2)
             # images before normalisation: only runs that change them then need these
-            self._raw = BufferPool(nbytes=3 * largest_pixels, count=prefetch_batches) if ops != AugmentOps() else None
+            self._raw = BufferPool(nbytes=3 * largest_pixels, count=batches_ahead) if ops != AugmentOps() else None
             # those of 16 bits, and those that are normalised after `transform`
             self._rounded = BufferPool(nbytes=6 * largest_pixels, count=2 if dtype.itemsize == 2 else 0)
             self._floats = BufferPool(nbytes=12 * largest_pixels, count=2 if as_bytes and dtype != torch.uint8 else 0)
@@ -110,7 +110,7 @@ class BatchPipeline:
                 noise=noise,
                 device=torch.device("cuda", device_id),
                 dtype=dtype,
-                limit=prefetch_batches,
+                limit=batches_ahead,
                 as_bytes=as_bytes,
             )
             self._gpu_augment.warm_up()
@@ -120,7 +120,7 @@ class BatchPipeline:
             batch_size=batch_size,
             num_threads=threads,
             device_id=device_id,
-            prefetch_queue_depth=prefetch_batches,
+            prefetch_queue_depth=batches_ahead,
             exec_dynamic=True,
             decode_device="mixed" if decode == "gpu" else "cpu",
             mixing=ops.mixing,
@@ -138,12 +138,12 @@ class BatchPipeline:
             self._pipe.build()
 
     def prime(self, spec: BatchSpec, jpegs: EncodedImages, nbytes: NDArray[np.int64]) -> None:
-        """Run a batch `prefetch_batches` times and discard the results. Call this first, with the plan's largest batch.
+        """Run a batch `batches_ahead` times and discard the results. Call this first, with the plan's largest batch.
 
         DALI's first `schedule_run` starts that many runs; they give its buffers their final sizes, so that nothing is
         reallocated at a stage change.
         """
-        for _ in range(self._prefetch_batches):
+        for _ in range(self._batches_ahead):
             self._feed(spec, jpegs, nbytes)
         with _memory_errors():
             self._pipe.schedule_run()
@@ -151,7 +151,7 @@ class BatchPipeline:
         self.drain()
 
     def start(self, spec: BatchSpec, jpegs: EncodedImages, nbytes: NDArray[np.int64]) -> None:
-        """Start a batch, whose encoded images have `nbytes` (N,). At most `prefetch_batches` are in flight."""
+        """Start a batch, whose encoded images have `nbytes` (N,). At most `batches_ahead` are in flight."""
         self.in_step = False
         self._feed(spec, jpegs, nbytes)
         self._pipe.schedule_run()
