@@ -651,7 +651,7 @@ def changes() -> str:
         "batch size, double": "twice the batch size",
         "fraction 1 to 0.7": "`fraction` from 1 to 0.7",
         "fraction 0.7 to 1": "`fraction` from 0.7 to 1",
-        "order, shuffled to windowed": "`order` from full to block",
+        "order, full to block": "`order` from full to block",
         "order, block to full": "`order` from block to full",
     }
 
