@@ -274,7 +274,7 @@ class Plan:
             )
         self.shards, self.stages, self.seed, self.order = shards, tuple(stages), seed, order
         self._fraction_mode, self._eval_batch_size, self.sampling = fraction_mode, eval_batch_size, sampling
-        self._eval_every_epochs, self._eval_crop_frac = eval_every_epochs, eval_crop_pct
+        self._eval_every_epochs, self._eval_crop_pct = eval_every_epochs, eval_crop_pct
         for split in ("train",) * train + ("val",) * (eval_batch_size is not None):
             if split not in shards.splits or not len(shards.splits[split]):
                 how = "VAL_FRAC=0.1 (make shards)"
@@ -330,12 +330,12 @@ class Plan:
         *,
         split: str = "val",
         batch_size: BatchSize = 256,
-        crop_frac: Fraction | None = None,
+        crop_pct: Fraction | None = None,
     ) -> Plan:
         """A plan of validations only: phase i reads all of `split` and shows it at resolutions[i], in px.
 
         Its batches have stage i and the split "val", whatever `split` is; each resolution is read from the smallest
-        stored one that is at least as large. `batch_size` and `crop_frac` are those of validation, see `Plan`.
+        stored one that is at least as large. `batch_size` and `crop_pct` are those of validation, see `Plan`.
         Raises `ResoluteError` for an unknown split or a resolution above all stored ones.
         """
         if split not in shards.splits:
@@ -345,7 +345,7 @@ class Plan:
             dataclasses.replace(shards, splits={"val": shards.splits[split]}),
             [Stage(res=res, epochs=1, batch_size=1) for res in resolutions],
             eval_batch_size=batch_size,
-            eval_crop_pct=crop_frac,
+            eval_crop_pct=crop_pct,
             train=False,
         )
 
@@ -382,7 +382,7 @@ class Plan:
             "fraction_mode": self._fraction_mode,
             "eval_batch_size": self._eval_batch_size,
             "eval_every_epochs": self._eval_every_epochs,
-            "eval_crop_frac": self._eval_crop_frac,
+            "eval_crop_pct": self._eval_crop_pct,
             "stages": stages,
             "shards": self.shards.contents(resolutions),
             **({} if self.sampling == "uniform" else {"sampling": self.sampling}),
@@ -463,7 +463,7 @@ class Plan:
                 stored=stored,
             )
         else:
-            frac = self._crop_frac(res, stored_res)
+            frac = self._crop_pct(res, stored_res)
             rows = validation_rows(frac, slots=len(slots), res=res, index=index, stored=stored)
         return BatchSpec(
             index=index,
@@ -535,9 +535,9 @@ class Plan:
                     "or more epochs"
                 )
 
-    def _crop_frac(self, res: int, stored_res: int) -> float:
-        if self._eval_crop_frac is not None:
-            return self._eval_crop_frac
+    def _crop_pct(self, res: int, stored_res: int) -> float:
+        if self._eval_crop_pct is not None:
+            return self._eval_crop_pct
         # why: at its own resolution the crop is exactly res x res stored pixels
         return res / self.shards.short_side(res) if res == stored_res else 1 / self.shards.margin
 

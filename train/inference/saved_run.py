@@ -234,7 +234,7 @@ def validation_loader(
     """A loader of `Plan.evaluation` with the run's `[eval]`, decoding on the same device type as the run."""
     recipe, on_gpu = saved.recipe, device.type == "cuda"
     plan = Plan.evaluation(
-        shards, resolutions, split=split, batch_size=recipe.eval.batch_size, crop_frac=recipe.eval.crop_pct
+        shards, resolutions, split=split, batch_size=recipe.eval.batch_size, crop_pct=recipe.eval.crop_pct
     )
     announce_compilation(device, decode=saved.decode if on_gpu else None)
     return Loader(

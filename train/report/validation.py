@@ -98,7 +98,7 @@ def confused_photos(
     subset = dataclasses.replace(shards, splits={"val": shards.splits["val"].subset("val", chosen)})
     photos: dict[int, str] = {}
     try:
-        plan = Plan.evaluation(subset, [table["res"]], batch_size=len(wanted), crop_frac=crop_pct)
+        plan = Plan.evaluation(subset, [table["res"]], batch_size=len(wanted), crop_pct=crop_pct)
         # why one: rank 0 writes the report alone
         with Loader(plan, num_threads=1, mean=mean, std=std, world_size=1) as loader:
             images = cat([batch.images for batch in loader]).permute(0, 2, 3, 1).numpy()

@@ -129,7 +129,7 @@ def test_centre_crops_are_exact_at_full_size_and_proportional_in_smaller_images(
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_an_evaluation_plan_equals_the_validation_of_a_run(shard_set: ShardSet, split: str) -> None:
-    plan = Plan.evaluation(shard_set, [32, 40], split=split, batch_size=7, crop_frac=0.8)
+    plan = Plan.evaluation(shard_set, [32, 40], split=split, batch_size=7, crop_pct=0.8)
     as_val = dataclasses.replace(shard_set, splits={"train": shard_set.splits["val"], "val": shard_set.splits[split]})
     stages = [Stage(res=32, epochs=1, batch_size=8), Stage(res=48, eval_res=40, epochs=1, batch_size=8)]
     run = Plan(as_val, stages, eval_batch_size=7, eval_crop_pct=0.8)
