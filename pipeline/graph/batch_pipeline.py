@@ -42,7 +42,7 @@ class BatchPipeline:
     """A built DALI pipeline: turns encoded images into normalised (N, res, res, 3) batches, in order.
 
     in_step  False after an exception in a method (Ctrl-C, an error of an operator): then DALI and this object may
-            disagree on what is fed, scheduled or returned, and only `build` and `close` may be called
+             disagree on what is fed, scheduled or returned, and only `build` and `close` may be called
     transform_s  time that `take` has spent in `transform` and in the normalisation after it
     """
 

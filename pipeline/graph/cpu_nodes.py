@@ -33,6 +33,7 @@ __all__ = [
     "augment_decoded",
     "crop",
     "decode",
+    "encoded_bytes",
     "gpu_arguments",
     "mix",
 ]

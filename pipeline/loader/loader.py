@@ -157,9 +157,8 @@ class Loader(Iterator[Batch]):
         self._logged = Counter[tuple[str, int, int]]()  # skipped samples of each (split, stored res, shard)
         self._batches_ahead, self._next = batches_ahead, start
         self._began = start  # the batch at which it was opened, or of the last state that was loaded
-        self._in_step = (
-            True  # False after an exception in `next()`: what is in flight is discarded, see `_resynchronise`
-        )
+        # False after an exception in `next()`: what is in flight is discarded, see `_resynchronise`
+        self._in_step = True
         self._reading: deque[_PlannedBatch] = deque()
         # with keys and targets
         self._running: deque[tuple[BatchSpec, NDArray[np.int64], NDArray[Any]]] = deque()

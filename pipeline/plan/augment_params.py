@@ -8,7 +8,7 @@ greyscale and blur. Each slot has a kind and six values (see `autoaugment.py`). 
 run has, the union over its stages.
 
 The functions named `draw_...` are compiled and draw the parameters of one sample. Their argument `s` is a record of
-`SETTINGS`, and `u` are uniforms of the step's stream. `rows.py` calls them.
+`settings_record`, and `u` are uniforms of the step's stream. `rows.py` calls them.
 """
 
 from __future__ import annotations
@@ -72,42 +72,6 @@ _AUTO_OPS = np.array([[p.OPERATIONS.index(name) for name, _, _ in pair] for pair
 _AUTO_PROBS = np.array([[prob for _, prob, _ in pair] for pair in p.AUTOAUGMENT])
 _AUTO_BINS = np.array([[k or 0 for _, _, k in pair] for pair in p.AUTOAUGMENT])
 
-# An `Augment` at one resolution as numbers, for compiled functions. A slot is the first one of its part, -1: unused.
-SETTINGS = np.dtype(
-    [
-        ("res", "i8"),
-        ("simple_crop", "?"),
-        ("scale", "f8", 2),
-        ("ratio", "f8", 2),
-        ("alternating_flips", "?"),
-        ("flip_prob", "f8"),
-        ("vflip_prob", "f8"),
-        *[(f"{part}_slot", "i8") for part in _PARTS],
-        ("shift_px", "i8"),
-        ("policy", "i8"),  # index in `_POLICIES`
-        ("policy_uniforms", "i8"),  # how many it draws for a sample
-        ("num_ops", "i8"),
-        ("magnitude", "i8"),
-        ("magnitude_std", "f8"),
-        ("op_prob", "f8"),
-        ("jitters", "f8", 4),
-        ("jitter_prob", "f8"),
-        ("grey_prob", "f8"),
-        ("blur_prob", "f8"),
-        ("blur_sigma", "f8", 2),
-        ("erase_prob", "f8"),
-        ("erase_scale", "f8", 2),
-        ("erase_ratio", "f8", 2),
-        ("erase_noise", "?"),
-        ("mixes", "?"),
-        ("mixes_batch", "?"),  # all samples of a batch alike
-        ("mix_prob", "f8"),
-        ("cutmix_prob", "f8"),  # of what is mixed
-        ("mixup_power", "f8"),  # 1 / alpha
-        ("cutmix_power", "f8"),
-    ]
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentOps:
@@ -136,41 +100,51 @@ def _slot_counts(a: Augment) -> dict[str, int]:
 
 @functools.lru_cache(maxsize=256)
 def settings_record(a: Augment, res: int, slots: tuple[str, ...]) -> NDArray[np.void]:
-    """`a` at `res` px in a run with these `slots`: (1,) SETTINGS, read-only."""
-    first = {f"{part}_slot": slots.index(part) if count else -1 for part, count in _slot_counts(a).items()}
-    values = {
-        "res": res,
+    """`a` at `res` px, in a run with these `slots`, as numbers for compiled functions: (1,) records, read-only."""
+    flags = {
         "simple_crop": a.crop_mode == "simple",
-        "scale": a.scale,
-        "ratio": a.ratio,
         "alternating_flips": a.flip_mode == "alternate",
-        "flip_prob": a.flip_prob,
-        "vflip_prob": a.vflip_prob,
-        **first,
+        "erase_noise": a.random_erasing_fill == "noise",
+        "mixes": a.mixes,
+        "mixes_batch": a.mixup_mode == "batch",  # all samples of a batch alike
+    }
+    integers = {
+        "res": res,
+        # the first slot of each part; -1: unused
+        **{f"{part}_slot": slots.index(part) if count else -1 for part, count in _slot_counts(a).items()},
         "shift_px": a.shift_px,
         "policy": _POLICIES.index(a.policy),
         "policy_uniforms": MOST_POLICY_UNIFORMS if a.op_prob < 1 else 16 if a.magnitude_std else 8,
         "num_ops": a.num_ops,
         "magnitude": a.magnitude,
+    }
+    floats = {
+        "flip_prob": a.flip_prob,
+        "vflip_prob": a.vflip_prob,
         "magnitude_std": a.magnitude_std,
         "op_prob": a.op_prob,
-        "jitters": a.jitters,
         "jitter_prob": a.jitter_prob,
         "grey_prob": a.grey_prob,
         "blur_prob": a.blur_prob,
-        "blur_sigma": a.blur_sigma,
         "erase_prob": a.random_erasing_prob,
-        "erase_scale": a.random_erasing_scale,
-        "erase_ratio": a.random_erasing_ratio,
-        "erase_noise": a.random_erasing_fill == "noise",
-        "mixes": a.mixes,
-        "mixes_batch": a.mixup_mode == "batch",
         "mix_prob": a.mixup_prob,
+        # of what is mixed
         "cutmix_prob": (a.mixup_switch_prob if a.mixup_alpha else 1.0) if a.cutmix_alpha else 0.0,
         "mixup_power": 1.0 / (a.mixup_alpha or 1.0),
         "cutmix_power": 1.0 / (a.cutmix_alpha or 1.0),
     }
-    record = np.array([tuple(values[name] for name in SETTINGS.names or ())], SETTINGS)
+    tuples = {
+        "scale": a.scale,
+        "ratio": a.ratio,
+        "jitters": a.jitters,
+        "blur_sigma": a.blur_sigma,
+        "erase_scale": a.random_erasing_scale,
+        "erase_ratio": a.random_erasing_ratio,
+    }
+    fields: list[Any] = [(name, "?") for name in flags] + [(name, "i8") for name in integers]
+    fields += [(name, "f8") for name in floats] + [(name, "f8", len(values)) for name, values in tuples.items()]
+    values = (*flags.values(), *integers.values(), *floats.values(), *tuples.values())
+    record = np.array([values], np.dtype(fields, align=True))
     record.flags.writeable = False
     return record
 
