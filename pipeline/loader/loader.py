@@ -351,8 +351,10 @@ class Loader(Iterator[Batch]):
     def _submit(self, batch: _PlannedBatch) -> None:
         """Plan a batch with the replacements known so far, and submit its reads."""
         try:
-            phase = self.plan.phase_at(batch.index)
-            replacements = self._replacements.get((phase.split, self.plan.res_at(batch.index)[1]))
+            replacements = None
+            if self._replacements:
+                split = self.plan.phase_at(batch.index).split
+                replacements = self._replacements.get((split, self.plan.res_at(batch.index)[1]))
             spec = self.plan.batch(batch.index, rank=self.rank, world_size=self.world_size, replacements=replacements)
             samples = self.plan.shards.splits[spec.split].samples[spec.ids]
             batch.spec, batch.keys = spec, samples["key"].astype(np.int64)
