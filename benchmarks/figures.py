@@ -111,7 +111,7 @@ _TOOLS = {  # {tool: (name, px)}, first those with the same sizes and the same v
     "ours": ("**Resolute**", _SIZES),
     "plain": ("plain PyTorch loop", _SIZES),
     "ffcv": ("the same loop with FFCV", _SIZES),
-    "plain-stored": ("plain loop, photos resized once", _SIZES),
+    "plain-once": ("plain loop, photos resized once", _SIZES),
     "timm-sizes": ("timm's `train.py`, its own sizes", _SIZES),
     "timm": ("timm's `train.py`", "224"),
     "ours-224": ("Resolute", "224"),

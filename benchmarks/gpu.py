@@ -333,8 +333,8 @@ class _Bench:
         def make(folder: Path) -> dict[str, Any]:
             trained, validated = whole.write_photos(self._args.training_photos, _held_out, folder / "photos")
             prep_s = {
-                tool: whole.prepare(self._job({"tool": tool, "model": "", "seed": 0}))
-                for tool in ("ours", "plain-stored")
+                name: whole.prepare(self._job({"tool": tool, "model": "", "seed": 0}))
+                for name, tool in (("ours", "ours"), ("once", "plain-once"))
             }
             # why: kernels are compiled once per machine
             short = {"tool": "ours", "model": self._sizes.models[-1], "seed": 0}
@@ -347,9 +347,6 @@ class _Bench:
 
     def _job(self, row: Row) -> whole.Job:
         case, folder = dataclasses.replace(self._sizes.case, model=row["model"]), self.work / "training"
-        photos = folder / "photos"
-        if row["tool"].startswith("timm"):
-            photos = folder / "stored" / str(case.largest)
         return whole.Job(
             case=case,
             tool=row["tool"],
@@ -358,7 +355,7 @@ class _Bench:
             workers=available_cpus(),
             threads=available_cpus(),
             bf16=self._device != "cpu",
-            photos=photos,
+            photos=folder / "photos",
             shards=folder / "shards",
             timm=self._args.timm and self._args.timm.resolve(),
             ffcv_python=None,
@@ -631,7 +628,7 @@ def _run(args: argparse.Namespace) -> None:
         for name in GPU_LOADERS
         if (name != "ffcv" or args.ffcv_python) and (device.type == "cuda" or name not in ("ours-gpu", "dali"))
     ]
-    tools = ["ours", "plain-stored", *(["timm", "timm-sizes"] if args.timm else [])]
+    tools = ["ours", "plain-once", *(["timm-once", "timm-sizes-once"] if args.timm else [])]
     todo = [row for row in rows(sizes, loaders=loaders, tools=tools) if row["part"] in parts]
     name = header(device=device)["machine"]["gpu"] or "cpu"
     out = args.out or default_file("gpu", name)

@@ -2,8 +2,9 @@
 
     python -m resolute.benchmarks.record     # writes benchmarks/results/README.md
 
-A result file holds the command, the date, the number of rounds, the commit, the machine, the versions and the raw value
-of every round. It holds no host name and no absolute path.
+A result file holds the command, the date, the number of rounds, the commit, the machine and its load before and after,
+the versions, the raw value of every round, and a digest over all of that, so that no hand edits it. It holds no host
+name and no absolute path. Files in benchmarks/results are measured at a commit, without changes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ if __name__ == "__main__":  # before the slow imports
 import argparse
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 import platform
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_writable",
     "commit",
+    "digest",
     "find_device",
     "header",
     "machine",
@@ -50,8 +53,8 @@ __all__ = [
     "write",
 ]
 
-FORMAT = "resolute-benchmark-2"
-RESULTS = Path(__file__).parent / "results"
+FORMAT = "resolute-benchmark-3"
+RESULTS = Path(__file__).resolve().parent / "results"
 _PACKAGES = ("torch", "torchvision", "timm", "nvidia-dali-cuda130", "nvidia-dali-cuda120", "numpy", "pillow")
 # commands that measure again what is in the files written before results recorded their command
 _COMMANDS = {
@@ -155,16 +158,34 @@ def header(*, rounds: int = 1, device: torch.device | None = None, packages: Seq
 
 
 def check_writable(out: Path, *, named: bool = False) -> None:
-    """Raise `ResoluteError` if `write` would fail, before minutes of measuring; `named`: as in `check_output`."""
+    """Raise `ResoluteError` if `write` would fail, before minutes of measuring; `named`: as in `check_output`.
+
+    It raises too if `out` is among the published results and the running code is not that of a commit.
+    """
     check_output(out, setting="--out", suffixes=(".json",), named=named)
+    measured = commit() or "no commit"
+    if out.resolve().is_relative_to(RESULTS) and (measured.endswith("-dirty") or measured == "no commit"):
+        raise ResoluteError(
+            f"--out: got {out}, a published result, with the code at {measured}, expected a commit without changes; "
+            "commit them first, or choose a file elsewhere"
+        )
+
+
+def digest(result: Mapping[str, Any]) -> str:
+    """SHA-256 over all fields of a result but `digest`, in hex; equal values, however written, have the same."""
+    values = json.loads(json.dumps({name: value for name, value in result.items() if name != "digest"}))
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def write(out: Path, result: Mapping[str, Any], *, indent: int | None = 1, quiet: bool = False) -> None:
-    """Write `result` as JSON, atomically, and print the file's name unless `quiet`.
+    """Write `result` as JSON, atomically, with the load of the machine and a digest; print the file's name unless
+    `quiet`.
 
     Raises `ResoluteError` if it cannot be written.
     """
-    text = json.dumps(result, indent=indent)
+    if "machine" in result:
+        result = {**result, "machine": {**result["machine"], "load_after": round(os.getloadavg()[0], 2)}}
+    text = json.dumps({**result, "digest": digest(result)}, indent=indent)
     # lists of numbers on one line
     text = re.sub(r"\[\s+([^][{}\"]*?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
     with output_file(out) as file:

@@ -6,18 +6,20 @@
 
 FOLDER holds native-size photos in class folders; the photos that FILE lists are validated on. All tools train the same
 network with the same optimizer, schedule (a cosine after one epoch of warm-up), number of epochs, batch size, crops and
-label smoothing, and validate after each epoch at the size that they train at (timm-sizes at 224 px). Each is one
-command per seed, timed from its start to its end; tools take turns, seed by seed, on the same cores. Preparing files
-(ours, ffcv) happens once; its time is shown, and added to each training. With --same-time, peers also train with as
-many epochs as fit in the time that ours takes.
+label smoothing, and validate after each epoch at the largest size. They have the same cores and threads, and malloc
+keeps freed memory in all of them. Each is one command per seed, timed from its start to its end; tools take turns, seed
+by seed. Preparing files (ours, ffcv, photos resized once) happens once; its time is shown, and added to each training.
+With --same-time, peers also train with as many epochs as fit in the time that ours takes.
 
-ours        `resolute shards`, then `resolute train`: 96, 128, 160, 224 px, in stages
-ours-224    the same with all epochs at 224 px
-plain       `whole_loop.py`: one persistent DataLoader, the same stages
-plain-stored  the same loop on the JPEGs of our shards, which were resized once for each size
-ffcv        the same loop on FFCV's batches (`whole_ffcv.py`), the same stages
-timm        train.py of a checkout of timm, all epochs at 224 px
-timm-sizes  train.py with its own schedule of the same sizes (`--train-size-schedule progressive`)
+ours             `resolute shards`, then `resolute train`: 96, 128, 160, 224 px, in stages
+ours-224         the same with all epochs at 224 px
+plain            `whole_loop.py`: one persistent DataLoader, the same stages
+plain-once       the same on photos that `resize_once.py` has resized: short side 256 px, JPEG of quality 90
+ffcv             the same loop on FFCV's batches (`whole_ffcv.py`), the same stages
+timm             train.py of a checkout of timm, all epochs at 224 px
+timm-once        the same on photos resized once
+timm-sizes       train.py with its own schedule of the same sizes (`--train-size-schedule progressive`)
+timm-sizes-once  the same on photos resized once
 
 Each tool trains two epochs before, peers with N and with N + 1 workers for N cores, of which they then have the faster
 number. `--case small` has a network so small that reading photos is the limit; `--case large` one that is the limit.
@@ -54,7 +56,6 @@ from resolute.errors import ResoluteError
 from resolute.machine import available_cpus
 
 from .cli import Parser, chosen, command, parse_factors, parse_seeds, show_progress, text_table
-from .loaders.tars import Tars
 from .record import check_writable, header, write
 
 __all__ = [
@@ -72,10 +73,15 @@ __all__ = [
     "write_photos",
 ]
 
-TOOLS = ("ours", "ours-224", "plain", "plain-stored", "ffcv", "timm", "timm-sizes")
+_ONCE = "-once"  # of a tool that trains on photos resized once
+TOOLS = ("ours", "ours-224", "plain", "plain-once", "ffcv", "timm", "timm-once", "timm-sizes", "timm-sizes-once")
+# Freed memory stays with the process, as `resolute train` sets it for itself on a CPU. Source: mallopt(3)
+_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_TOP_PAD_": str(64 << 20)}
+_FIRST_STEP = "Train: 0 ["  # in timm's output
 _ROOT = Path(__file__).resolve().parents[1]  # with the package, for other interpreters
 _POLL_S = 0.1  # how often timm's log is looked at
 Curve = list[dict[str, float]]  # [{"elapsed_s", "top1"}] after each epoch
+Log = tuple[float, Curve]  # seconds from the start of the command to the first training step, and the curve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,9 +178,9 @@ class Job:
         return sum(1 for path in (self.photos / "train").iterdir() if path.is_dir())
 
     @property
-    def stored(self) -> Path:
-        """The JPEGs of the shards as files: PX/train/CLASS and PX/val/CLASS."""
-        return self.photos.parent / "stored"
+    def source(self) -> Path:
+        """The photos that peers read, with train/ and val/."""
+        return self.photos.parent / "once" if self.tool.endswith(_ONCE) else self.photos
 
     @property
     def python(self) -> str:
@@ -182,15 +188,16 @@ class Job:
 
     @property
     def stages(self) -> tuple[tuple[int, int], ...]:
-        fixed = self.tool in ("ours-224", "timm")
+        fixed = self.tool in ("ours-224", "timm", "timm-once")
         return ((self.case.largest, self.case.epochs),) if fixed else self.case.stages
 
 
-def _ours(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
+def _ours(job: Job) -> tuple[list[str], Callable[[float], Log]]:
     case, recipe = job.case, job.folder / "recipe.toml"
     kwargs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in case.model_kwargs.items())
     stages = "".join(
-        f"[[stages]]\nres = {res}\nepochs = {epochs}\nbatch_size = {case.batch_size}\n" for res, epochs in job.stages
+        f"[[stages]]\nres = {res}\nepochs = {epochs}\nbatch_size = {case.batch_size}\neval_res = {case.largest}\n"
+        for res, epochs in job.stages
     )
     recipe.write_text(
         f'seed = {job.seed}\n[model]\nname = "{case.model}"\nkwargs = {{ {kwargs} }}\n[optim]\nlr = {job.lr}\n'
@@ -218,7 +225,15 @@ def _ours(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
         job.device,
     ]
 
-    return words, lambda began: run_curve(job.folder / "run/run.jsonl", began)
+    log = job.folder / "run/run.jsonl"
+    return words, lambda began: (run_start(log, began), run_curve(log, began))
+
+
+def run_start(log: Path, began: float) -> float:
+    """Seconds from `began` to the first training step of one of our runs, by its log."""
+    records = map(json.loads, log.read_text(encoding="utf-8").splitlines())
+    first = next(record for record in records if record["kind"] == "epoch")
+    return float(first["unix_s"] - first["train_s"] - first["eval_s"] - began)
 
 
 def run_curve(log: Path, began: float) -> Curve:
@@ -250,7 +265,8 @@ def _settings(job: Job) -> Path:
                 "threads": job.threads,
                 "bf16": job.bf16,
                 "device": job.device,
-                "photos": str(job.stored if job.tool == "plain-stored" else job.photos),
+                "eval_res": job.case.largest,
+                "photos": str(job.source),
                 "betons": str(job.betons),
             }
         ),
@@ -259,25 +275,26 @@ def _settings(job: Job) -> Path:
     return settings
 
 
-def _loop(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
+def _loop(job: Job) -> tuple[list[str], Callable[[float], Log]]:
     settings = _settings(job)
 
-    def curve(began: float) -> Curve:
+    def read(began: float) -> Log:
         lines = (job.folder / "out.log").read_text(encoding="utf-8").splitlines()
-        epochs = [json.loads(line) for line in lines if line.startswith('{"epoch"')]
-        return [{"elapsed_s": epoch["unix_s"] - began, "top1": epoch["top1"]} for epoch in epochs]
+        start, *epochs = [json.loads(line) for line in lines if line.startswith(('{"start"', '{"epoch"'))]
+        curve = [{"elapsed_s": epoch["unix_s"] - began, "top1": epoch["top1"]} for epoch in epochs]
+        return start["start"] - began, curve
 
-    return ["-m", "resolute.benchmarks.whole_loop", str(settings)], curve
+    return ["-m", "resolute.benchmarks.whole_loop", str(settings)], read
 
 
-def _timm(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
+def _timm(job: Job) -> tuple[list[str], Callable[[float], Log]]:
     case = job.case
     assert job.timm is not None
     kwargs = [f"{name}={value}" for name, value in case.model_kwargs.items()]
     words = [
         str(job.timm / "train.py"),
         "--data-dir",
-        str(job.photos),
+        str(job.source),
         "--val-split",
         "val",
         "--model",
@@ -339,13 +356,16 @@ def _timm(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
         words += ["--amp", "--amp-dtype", "bfloat16"]
     if job.device != "cpu":
         words.append("--pin-mem")
-    if job.tool == "timm-sizes":
+    if job.tool.startswith("timm-sizes"):
         words += ["--train-img-sizes", *(str(res) for res, _ in case.stages), "--train-size-schedule", "progressive"]
     seen: dict[int, float] = {}  # rows of its log: when each was there
-    log, ended = job.folder / "run/summary.csv", threading.Event()
+    output, log, ended = job.folder / "out.log", job.folder / "run/summary.csv", threading.Event()
+    starts: list[float] = []  # when the first step was printed
 
     def watch() -> None:
         while not ended.wait(_POLL_S):
+            if not starts and output.exists() and _FIRST_STEP in output.read_text(encoding="utf-8", errors="replace"):
+                starts.append(time.time())
             if log.exists():
                 rows = log.read_text(encoding="utf-8").count("\n") - 1
                 for row in range(rows):
@@ -354,41 +374,48 @@ def _timm(job: Job) -> tuple[list[str], Callable[[float], Curve]]:
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
 
-    def curve(began: float) -> Curve:
+    def read(began: float) -> Log:
         ended.set()
         watcher.join()  # the next run of this tool deletes the log
         with log.open(newline="") as file:
             rows = list(csv.DictReader(file))
-        return [
+        curve = [
             {"elapsed_s": seen.get(i, time.time()) - began, "top1": float(row["eval_top1"]) / 100}
             for i, row in enumerate(rows)
         ]
+        return (starts or [began])[0] - began, curve
 
-    return words, curve
+    return words, read
 
 
 _COMMANDS = {
     "ours": _ours,
     "ours-224": _ours,
     "plain": _loop,
-    "plain-stored": _loop,
+    "plain-once": _loop,
     "ffcv": _loop,
-    "timm": _timm,
-    "timm-sizes": _timm,
+    **dict.fromkeys(("timm", "timm-once", "timm-sizes", "timm-sizes-once"), _timm),
 }
 
 
+def _prepared(tool: str) -> str:
+    """Whose files a tool trains on: "ours", "ffcv", "once"; "" for photos as they are."""
+    if tool.endswith(_ONCE):
+        return "once"
+    return next((name for name in ("ours", "ffcv") if tool.startswith(name)), "")
+
+
 def run(job: Job, *, limit_s: float | None = None) -> dict[str, Any]:
-    """{"tool", "seed", "lr", "workers", "epochs", "wall_s", "curve", "top1"} of one training.
+    """{"tool", "seed", "lr", "workers", "epochs", "wall_s", "start_s", "curve", "top1"} of one training.
 
     Raises `ResoluteError` with its last line if it fails, or takes longer than `limit_s` s.
     """
     shutil.rmtree(job.folder, ignore_errors=True)
     job.folder.mkdir(parents=True)
-    words, curve = _COMMANDS[job.tool](job)
+    words, read = _COMMANDS[job.tool](job)
     began = time.time()
     wall_s = _time(job, words, job.folder / "out.log", limit_s=limit_s)
-    points = curve(began)
+    start_s, points = read(began)
     if not points:
         raise ResoluteError(f"{job.tool}, seed {job.seed}: got no epoch in its log, expected {job.case.epochs}")
     return {
@@ -398,22 +425,18 @@ def run(job: Job, *, limit_s: float | None = None) -> dict[str, Any]:
         "workers": job.workers,
         "epochs": job.case.epochs,
         "wall_s": wall_s,
+        "start_s": start_s,
         "curve": points,
         "top1": points[-1]["top1"],
     }
 
 
 def prepare(job: Job) -> float:
-    """Write the files that the job's tool trains on; returns the seconds. Raises `ResoluteError` if it fails.
-
-    plain-stored needs the shards of ours.
-    """
+    """Write the files that the job's tool trains on; returns the seconds. Raises `ResoluteError` if it fails."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    if job.tool == "plain-stored":
-        began = time.perf_counter()
-        write_stored(job)
-        return time.perf_counter() - began
-    if job.tool == "ffcv":
+    if _prepared(job.tool) == "once":
+        words = ["-m", "resolute.benchmarks.resize_once", str(job.photos), str(job.source)]
+    elif _prepared(job.tool) == "ffcv":
         words = ["-m", "resolute.benchmarks.whole_ffcv", str(_settings(job))]
     else:
         sizes = ",".join(str(res) for res, _ in job.case.stages)
@@ -433,20 +456,9 @@ def prepare(job: Job) -> float:
     return _time(job, words, job.folder / "out.log")
 
 
-def write_stored(job: Job) -> None:
-    """Write the JPEGs of the job's shards to files: PX/train/LABEL/NUMBER.jpg and PX/val/LABEL/NUMBER.jpg."""
-    for res, split in itertools.product({res for res, _ in job.case.stages}, ("train", "val")):
-        tars = Tars(job.shards, res, split)
-        for label in {*tars.labels}:
-            (job.stored / str(res) / split / f"{label:04d}").mkdir(parents=True, exist_ok=True)
-        for number, label in enumerate(tars.labels):
-            path = job.stored / str(res) / split / f"{label:04d}/{number:06d}.jpg"
-            path.write_bytes(tars.jpeg(number))
-
-
 def _time(job: Job, words: list[str], log: Path, *, limit_s: float | None = None) -> float:
     """Seconds of a command. Raises `ResoluteError` with the last line of `log` if it fails or takes too long."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads)}
+    environment = {**os.environ, **_MALLOC, "OMP_NUM_THREADS": str(job.threads)}
     paths = [os.environ.get("PYTHONPATH", "")]
     if job.tool == "ffcv":
         paths.insert(0, str(_ROOT))
@@ -487,7 +499,8 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def summary(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """[{"tool", "epochs", "top1", "wall_s", "prep_s", "equal_s", "lr", "workers", "seeds"}] of each tool and length.
+    """[{"tool", "epochs", "top1", "wall_s", "prep_s", "start_s", "equal_s", "lr", "workers", "seeds"}] of each tool and
+    length.
 
     top1 (in %), wall_s (with prep) and equal_s are (mean, standard error). equal_s: seconds, with prep, until the mean
     accuracy that timm at 224 px has at its end was first reached; None if a seed did not reach it.
@@ -497,8 +510,7 @@ def summary(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for tool, number in dict.fromkeys((each["tool"], each["round"]) for each in runs):
         own = [each for each in runs if (each["tool"], each["round"]) == (tool, number)]
-        # the resized photos of plain-stored are those of our prep, whose time it gets too
-        prep_s = result["prep_s"].get("ours" if tool == "plain-stored" else tool.partition("-")[0], 0.0)
+        prep_s = result["prep_s"].get(_prepared(tool), 0.0)
         reached = [prep_s + (time_to(each["curve"], goal) or math.inf) for each in own]
         rows.append(
             {
@@ -507,6 +519,7 @@ def summary(result: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "top1": mean_and_error([100 * each["top1"] for each in own]),
                 "wall_s": mean_and_error([each["wall_s"] + prep_s for each in own]),
                 "prep_s": prep_s,
+                "start_s": mean_and_error([each["start_s"] for each in own]) if "start_s" in own[0] else None,
                 "equal_s": None if math.inf in reached else mean_and_error(reached),
                 "lr": own[0]["lr"],
                 "workers": own[0]["workers"],
@@ -527,13 +540,14 @@ def table(result: Mapping[str, Any]) -> str:
                 f"{top1:.1f} ± {top1_error:.1f}",
                 f"{wall_s:.1f} ± {wall_error:.1f}",
                 f"{row['prep_s']:.1f}" if row["prep_s"] else "",
+                "" if row["start_s"] is None else f"{row['start_s'][0]:.1f}",
                 "" if equal is None else f"{equal[0]:.1f} ± {equal[1]:.1f}",
                 f"{row['lr']:g}",
                 str(row["workers"]),
                 str(row["seeds"]),
             ]
         )
-    names = ["", "epochs", "top-1, %", "wall s", "of it prep", "s to timm's top-1", "lr", "workers", "seeds"]
+    names = ["", "epochs", "top-1, %", "wall s", "of it prep", "start", "s to timm's top-1", "lr", "workers", "seeds"]
     return text_table(f"{result['case']['model']}, {result['photos']} photos", names, rows)
 
 
@@ -612,11 +626,8 @@ def _run(args: argparse.Namespace) -> None:
         }
         return Job(**{**common, **values})
 
-    needed = ["ours" if tool == "plain-stored" else tool for tool in tools]
-    prepared = [tool for tool in ("ours", "ffcv") if any(each.startswith(tool) for each in needed)]
-    prep_s = {tool: prepare(job(tool)) for tool in prepared}
-    if "plain-stored" in tools:
-        prepare(job("plain-stored"))
+    first = {_prepared(tool): tool for tool in reversed(tools)}  # of the tools that train on the same files
+    prep_s = {name: prepare(job(tool)) for name, tool in first.items() if name}
 
     def train(number: int, tool: str, values: dict[str, Any]) -> None:
         show_progress(f"{tool}, {', '.join(f'{name} {value}' for name, value in values.items() if name != 'case')}")

@@ -3,11 +3,10 @@
     python -m resolute.benchmarks.whole_loop SETTINGS.json      # prints one line of JSON per epoch
 
 One DataLoader with persistent workers serves all sizes: its sampler yields (sample, size) pairs, so a change of size
-starts no worker. Photos are read from class folders and decoded with Pillow, whose `draft` mode decodes large JPEGs at
-a fraction of their size. With `"tool": "plain-stored"`, they were resized once for each size, and torchvision decodes
-them, as tensors. Crops, flips and normalisation are torchvision's; on a GPU, which gets uint8, it normalises. With
-`"tool": "ffcv"`, batches are those of `whole_ffcv`. Of timm, only the network is used; of Resolute, only what starts
-and ends the process.
+starts no worker. Photos are read from class folders and decoded by simplejpeg, large JPEGs at a fraction of their size.
+Crops, flips and resizes are torchvision's, of uint8 tensors; batches are uint8 until the training process normalises
+them. With `"tool": "ffcv"`, batches are those of `whole_ffcv`. Of timm, only the network is used; of Resolute, only
+what starts and ends the process.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ if __name__ == "__main__":  # before the slow imports
 
     guard_process()
 
+import contextlib
+import io
 import json
 import math
 import sys
@@ -25,16 +26,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import simplejpeg
 import timm
 import torch
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
-from torchvision import transforms
-from torchvision.io import ImageReadMode, read_image
 from torchvision.transforms import InterpolationMode, v2
 
-from .class_folders import CROP, MEAN, STD, class_files
+from .class_folders import CROP, class_files
 from .loaders.on_device import normalised_on_device
 
 __all__ = ["main"]
@@ -43,53 +44,43 @@ _PREFETCH = 4
 
 
 class _Photos(Dataset[tuple[torch.Tensor, int]]):
-    """Photos of class folders; an item is (sample, size in px)."""
+    """Photos of class folders; an item is (sample, size in px), its value (3, size, size) uint8 and the label."""
 
-    def __init__(
-        self, folder: Path, split: str, *, sizes: Sequence[int], scale: Sequence[float] | None, as_bytes: bool
-    ) -> None:
-        """Photos of `folder`/SPLIT; with `sizes` in px, of `folder`/PX/SPLIT, where they have been resized.
-
-        scale: of random crops; None: resize the short side to size / `CROP` and crop the centre. as_bytes: uint8.
-        """
-        self._files = {size: class_files(folder / str(size) / split) for size in sizes}
-        self._unsized = [] if sizes else class_files(folder / split)
-        self._scale, self._as_bytes = scale, as_bytes
+    def __init__(self, folder: Path, *, scale: Sequence[float] | None) -> None:
+        """`scale`: of random crops; None: resize the short side to size / `CROP` and crop the centre."""
+        self._files, self._scale = class_files(folder), scale
         self._transforms: dict[int, Any] = {}
 
     def __len__(self) -> int:
-        return len(next(iter(self._files.values()), self._unsized))
+        return len(self._files)
 
     def __getitem__(self, item: tuple[int, int]) -> tuple[torch.Tensor, int]:
         sample, size = item
-        if self._files:
-            path, label = self._files[size][sample]
-            return self._transform(size)(read_image(path, ImageReadMode.RGB)), label
-        path, label = self._unsized[sample]
-        with Image.open(path) as image:
-            # draft keeps at least this size; a crop of the smallest scale is then enlarged as it would be anyway
-            shortest = round(size / CROP) if self._scale is None else 2 * size
-            image.draft("RGB", (shortest, shortest))
-            return self._transform(size)(image.convert("RGB")), label
+        path, label = self._files[sample]
+        # why twice the size: a crop of the smallest scale is then enlarged as it would be anyway
+        shortest = round(size / CROP) if self._scale is None else 2 * size
+        return self._transform(size)(_decoded(Path(path), shortest)), label
 
     def _transform(self, size: int) -> Any:
         if size not in self._transforms:
-            shape: list[Any] = (
-                [transforms.Resize(round(size / CROP), InterpolationMode.BILINEAR), transforms.CenterCrop(size)]
-                if self._scale is None
-                else [
-                    transforms.RandomResizedCrop(size, self._scale, interpolation=InterpolationMode.BILINEAR),
-                    transforms.RandomHorizontalFlip(),
-                ]
-            )
-            if self._files:
-                finish: list[Any] = [] if self._as_bytes else [v2.ToDtype(torch.float32, scale=True)]
+            bilinear: dict[str, Any] = {"interpolation": InterpolationMode.BILINEAR, "antialias": True}
+            if self._scale is None:
+                steps: list[Any] = [v2.Resize(round(size / CROP), **bilinear), v2.CenterCrop(size)]
             else:
-                finish = [transforms.PILToTensor() if self._as_bytes else transforms.ToTensor()]
-            if not self._as_bytes:
-                finish.append(transforms.Normalize(MEAN, STD))
-            self._transforms[size] = transforms.Compose([*shape, *finish])
+                steps = [v2.RandomResizedCrop(size, tuple(self._scale), **bilinear), v2.RandomHorizontalFlip()]
+            self._transforms[size] = v2.Compose(steps)
         return self._transforms[size]
+
+
+def _decoded(path: Path, shortest: int) -> torch.Tensor:
+    """A photo as (3, height, width) uint8 in channels_last order; a JPEG whose sides are at least `shortest` px."""
+    data = path.read_bytes()
+    if data[:2] == b"\xff\xd8":
+        with contextlib.suppress(ValueError):  # of another colour space
+            pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=shortest, min_width=shortest)
+            return torch.from_numpy(pixels).permute(2, 0, 1)
+    with Image.open(io.BytesIO(data)) as image:
+        return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 
 class _Sized(Sampler[list[tuple[int, int]]]):
@@ -119,9 +110,7 @@ class _Epochs:
     def __init__(
         self,
         folder: Path,
-        split: str,
         *,
-        sizes: Sequence[int],
         device: torch.device,
         dtype: torch.dtype,
         scale: Sequence[float] | None,
@@ -129,7 +118,7 @@ class _Epochs:
         seed: int,
         workers: int,
     ) -> None:
-        photos = _Photos(folder, split, sizes=sizes, scale=scale, as_bytes=device.type != "cpu")
+        photos = _Photos(folder, scale=scale)
         self.samples, self._device, self._dtype = len(photos), device, dtype
         self._order = _Sized(len(photos), batch_size, seed=None if scale is None else seed)
         self._loader = DataLoader(
@@ -146,10 +135,7 @@ class _Epochs:
 
     def epoch(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         self._order.size = size
-        if self._device.type == "cpu":
-            yield from self._loader
-        else:
-            yield from normalised_on_device(self._loader, device=self._device, dtype=self._dtype)
+        yield from normalised_on_device(self._loader, device=self._device, dtype=self._dtype)
 
 
 def _sources(settings: dict[str, Any]) -> tuple[Any, Any]:
@@ -158,13 +144,12 @@ def _sources(settings: dict[str, Any]) -> tuple[Any, Any]:
     train: dict[str, Any] = {"scale": settings["scale"], "batch_size": settings["batch_size"], **options}
     val: dict[str, Any] = {"scale": None, "batch_size": settings["eval_batch_size"], **options}
     if settings["tool"] != "ffcv":
-        photos, stored = Path(settings["photos"]), settings["tool"] == "plain-stored"
+        photos = Path(settings["photos"])
         common: dict[str, Any] = {
-            "sizes": sorted({res for res, _ in settings["stages"]}) if stored else [],
             "device": torch.device(settings["device"]),
-            "dtype": torch.bfloat16 if settings["bf16"] else torch.float32,
+            "dtype": torch.bfloat16 if settings["bf16"] and settings["device"] != "cpu" else torch.float32,
         }
-        return _Epochs(photos, "train", **common, **train), _Epochs(photos, "val", **common, **val)
+        return _Epochs(photos / "train", **common, **train), _Epochs(photos / "val", **common, **val)
     from .whole_ffcv import Epochs
 
     betons = Path(settings["betons"])
@@ -172,7 +157,10 @@ def _sources(settings: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def train(settings: dict[str, Any]) -> Iterator[dict[str, float]]:
-    """{"epoch", "res", "loss", "top1", "unix_s"} of each epoch. `settings`: as `whole` writes them."""
+    """{"start"} before the first step, in s since 1970; then {"epoch", "res", "loss", "top1", "unix_s"} of each epoch.
+
+    `settings`: as `whole` writes them. Each epoch is validated at `eval_res` px.
+    """
     torch.manual_seed(settings["seed"])
     torch.set_num_threads(settings["threads"])
     torch.backends.cudnn.benchmark = True
@@ -190,6 +178,8 @@ def train(settings: dict[str, Any]) -> Iterator[dict[str, float]]:
         model.train()
         losses = torch.zeros((), device=device)  # read once an epoch, so that the GPU is not waited for
         for images, labels in batches.epoch(res):
+            if not step:
+                yield {"start": time.time()}
             lr = settings["lr"] * (
                 0.1 + 0.9 * step / warm_up if step < warm_up else 0.5 * (1 + math.cos(math.pi * step / total))
             )
@@ -205,7 +195,7 @@ def train(settings: dict[str, Any]) -> Iterator[dict[str, float]]:
         model.eval()
         right = torch.zeros((), dtype=torch.int64, device=device)
         with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=settings["bf16"]):
-            for images, labels in held_out.epoch(res):
+            for images, labels in held_out.epoch(settings["eval_res"]):
                 right += (model(images.contiguous(memory_format=torch.channels_last)).argmax(1) == labels).sum()
         yield {
             "epoch": epoch,

@@ -25,7 +25,7 @@ from resolute.errors import ResoluteError
 from tests.conftest import make_photos
 
 LOADERS = ("ours", "ours-gpu", "v2", "v2-sized", "dali")
-TOOLS = ("ours", "plain-stored", "timm")
+TOOLS = ("ours", "plain-once", "timm-once")
 
 
 @pytest.fixture
@@ -168,9 +168,9 @@ def test_every_part_is_measured_on_a_cpu(
         for res in ("32", "48"):
             assert feed["res"][res]["alone"]["images_per_s"] > 0
     assert [len(change["step_s"]) for change in results["change"]] == [2] * 9
-    ours, stored = results["training"]
+    ours, once = results["training"]
     assert ours["photos"] + ours["validated"] == 48
-    assert [len(each["curve"]) for each in (ours, stored)] == [2, 2]
+    assert [len(each["curve"]) for each in (ours, once)] == [2, 2]
     assert results["recipe"][0]["seconds_to"].keys() == {"0.9", "0.94"}
     out = capsys.readouterr().out
     for text in ("loader alone, batches of 8", "live ÷ synthetic", "ms lost in the first", "included recipe"):
@@ -287,19 +287,17 @@ def _no_training_time_left() -> Iterator[None]:
     torch.backends.cudnn.benchmark = tuned
 
 
-def test_the_tools_read_photos_of_the_right_size(tmp_path: Path) -> None:
+def test_the_tools_read_photos_resized_once(tmp_path: Path) -> None:
     args = type("Args", (), {"work": tmp_path, "timm": tmp_path / "timm"})()
     bench = gpu._Bench(args, gpu.Sizes.for_device("cuda"), "cuda")
     row = {"part": "training", "model": "resnet18", "seed": 0}
-    timm, stored = (bench._job({**row, "tool": tool}) for tool in ("timm", "plain-stored"))
-    assert timm.photos == tmp_path / "training/stored/160"
-    assert stored.stored == tmp_path / "training/stored"
-    for name in ("photos/train/a", "stored/160/train/0000"):
-        (tmp_path / "training" / name).mkdir(parents=True)
-    for described in (timm, stored):
+    timm, loop = (bench._job({**row, "tool": tool}) for tool in ("timm-once", "plain-once"))
+    assert timm.source == loop.source == tmp_path / "training/once"
+    (tmp_path / "training/photos/train/a").mkdir(parents=True)
+    for described in (timm, loop):
         described.folder.mkdir()
-    words, _ = whole._COMMANDS["timm"](timm)
+    words, _ = whole._COMMANDS["timm-once"](timm)
     assert words[words.index("--device") + 1] == "cuda"
     assert {"--pin-mem", "--amp"} <= {*words}
-    settings = json.loads(whole._settings(stored).read_text())
-    assert (settings["device"], settings["photos"]) == ("cuda", str(tmp_path / "training/stored"))
+    settings = json.loads(whole._settings(loop).read_text())
+    assert (settings["device"], settings["photos"]) == ("cuda", str(tmp_path / "training/once"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import platform
+import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -16,17 +17,18 @@ from typing import Any
 
 import pytest
 
-from resolute.benchmarks import brief, change, loader
+from resolute.benchmarks import brief, change, loader, record
 from resolute.benchmarks.loader import SAME_DB
 from resolute.benchmarks.loaders import run as loaders
 from resolute.benchmarks.loaders.registry import LOADERS
-from resolute.benchmarks.record import RESULTS, commit, results_page
+from resolute.benchmarks.record import RESULTS, check_writable, commit, digest, results_page
 from resolute.benchmarks.setting import default_file
 from resolute.benchmarks.storage.__main__ import main as storage
 from resolute.benchmarks.training.__main__ import main as training
 from resolute.benchmarks.training.summary import main as show
 from resolute.benchmarks.training.summary import summary, tables
 from resolute.cli import main
+from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from tests.benchmarks.test_training import tiny
 from tests.conftest import RESOLUTIONS, make_photos
@@ -312,3 +314,65 @@ def test_mistakes_are_reported_in_one_line(
 def test_the_results_page_is_up_to_date() -> None:
     """Run `python -m resolute.benchmarks.record` after adding or removing a result."""
     assert (RESULTS / "README.md").read_text() == results_page(RESULTS)
+
+
+# Measured before results had a digest; a renewal takes its file out of this list.
+WITHOUT_DIGEST = {
+    "bench-cpu",
+    "changes-xeon",
+    "finetune-clothing",
+    "finetune-imagenette",
+    "gpu-check-h200",
+    "half-clothing",
+    "half-imagenette",
+    "half-imagenette-more",
+    "imagenette-board",
+    "imagenette-board-20",
+    "imagenette-networks",
+    "imagenette-small",
+    "imagenette-small-seeds",
+    "imagenette-small-sgd",
+    "imagenette-whole",
+    "imagenette-whole-seeds",
+    "lr-find-sweeps",
+    "near_copies",
+    "peers",
+    "peers-switch",
+    "prep",
+    "resume",
+    "siblings",
+    "soak",
+    "soak-train-all",
+    "storage-tars",
+    "techniques",
+    "whole",
+    "whole-large",
+    "whole-tuning",
+}
+
+
+def test_no_result_file_has_been_edited() -> None:
+    files = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("*.json")}
+    assert {name for name, result in files.items() if "digest" not in result} == WITHOUT_DIGEST
+    for name, result in files.items():
+        if "digest" in result:
+            assert result["digest"] == digest(result), name
+            assert re.fullmatch("[0-9a-f]{12}", result["commit"]), name
+
+
+def test_a_result_is_sealed_and_an_edit_is_seen(tmp_path: Path) -> None:
+    record.write(tmp_path / "x.json", {"runs": {16: [1.5, 2.0], 128: (3,)}, "machine": {"cores": 2}}, quiet=True)
+    result = json.loads((tmp_path / "x.json").read_text())
+    assert result["machine"].keys() == {"cores", "load_after"}
+    assert result["digest"] == digest(result)
+    result["runs"]["16"][1] = 1.9
+    assert result["digest"] != digest(result)
+
+
+def test_a_published_result_needs_a_commit_without_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(record, "commit", lambda: "0123456789ab-dirty")
+    check_writable(tmp_path / "x.json")
+    with pytest.raises(ResoluteError, match="with the code at 0123456789ab-dirty, expected a commit without changes"):
+        check_writable(RESULTS / "x.json")
+    monkeypatch.setattr(record, "commit", lambda: "0123456789ab")
+    check_writable(RESULTS / "x.json")

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
-from resolute.benchmarks import whole
+from resolute.benchmarks import resize_once, whole
 from resolute.benchmarks.proc import stat_fields
 from resolute.benchmarks.whole import main
 from resolute.errors import ResoluteError
@@ -27,6 +28,7 @@ after = lambda flag: words[words.index(flag) + 1]
 out = pathlib.Path(after("--output"), after("--experiment"))
 out.mkdir(parents=True)
 (out.parent / "words.json").write_text(json.dumps(words))
+print("Train: 0 [   0/10 (  0%)]", flush=True)
 with (out / "summary.csv").open("w") as file:
     file.write("epoch,eval_top1\\n")
     for epoch in range(int(after("--epochs"))):
@@ -76,20 +78,19 @@ def test_tools_train_the_same_photos_in_turns(
         return time.perf_counter() - began
 
     monkeypatch.setattr(whole, "_time", fork)
-    assert main([*command, "--tools", "ours,plain,plain-stored,timm,timm-sizes", "--lr", "plain=0.1"]) == 0
+    assert main([*command, "--tools", "ours,plain,plain-once,timm,timm-sizes", "--lr", "plain=0.1"]) == 0
     result = json.loads((tmp_path / "whole.json").read_text())
-    assert list(result["prep_s"]) == ["ours"]
-    assert [run["tool"] for run in result["runs"]] == ["ours", "plain", "plain-stored", "timm", "timm-sizes"]
+    assert {*result["prep_s"]} == {"ours", "once"}
+    assert [run["tool"] for run in result["runs"]] == ["ours", "plain", "plain-once", "timm", "timm-sizes"]
     assert [run["lr"] for run in result["runs"]] == [TINY.lr, 0.1, TINY.lr, TINY.lr, TINY.lr]
     for run in result["runs"]:
         times = [point["elapsed_s"] for point in run["curve"]]
         assert len(times) == 2
-        assert 0 < times[0] < times[1] <= run["wall_s"] + 0.2, run
+        assert 0 < run["start_s"] < times[0] < times[1] <= run["wall_s"] + 0.2, run
         assert run["top1"] == run["curve"][-1]["top1"]
     assert result["photos"] == 3 * 8 - len((tmp_path / "val.txt").read_text().split())
-    stored = tmp_path / "work/stored"
-    assert {path.relative_to(stored).parts[0] for path in stored.rglob("*.jpg")} == {"32", "48"}
-    assert len(list((stored / "32/train").rglob("*.jpg"))) == result["photos"]
+    once = tmp_path / "work/once"
+    assert len([*(once / "train").glob("*/*.jpg")]) == result["photos"]
     fixed, sizes = (
         json.loads((tmp_path / "work" / tool / "words.json").read_text()) for tool in ("timm", "timm-sizes")
     )
@@ -178,6 +179,7 @@ def test_the_summary_adds_prep_and_finds_the_time_of_equal_accuracy() -> None:
             "workers": 2,
             "epochs": 2,
             "wall_s": wall_s,
+            "start_s": 1.5,
             "curve": curve,
             "top1": top1[-1],
         }
@@ -190,3 +192,16 @@ def test_the_summary_adds_prep_and_finds_the_time_of_equal_accuracy() -> None:
     assert (ours["wall_s"][0], ours["equal_s"]) == (15.0, (10.0, 0.0))
     assert (timm["wall_s"][0], timm["equal_s"]) == (40.0, (40.0, 0.0))
     assert plain["equal_s"] is None
+    assert ours["start_s"] == (1.5, 0.0)
+
+
+def test_photos_are_resized_once_to_a_short_side_of_256_px_and_never_enlarged(tmp_path: Path) -> None:
+    for name, size in (("train/a/wide.png", (900, 600)), ("val/b/small.jpg", (300, 200))):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True)
+        Image.new("RGB", size, (200, 10, 10)).save(tmp_path / "photos" / name)
+    assert resize_once.main([str(tmp_path / "photos"), str(tmp_path / "once")]) == 0
+    sizes = {}
+    for path in (tmp_path / "once").rglob("*.jpg"):
+        with Image.open(path) as image:
+            sizes[str(path.relative_to(tmp_path / "once"))] = (image.format, image.size)
+    assert sizes == {"train/a/wide.jpg": ("JPEG", (384, 256)), "val/b/small.jpg": ("JPEG", (300, 200))}
