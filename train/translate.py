@@ -51,6 +51,11 @@ def translated(text: RecipeText) -> str:
         new = upgraded(table, exact=True)
     except ResoluteError as error:
         raise ResoluteError(f"{text.where}: {error}") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ResoluteError(
+            f"{text.where}: not a valid recipe of an earlier version ({reason}); correct it first"
+        ) from None
     Recipe.parse(new, name=text.name, where=text.where)
     lines = itertools.takewhile(lambda line: not line.strip() or line.startswith("#"), text.toml.splitlines())
     head = "\n".join(lines).strip()

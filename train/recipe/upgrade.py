@@ -29,7 +29,7 @@ _KINDS = {
 _OLD_KINDS = {*_KINDS, "cosine_restarts"} - {*_KINDS.values()}
 _OLD_SCHEDULE_KEYS = ("div_factor", "final_div_factor", "period_epochs", "period_mult")
 _OLD_STAGE_KEYS = ("lr_scale", "freeze_to", "unfreeze_to", "regularization")
-_ORDERS = {"full": "shuffled", "block": "windowed"}
+_ORDERS = {"full": "shuffled", "block": "windowed"}  # looked up as text: a table or list is refused elsewhere
 _SECTIONS = {
     "drop_rate": "model",
     "drop_path_rate": "model",
@@ -44,17 +44,17 @@ def old_key(table: Mapping[str, Any]) -> str | None:
     for name in ("regularization", "freeze"):
         if name in table:
             return f"[{name}]"
-    schedule = _table(table, "schedule")
-    if schedule.get("kind") in _OLD_KINDS:
+    schedule, data = (own if isinstance(own := table.get(name), dict) else {} for name in ("schedule", "data"))
+    if str(schedule.get("kind")) in _OLD_KINDS:
         return f"schedule.kind = {schedule['kind']}"
-    if _table(table, "data").get("order") in _ORDERS:
-        return f"data.order = {table['data']['order']}"
+    if str(data.get("order")) in _ORDERS:
+        return f"data.order = {data['order']}"
     keys = [f"schedule.{name}" for name in _OLD_SCHEDULE_KEYS if name in schedule]
     stages = table.get("stages")
     for stage in stages if isinstance(stages, list) else ():
         if isinstance(stage, dict):
             keys += [f"stages.{name}" for name in _OLD_STAGE_KEYS if name in stage]
-            keys += [f"stages.order = {stage['order']}"] if stage.get("order") in _ORDERS else []
+            keys += [f"stages.order = {stage['order']}"] if str(stage.get("order")) in _ORDERS else []
     return keys[0] if keys else None
 
 
@@ -74,7 +74,7 @@ def upgraded(table: Mapping[str, Any], *, exact: bool = False) -> dict[str, Any]
     if "data" in table:
         table["data"] = dict(table["data"])
     for own in (table.get("data", {}), *table["stages"]):
-        if own.get("order") in _ORDERS:
+        if str(own.get("order")) in _ORDERS:
             own["order"] = _ORDERS[own["order"]]
     mode = _table(table, "freeze").get("mode", "none")
     strengths = _table(table, "regularization")
@@ -108,7 +108,9 @@ _GROUPS = {name: groups_by_kind(getattr(sections, name.capitalize())) for name i
 
 def _table(table: Mapping[str, Any], name: str) -> dict[str, Any]:
     inner = table.get(name, {})
-    return inner if isinstance(inner, dict) else {}
+    if not isinstance(inner, dict):
+        raise ResoluteError(f"{name}: got {inner!r}, expected a table; correct it")
+    return inner
 
 
 def _resolutions(stage: Mapping[str, Any]) -> list[int]:

@@ -188,3 +188,26 @@ def test_a_run_of_an_earlier_version_is_not_continued(
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "earlier version" in line]
     assert line.endswith("finish it with that version, or use another RUN")
     assert (tmp_path / "run" / "recipe.toml").read_text() == OLD
+
+
+@pytest.mark.parametrize(
+    ("old", "message"),
+    [
+        ("[regularization]\nfoo = 0.1", "not a valid recipe of an earlier version (KeyError: 'foo')"),
+        ("[regularization]\ndrop_rate = [0.1]", "not a valid recipe of an earlier version (IndexError"),
+        ("[schedule]\ndiv_factor = 0", "not a valid recipe of an earlier version (ZeroDivisionError"),
+        ('[freeze]\nmode = "odd"', "not a valid recipe of an earlier version (KeyError: 'odd')"),
+        ("regularization = 3", "regularization: got 3, expected a table"),
+        ('[freeze]\nmode = "freeze"\n[loss]\nlabel_smoothing = 2.0', "loss.label_smoothing: got 2.0, expected number"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_in_one_line_and_left_as_it_is(
+    old: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(text := f"{old}\n[[stages]]\nres = 32\nepochs = 1\nbatch_size = 8\n")
+    assert main(["recipe", "--upgrade", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{path}: {message}" in line
+    assert path.read_text() == text
+    assert [file.name for file in tmp_path.iterdir()] == ["x.toml"]
