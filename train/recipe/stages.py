@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.plan.stage import OTHER_STAGE_NAMES, Augment, Stage
 from resolute.settings import closest, definitions, setting, settings
 
-__all__ = ["STAGE_KEYS", "RecipeStage", "check_overrides"]
+__all__ = ["STAGE_KEYS", "RecipeStage"]
 
 # Sections of the run, and the keys of each that a stage may override.
 STAGE_KEYS: dict[str, tuple[str, ...]] = {
@@ -44,12 +43,7 @@ class RecipeStage(Stage):
     def __post_init__(self) -> None:
         super().__post_init__()
         for section in ("loss", "model", "optim"):
-            check_overrides(section, getattr(self, section))
-
-
-def check_overrides(section: str, keys: Mapping[str, Any]) -> None:
-    """Raise `ResoluteError` for a key of the run's `section` that a stage may not override."""
-    for name in keys:
-        if name not in STAGE_KEYS[section]:
-            known = dict.fromkeys(STAGE_KEYS[section])
-            raise ResoluteError(f"stages.{section}.{name}: not a key that a stage overrides; {closest(name, known)}")
+            for name in getattr(self, section):
+                if name not in STAGE_KEYS[section]:
+                    known = closest(name, dict.fromkeys(STAGE_KEYS[section]))
+                    raise ResoluteError(f"stages.{section}.{name}: not a key that a stage overrides; {known}")

@@ -28,6 +28,7 @@ _KINDS = {
 }
 _OLD_KINDS = {*_KINDS, "cosine_restarts"} - {*_KINDS.values()}
 _OLD_SCHEDULE_KEYS = ("div_factor", "final_div_factor", "period_epochs", "period_mult")
+_CONVERTED = ("div_factor", "final_div_factor")  # to `first_lr`, `last_lr`
 _OLD_STAGE_KEYS = ("lr_scale", "freeze_to", "unfreeze_to", "regularization")
 _ORDERS = {"full": "shuffled", "block": "windowed"}  # looked up as text: a table or list is refused elsewhere
 _SECTIONS = {
@@ -63,7 +64,8 @@ def upgraded(table: Mapping[str, Any], *, exact: bool = False) -> dict[str, Any]
 
     - `table`: as parsed from TOML, or the values of a checkpoint, without those that are None
     - `exact`: raise `ResoluteError` for what this version cannot do: a schedule with restarts by epoch, and strengths
-      that change within a ramp. Else these become the nearest that it can, which is enough for inference
+      that change within a ramp; and for keys that had no effect, which the earlier version refused. Else the former
+      become the nearest that it can, which is enough for inference, and the latter are left out
     """
     if "mean" in (data := _table(table, "data")):  # of a checkpoint
         others = {key: value for key, value in data.items() if key not in ("mean", "std", "mean_std")}
@@ -82,6 +84,9 @@ def upgraded(table: Mapping[str, Any], *, exact: bool = False) -> dict[str, Any]
     for number, stage in enumerate(table["stages"]):
         own = {**strengths, **stage.pop("regularization", {})}
         frozen, unfrozen = stage.pop("freeze_to", None), stage.pop("unfreeze_to", None)
+        for name, value in (("freeze", frozen), ("unfreeze", unfrozen)):
+            if exact and value is not None and mode != name:
+                raise ResoluteError(f"stages[{number}].{name}_to: without effect, freeze.mode is {mode}; remove it")
         layer = {"none": None, "freeze": frozen, "unfreeze": unfrozen}[mode]
         head = {"freeze": "all", "unfreeze": "none"}.get(mode)
         if layer not in (None, {"freeze": "none", "unfreeze": "all"}.get(mode)):
@@ -99,6 +104,10 @@ def upgraded(table: Mapping[str, Any], *, exact: bool = False) -> dict[str, Any]
         if old := _table(table, section):
             new = _schedule(old, _table(table, "optim").get("lr", _LR), exact=exact) if section == "schedule" else old
             known = kinds[new.get("kind", next(iter(kinds)))].__pydantic_fields__
+            unused = [key for key in old if key not in new or not (key in known or key in _CONVERTED)]
+            if exact and unused:
+                kind = old.get("kind", next(iter(kinds)))
+                raise ResoluteError(f"{section}.{unused[0]}: without effect, {section}.kind is {kind}; remove it")
             table[section] = {key: value for key, value in new.items() if key in known}
     return table
 
@@ -144,6 +153,10 @@ def _schedule(old: Mapping[str, Any], lr: float, *, exact: bool) -> dict[str, An
         new["restart_each_stage"] = True
     if kind in ("cosine_stage", "cosine_restarts", "flat_cosine"):
         new.pop("pct_start", None)
+    if kind in ("cosine_stage", "step") or (kind == "flat_cosine" and "warmup_epochs" not in old):
+        new.pop("div_factor", None)
+    if kind == "step":
+        new.pop("final_div_factor", None)
     if kind in ("warmup_cosine", "warmup_linear") and "warmup_epochs" not in old:
         new.setdefault("pct_start", _PCT_START)
     elif "warmup_epochs" in old:

@@ -197,6 +197,13 @@ def test_a_run_of_an_earlier_version_is_not_continued(
         ("[regularization]\ndrop_rate = [0.1]", "not a valid recipe of an earlier version (IndexError"),
         ("[schedule]\ndiv_factor = 0", "not a valid recipe of an earlier version (ZeroDivisionError"),
         ('[freeze]\nmode = "odd"', "not a valid recipe of an earlier version (KeyError: 'odd')"),
+        (
+            '[schedule]\nkind = "cosine_stage"\npct_start = 0.3',
+            "schedule.pct_start: without effect, schedule.kind is cos",
+        ),
+        ('[schedule]\nkind = "step"\nmilestone_epochs = [1]\ndiv_factor = 3', "schedule.div_factor: without effect"),
+        ('[schedule]\nkind = "warmup_cosine"\ngamma = 0.3', "schedule.gamma: without effect, schedule.kind is warmup"),
+        ('[freeze]\n[loss]\nkind = "ce"\ndelta = 2.0', "loss.delta: without effect, loss.kind is ce"),
         ("regularization = 3", "regularization: got 3, expected a table"),
         ('[freeze]\nmode = "freeze"\n[loss]\nlabel_smoothing = 2.0', "loss.label_smoothing: got 2.0, expected number"),
     ],
@@ -211,3 +218,9 @@ def test_a_wrong_recipe_is_refused_in_one_line_and_left_as_it_is(
     assert f"{path}: {message}" in line
     assert path.read_text() == text
     assert [file.name for file in tmp_path.iterdir()] == ["x.toml"]
+
+
+def test_a_frozen_layer_of_the_other_mode_is_refused() -> None:
+    table = {"freeze": {"mode": "freeze"}, "stages": [{**STAGE, "unfreeze_to": "layer3"}]}
+    with pytest.raises(ResoluteError, match=r"stages\[0\]\.unfreeze_to: without effect, freeze\.mode is freeze"):
+        upgraded(table, exact=True)
