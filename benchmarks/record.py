@@ -14,7 +14,6 @@ if __name__ == "__main__":  # before the slow imports
 
     guard_process()
 
-import argparse
 import contextlib
 import datetime
 import hashlib
@@ -28,10 +27,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resolute.cli import program
 from resolute.console import command_line
 from resolute.errors import ResoluteError
 from resolute.files import check_output, output_file
 from resolute.machine import available_cpus
+from resolute.settings import settings
 
 from .proc import read_files
 
@@ -242,16 +243,20 @@ def results_page(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
-    from .cli import Parser, command
+@settings("")
+class NoOptions:
+    """A program without options."""
 
-    def work(_: argparse.Namespace) -> None:
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+
+    def work(_: NoOptions) -> None:
         with output_file(RESULTS / "README.md") as file:
             file.write(results_page(RESULTS).encode())
 
-    parser = Parser(prog="python -m resolute.benchmarks.record", description="Write the page of all results.")
-    return command(parser, work, argv)
+    name = "python -m resolute.benchmarks.record"
+    return program(name, NoOptions, work, words, help="Write the page of all results.")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from . import __version__, console
 from .errors import ResoluteError, as_typed, check_stack, from_os_error
@@ -25,7 +25,9 @@ from .errors import ResoluteError, as_typed, check_stack, from_os_error
 if TYPE_CHECKING:
     from cyclopts import App
 
-__all__ = ["COMMANDS", "main", "run", "wandb_hidden"]
+__all__ = ["COMMANDS", "main", "program", "run", "wandb_hidden"]
+
+Options = TypeVar("Options")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,26 +197,63 @@ def main(words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else list(map(str, words))
     name = _command_name(words)
     console.set_program(f"resolute {name}".strip(), words[len(name.split()) :])
-    try:
-        if name:
-            options = _load(COMMANDS[name].options)
-            values = _parse(name, options, words[len(name.split()) :])
-            if values is None:  # only the help was asked for
-                return 0
-            if name not in _BASE:
-                check_stack(training=True)
-            from .settings import build
 
-            chosen: Any = build(options, values)
-            # why the environment: a process that torchrun has started must not start others
-            if getattr(chosen, "gpus", None) and "LOCAL_RANK" not in os.environ:
-                return int(_load("train.launch:launch")(chosen, words))
-            _announce_first_start(COMMANDS[name].program)
-            status: int | None = _load(COMMANDS[name].program)(chosen)
-            if not status and (line := _next_line(COMMANDS[name], chosen)):
-                print(line)
-            return status or 0
-        _run(_app(complete="--install-completion" in words), words)
+    def work() -> int | None:
+        if not name:
+            _run(_app(complete="--install-completion" in words), words)
+            return 0
+        command = COMMANDS[name]
+        options = _load(command.options)
+        values = _parse(f"resolute {name}", command, options, words[len(name.split()) :])
+        if values is None:  # only the help was asked for
+            return 0
+        if name not in _BASE:
+            check_stack(training=True)
+        from .settings import build
+
+        chosen: Any = build(options, values)
+        # why the environment: a process that torchrun has started must not start others
+        if getattr(chosen, "gpus", None) and "LOCAL_RANK" not in os.environ:
+            return int(_load("train.launch:launch")(chosen, words))
+        _announce_first_start(command.program)
+        status: int | None = _load(command.program)(chosen)
+        if not status and (line := _next_line(command, chosen)):
+            print(line)
+        return status
+
+    return _exit_status(work, "interrupted; the same command again resumes" if name in _RESUMED else "interrupted")
+
+
+def program(
+    name: str,
+    options: type[Options],
+    work: Callable[[Options], int | None],
+    words: Sequence[str] | None,
+    *,
+    help: str,
+    positional: str = "",
+) -> int:
+    """Run a program other than `resolute`, such as a benchmark, like one of its commands; returns the exit status.
+
+    name: "python -m …". options: its settings class, with which `work` is called. words: its command line (default:
+    the process's own). positional: the option that may be given without its name.
+    """
+    words = sys.argv[1:] if words is None else list(map(str, words))
+    console.set_program(name, words)
+
+    def parsed() -> int | None:
+        from .settings import build
+
+        values = _parse(name, Command(help=help, options="", program="", positional=positional), options, words)
+        return None if values is None else work(build(options, values))
+
+    return _exit_status(parsed, "interrupted")
+
+
+def _exit_status(work: Callable[[], int | None], interrupted: str) -> int:
+    """Call `work`; returns its status (None counts as 0), or that of an error, which is said in one line."""
+    try:
+        return work() or 0
     except ResoluteError as error:
         console.say(error)
         return error.exit_status
@@ -225,9 +264,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         if "LOCAL_RANK" not in os.environ:  # else the process that started all of them says it
-            console.say("interrupted; the same command again resumes" if name in _RESUMED else "interrupted")
+            console.say(interrupted)
         return 130
-    return 0
 
 
 def _announce_first_start(program: str) -> None:
@@ -315,18 +353,17 @@ def _app(*, complete: bool = False) -> App:
     return app
 
 
-def _parse(name: str, options: type, words: Sequence[str]) -> dict[str, str] | None:
+def _parse(name: str, command: Command, options: type, words: Sequence[str]) -> dict[str, str] | None:
     """The options in `words` as texts; None after printing the help. Raises `ResoluteError` for unknown ones."""
     from cyclopts import App
 
     from .settings import option_name
 
-    command = COMMANDS[name]
     more = command.more
     if command.epilogue and "--help" in words:
         more = f"{more}\n\n{_load(command.epilogue)()}".strip()
     app = App(
-        name=f"resolute {name}",
+        name=name,
         help=command.help,
         help_epilogue=more or None,
         version_flags=(),
