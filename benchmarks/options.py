@@ -36,11 +36,17 @@ class BenchOptions(SetOptions):
 
 
 @settings("")
-class BenchAllOptions(SetOptions):
-    only: tuple[str, ...] = setting(("loader", "change", "training"), "parts to run")
-    seconds: float = setting(5.0, "time of each measurement", gt=0, le=3600)
-    rounds: int = setting(3, "interleaved rounds of everything", ge=1)
-    out: Path | None = setting(None, "JSON file to write (default: bench/DEVICE.json)")
+class BenchAllOptions:
+    """Where to find what the published measurements need."""
+
+    data: Annotated[Path, described("folder of the data sets: clothing10, imagenette224, imagenette224_more, …")]
+    publish: bool = setting(False, "renew the files in benchmarks/results and the pages; else write to bench/all")
+    only: tuple[str, ...] = setting((), "measurements (default: all)")
+    timm: Path | None = setting(None, "checkout of timm, whose train.py is compared")
+    ffcv_python: str | None = setting(None, "interpreter with FFCV (benchmarks/loaders/ffcv.py says how)")
+    img2dataset: str | None = setting(None, "interpreter with img2dataset")
+    minutes: float = setting(600.0, "no measurement begins later", gt=0)
+    work: Path = setting(Path("bench/work"), "folder to work in, kept for the next time")
 
 
 @settings("")

@@ -1,18 +1,11 @@
 """Result files of the benchmarks: the fields that all of them have, writing them, and the page that lists them.
 
-    python -m resolute.benchmarks.record     # writes benchmarks/results/README.md
-
 A result file holds the command, the date, the number of rounds, the commit, the machine and its load before and after,
 the versions, the raw value of every round, and a digest over all of that, so that no hand edits it. It holds no host
 name and no absolute path. Files in benchmarks/results are measured at a commit, without changes.
 """
 
 from __future__ import annotations
-
-if __name__ == "__main__":  # before the slow imports
-    from resolute.console import guard_process
-
-    guard_process()
 
 import contextlib
 import datetime
@@ -27,12 +20,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resolute.cli import program
 from resolute.console import command_line
 from resolute.errors import ResoluteError
 from resolute.files import check_output, output_file
 from resolute.machine import available_cpus
-from resolute.settings import settings
 
 from .proc import read_files
 
@@ -42,6 +33,8 @@ if TYPE_CHECKING:
     from resolute.pipeline.dataset.shard_set import ShardSet
 
 __all__ = [
+    "CODE",
+    "RESULTS",
     "check_writable",
     "commit",
     "digest",
@@ -55,13 +48,23 @@ __all__ = [
 ]
 
 FORMAT = "resolute-benchmark-3"
-RESULTS = Path(__file__).resolve().parent / "results"
+_ROOT = Path(__file__).resolve().parents[1]
+RESULTS = _ROOT / "benchmarks" / "results"
+# what a measurement depends on, for git
+CODE = (
+    "benchmarks",
+    "pipeline",
+    "prep",
+    "train",
+    "resolute",
+    "pyproject.toml",
+    "locks",
+    "tests/soak",
+    ":(exclude)benchmarks/results",
+    ":(exclude)benchmarks/templates",
+    ":(exclude)*.md",
+)
 _PACKAGES = ("torch", "torchvision", "timm", "nvidia-dali-cuda130", "nvidia-dali-cuda120", "numpy", "pillow")
-# commands that measure again what is in the files written before results recorded their command
-_COMMANDS = {
-    "bench-cpu": "benchmarks --shards demo/shards --seconds 3 --rounds 2",
-    "resume": "tests.soak --only train-all,train-ranks --kills 12 --faults 0",
-}
 
 
 def find_device(name: str) -> torch.device:
@@ -124,22 +127,23 @@ def versions(more: Sequence[str]) -> dict[str, str | None]:
 
 
 def commit() -> str | None:
-    """The commit of the running code, with "-dirty" if tracked files are modified.
+    """The commit of the running code, with "-dirty" if tracked code is modified.
 
     Outside git: RESOLUTE_COMMIT of the environment, which a copy of a checkout cannot know otherwise, or None.
     """
+
+    def git(*words: str, statuses: tuple[int, ...] = (0,)) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(["git", *words], cwd=_ROOT, capture_output=True, text=True, timeout=30, check=False)
+        if done.returncode not in statuses:
+            raise subprocess.SubprocessError(done.stderr)
+        return done
+
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        )
+        at = git("rev-parse", "--short=12", "HEAD").stdout.strip()
+        modified = git("diff", "--quiet", "HEAD", "--", *CODE, statuses=(0, 1)).returncode
     except (OSError, subprocess.SubprocessError):
         return os.environ.get("RESOLUTE_COMMIT")
-    return done.stdout.strip()
+    return f"{at}{'-dirty' * modified}"
 
 
 def header(*, rounds: int = 1, device: torch.device | None = None, packages: Sequence[str] = ()) -> dict[str, Any]:
@@ -213,53 +217,26 @@ def read_into_cache(shards: ShardSet) -> str:
 
 
 def results_page(folder: Path) -> str:
-    """The Markdown page about the result files of a folder, of this layout or of an earlier one."""
+    """The Markdown page about the result files of a folder."""
     lines = [
         "# Results",
         "",
-        "Written by `python -m resolute.benchmarks.record`. Every file holds the raw values of all rounds; "
-        "[LOG.md](LOG.md) has",
-        "the conclusions. Commands name a shard set or a folder of photos by its last part; `PY` is the interpreter of",
-        "an environment with that tool. Files without a date, commit or rounds are older than these fields.",
+        "Written by `python -m resolute.benchmarks.figures`. Every file holds the raw values of all rounds;",
+        "[LOG.md](LOG.md) has the conclusions. Commands name a shard set or a folder of photos by its last part.",
         "",
         "| file | command that measured it | date | commit | machine | rounds |",
         "|---|---|---|---|---|---|",
     ]
     for path in sorted(folder.glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
-        settings, machine = result.get("settings", {}), result.get("machine", {})
-        repeats = settings.get("rounds") or settings.get("repeats") or len(settings.get("seeds", ()))
-        processor = machine.get("gpu") or (f"{machine['cpu']}, {machine['cores']} cores" if machine else "")
-        command = result.get("command") or f"python -m {_COMMANDS[path.stem]}"
+        machine = result.get("machine", {})
         cells = (
             f"[{path.name}]({path.name})",
-            f"`{command}`",
+            f"`{result.get('command', '')}`",
             result.get("date", ""),
             result.get("commit", ""),
-            processor,
-            result.get("rounds", repeats) or "",
+            machine.get("gpu") or f"{machine.get('cpu', '')}, {machine.get('cores', '')} cores",
+            result.get("rounds", ""),
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
-
-
-@settings("")
-class NoOptions:
-    """A program without options."""
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
-
-    def work(_: NoOptions) -> None:
-        with output_file(RESULTS / "README.md") as file:
-            file.write(results_page(RESULTS).encode())
-
-    name = "python -m resolute.benchmarks.record"
-    return program(name, NoOptions, work, words, help="Write the page of all results.")
-
-
-if __name__ == "__main__":
-    from resolute.console import run_main
-
-    run_main(main)

@@ -149,10 +149,9 @@ COMMANDS: dict[str, Command] = {
         positional="shards",
     ),
     "bench-all": Command(
-        help="The same at length, in rounds with their spread, and the stalls of training.",
+        help="Measure everything that README and docs/ show, compared with other tools; takes hours and continues.",
         options="benchmarks.options:BenchAllOptions",
-        program="benchmarks.at_length:main",
-        positional="shards",
+        program="benchmarks.publish:main",
     ),
     "gpu-check": Command(
         help="Check everything about a GPU that matters to a run, in 15 minutes (status 1 if a part failed).",

@@ -26,7 +26,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TextIO
 
 from .errors import ResoluteError, from_os_error, strip_credentials
@@ -104,8 +104,12 @@ def set_program(name: str, words: Sequence[str] = ()) -> None:
 
 def command_line() -> str:
     """The command that runs, as a shell would take it; absolute paths in it without their folders."""
-    without_folders = [re.sub(r"(?<![\w.:/])/(?:[^/,=]*/)*", "", word) for word in _words]
-    return f"{_program} {shlex.join(without_folders)}".strip()
+    return f"{_program} {shlex.join(without_folders(_words))}".strip()
+
+
+def without_folders(words: Iterable[str]) -> list[str]:
+    """The words with absolute paths shortened to their last part."""
+    return [re.sub(r"(?<![\w.:/])/(?:[^/,=]*/)*", "", word) for word in words]
 
 
 def say(line: BaseException | str) -> None:

@@ -2,62 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import re
-import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from resolute.benchmarks.figures import BLOCK, FIGURES, PAGES, written
-from resolute.benchmarks.pictures import PICTURES, drawn
-from resolute.benchmarks.record import RESULTS
+from resolute.benchmarks import figures
+from resolute.benchmarks.figures import PAGES, main, stale, written
+from resolute.errors import ResoluteError
 from tests import ROOT
-from tests.docs.commands import blocks
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"<!-- figures: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 # a number with a unit in which something is measured
 MEASURED = re.compile(r"\d[\d .,\u00a0]*(?:times|ms|s|min|h|images/s|points|%|MB|MiB|GB|GiB|dB|x)(?![\w/])")
 # facts about the environment, not measurements
 ALLOWED = ["6 GB"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_shows_the_figures_of_the_result_files(page: Path) -> None:
+def test_pages_and_pictures_show_what_the_result_files_have() -> None:
     """Run `python -m resolute.benchmarks.figures` after changing a result."""
-    text = page.read_text(encoding="utf-8")
-    assert BLOCK.search(text)
-    assert text == written(text, folder=str(page.parent.relative_to(ROOT)))
+    assert [path.name for path, _ in stale()] == []
 
 
-def test_every_figure_is_shown() -> None:
+def test_every_template_is_shown() -> None:
     shown = {name for page in PAGES for name in BLOCK.findall(page.read_text(encoding="utf-8"))}
-    assert shown == set(FIGURES)
-
-
-def test_training_in_the_first_table_begins_with_an_epoch_as_long_as_the_second() -> None:
-    runs = json.loads((RESULTS / "whole.json").read_text(encoding="utf-8"))["runs"]
-    rows = re.findall(r"^\|.*\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", FIGURES["headline"](), re.MULTILINE)
-    tools = list(dict.fromkeys(run["tool"] for run in runs))
-    assert len(rows) == len(tools)
-    shown = {tuple(map(int, row)) for row in rows}
-    for tool in tools:
-        own = [run for run in runs if run["tool"] == tool and not run["round"]]
-        trained = []
-        for run in own:
-            first_s, second_s = (point["elapsed_s"] for point in run["curve"][:2])
-            trained.append(run["wall_s"] - first_s + (second_s - first_s))
-        assert any(
-            abs(training - statistics.fmean(trained)) <= 1
-            and abs(start + training - statistics.fmean(run["wall_s"] for run in own)) <= 1
-            for start, _, training, _ in shown
-        ), tool
-
-
-def test_a_figure_that_was_changed_by_hand_is_noticed() -> None:
-    changed = README.replace(" 40.8 ", " 41.8 ", 1)
-    assert changed != README
-    assert written(changed) == README
+    templates = {path.stem for path in (ROOT / "benchmarks/templates").glob("*.md")}
+    assert shown == templates
 
 
 def test_readme_has_no_measured_number_of_its_own() -> None:
@@ -66,23 +38,56 @@ def test_readme_has_no_measured_number_of_its_own() -> None:
     assert MEASURED.findall("0.61 times, 20 ms, 501 s and 84.9 %") != []
 
 
-def test_the_output_in_readme_was_printed() -> None:
-    printed = (RESULTS / "demo-train.txt").read_text(encoding="utf-8").splitlines()
-    (shown,) = blocks(ROOT / "README.md", "text")
-    lines = shown.splitlines()
-    assert 8 <= len(lines) <= 12
-    assert [line for line in lines if line not in printed] == []
+@pytest.fixture
+def own_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """Result files by name, and a template `speed.md` that shows one of them."""
+    results: dict[str, Any] = {"speed": {"digest": "", "raw": [1.0, 3.0, 2.0], "median": 2.0}}
+
+    def result(name: str) -> Any:
+        if name not in results:
+            raise figures.NotRenewedError(name)
+        return results[name]
+
+    (tmp_path / "speed.md").write_text('{{ result("speed") | spread(1) }} s ({{ link("speed") }})\n')
+    monkeypatch.setattr(figures, "_TEMPLATES", tmp_path)
+    monkeypatch.setattr(figures, "result", result)
+    return results
 
 
-@pytest.mark.parametrize("name", PICTURES)
-def test_a_picture_is_drawn_from_its_result_file(name: str) -> None:
-    """Run `python -m resolute.benchmarks.pictures` after changing a result."""
-    path, picture = drawn(name)
-    assert path.read_text(encoding="utf-8") == picture
+PAGE = "before\n<!-- figures: speed -->\n\nold\n\n<!-- end -->\nafter\n"
 
 
-def test_readme_is_short_and_its_links_exist() -> None:
-    assert len(README.splitlines()) <= 100
-    targets = [target for target in re.findall(r"\]\(([^)#]+)", README) if "://" not in target]
-    assert len(targets) > 20
-    assert [target for target in targets if not (ROOT / target).exists()] == []
+def test_a_block_is_written_from_its_template_and_result(own_results: dict[str, Any]) -> None:
+    shown = "2.0 (1.0 to 3.0) s ([speed.json](../benchmarks/results/speed.json))"
+    assert written(PAGE, folder="docs") == PAGE.replace("old", shown)
+    own_results["speed"]["median"] = 2.5
+    assert "2.5 (1.0" in written(written(PAGE))
+
+
+def test_a_block_whose_result_was_not_renewed_stays_as_it_is(own_results: dict[str, Any]) -> None:
+    del own_results["speed"]
+    assert written(PAGE) == PAGE
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        (PAGE.replace("<!-- end -->", ""), "a block without its end"),
+        (PAGE.replace("figures: speed", "figures: sped"), "got sped.md, expected one of speed.md"),
+    ],
+)
+def test_a_wrong_block_is_refused(own_results: dict[str, Any], page: str, message: str) -> None:
+    with pytest.raises(ResoluteError, match=message):
+        written(page)
+
+
+def test_a_result_of_another_shape_is_refused(own_results: dict[str, Any]) -> None:
+    own_results["speed"] = {"digest": ""}
+    with pytest.raises(ResoluteError, match=r"templates/speed.md: got .*, expected a result of today's programs"):
+        written(PAGE)
+
+
+def test_check_names_what_is_out_of_date(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(figures, "stale", lambda: iter([(ROOT / "docs/gpu.md", "new")]))
+    assert main(["--check"]) == 2
+    assert "docs/gpu.md: got other figures than the result files have" in capsys.readouterr().err
