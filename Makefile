@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .DEFAULT_GOAL := help
 .PHONY: help env demo shards verify keys show lr lr-find plan train report compare predict eval export bench bench-all recipe \
-        gpu-check test test-all lint docs docs-serve check clean
+        test test-all test-gpu lint docs docs-serve check clean
 VENV ?= .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.resolute-ready
@@ -31,7 +31,7 @@ verify bench: DEFAULTS = $(SET)
 show lr lr-find plan train: DEFAULTS = $(SET) $(RECIPE_OPTION)
 compare: DEFAULTS = $(foreach run,$(value RUNS),$(call quote,$(run)))
 
-plain := $(filter help env test test-all lint docs docs-serve check clean,$(MAKECMDGOALS))
+plain := $(filter help env test test-all test-gpu lint docs docs-serve check clean,$(MAKECMDGOALS))
 $(if $(plain),$(if $(given),$(error $(given): without effect in `make $(MAKECMDGOALS)`; leave it out)))
 # VENV alone is part of file names that make itself has to parse
 $(if $(shell [[ $(call quote,$(value VENV)) =~ ^[A-Za-z0-9_./@+,-]+$$ ]] || echo bad),$(error VENV: got $(strip $(value VENV)), \
@@ -58,13 +58,14 @@ report:  ## RUN=name draw runs/name/report.html from its log again; a run writes
 compare:  ## RUNS="a b" [OUT=runs/compare.html] accuracy, step times and recipes of several runs on one page
 bench: $(DATA)  ## [SHARDS=…] [MODEL=resnet50] in 90 s: loader, model, cost of a change, beside a DataLoader (bench/)
 bench-all:  ## DATA=folder [TIMM=checkout] [FFCV_PYTHON=…] [PUBLISH=1] all that README and docs/ show, in hours; continues
-gpu-check: $(TOOLS)  ## [SHARDS=…] [OUT=gpu-check] all about a GPU in 15 minutes: report.html (DEVICE=cpu: a trial)
-shards verify keys show recipe lr lr-find plan train predict eval export report compare bench bench-all gpu-check: $(READY)
+shards verify keys show recipe lr lr-find plan train predict eval export report compare bench bench-all: $(READY)
 	@$(PY) -m resolute $@ $(DEFAULTS) $(OPTIONS)
 test: $(TOOLS)  ## the tests, without those that take minutes
 	@$(PYTEST) -m 'not slow'
 test-all: $(TOOLS)  ## all tests, as CI runs them
 	@$(PYTEST)
+test-gpu: $(TOOLS)  ## check a GPU: kernels, pixels, memory, resuming, two processes
+	@$(PY) -m pytest -m gpu -n 0 tests/gpu
 lint: $(TOOLS)  ## ruff and mypy
 	@$(PY) -m ruff format --check --quiet .
 	$(PY) -m ruff check .

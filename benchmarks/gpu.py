@@ -1,6 +1,6 @@
 """Resolute on a GPU, compared with what people use: loaders, live training, changes of size, whole trainings.
 
-    python -m resolute.benchmarks.gpu --photos PHOTOS --training-photos PHOTOS [PHOTOS …]
+    python -m resolute.benchmarks.gpu --photos PHOTOS --training-photos PHOTOS[,PHOTOS …]
                           [--timm CHECKOUT] [--ffcv-python PY] [--minutes 9] [--only PART,…] [--out FILE]
 
 PHOTOS are folders of original-size photos in class folders: the first is stored at 128, 160 and 224 px and feeds
@@ -9,12 +9,12 @@ clone of timm's repository. The result FILE holds rows, each written when it has
 continues with the rows that are missing, until --minutes are over; it repeats failed ones only at another commit. All
 rows of a file are of one machine and the same versions of packages, and a digest shows that nobody edited them.
 
-feed      a loader alone, and ResNet-50 and ResNet-18 on its batches and on one synthetic batch, with 2 to 16 cores
+feed      a loader alone, and ResNet-50 and ResNet-18 on its batches and on one synthetic batch, with 2 to 16 cores;
+          ours decodes on the CPU and on the GPU (`--decode gpu`)
 change    training steps across the changes of size
 training  photos to accuracy, whole commands: ours, a plain DataLoader on photos that were resized once, timm's
           train.py; 16 epochs to 160 px, the same settings for all, none of them tuned on a GPU
 recipe    the included recipe `imagenette_cpu_whole`, and a longer one of a wider network, until 90 and 94 %
-ranks     two processes on one GPU, connected by gloo: losses compared with one process; killed and resumed
 
 `--device cpu` is a trial with tiny sizes, whose figures mean nothing.
 """
@@ -26,7 +26,6 @@ if __name__ == "__main__":  # before the slow imports
 
     guard_process()
 
-import argparse
 import contextlib
 import dataclasses
 import datetime
@@ -44,25 +43,27 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from resolute.cli import program
 from resolute.errors import ResoluteError
 from resolute.files import check_output
 from resolute.machine import available_cpus
+from resolute.settings import described, setting, settings
 
 from . import change, whole
-from .cli import Parser, chosen, command, repeated, spread, text_table
+from .cli import chosen, repeated, spread, text_table
 from .loaders.job import Job
 from .loaders.registry import GPU_LOADERS
 from .loaders.run import Runner
-from .record import commit, find_device, header, write
+from .record import commit, digest, find_device, header, write
 from .setting import default_file
 
-__all__ = ["PARTS", "Sizes", "digest", "main", "missing", "rows", "tables"]
+__all__ = ["PARTS", "Sizes", "main", "missing", "rows", "tables"]
 
 Row = dict[str, Any]  # "part", and what it measures: the name of a row, and all that its measurement depends on
-PARTS = ("feed", "change", "training", "recipe", "ranks")
-_LIMITS_S = {"feed": 240, "change": 120, "training": 240, "recipe": 400, "ranks": 300}
+PARTS = ("feed", "change", "training", "recipe")
+_LIMITS_S = {"feed": 240, "change": 120, "training": 240, "recipe": 400}
 _PREPARATION_S = 120
 _LEAST_S = 15  # no row begins with less time left
 _GOALS = (0.90, 0.94)  # top-1 of the recipes
@@ -163,7 +164,6 @@ def rows(sizes: Sizes, *, loaders: Sequence[str], tools: Sequence[str]) -> list[
         *feed(big, [large, *({middle} - {large})]),
         *training(sizes.seeds[0]),
         *changes,
-        {"part": "ranks"},
         *({"part": "recipe", "name": name, "seed": sizes.seeds[0]} for name in sizes.recipes),
         *feed(big, sorted(rest, key=lambda count: count == small)),
         *itertools.chain.from_iterable(training(seed) for seed in sizes.seeds[1:]),
@@ -175,12 +175,6 @@ def rows(sizes: Sizes, *, loaders: Sequence[str], tools: Sequence[str]) -> list[
 
 
 # ---- the result file -------------------------------------------------------------------------------------------------
-
-
-def digest(result: Mapping[str, Any]) -> str:
-    """SHA-256 over all of a result but its own digest."""
-    text = json.dumps({name: value for name, value in result.items() if name != "digest"}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def missing(result: Mapping[str, Any], todo: Sequence[Row]) -> list[Row]:
@@ -202,7 +196,7 @@ def _opened(out: Path, settings: dict[str, Any], device: Any) -> dict[str, Any]:
         raise ResoluteError(f"{out}: not a result of this command; name another --out") from None
     if held != digest(result):
         raise ResoluteError(f"{out}: changed since it was written; restore it, or name another --out")
-    variable = ("load_before",)
+    variable = ("load_before", "load_after")
     pairs = [
         *((name, result["machine"].get(name), value) for name, value in new["machine"].items() if name not in variable),
         *((name, result["versions"].get(name), value) for name, value in new["versions"].items()),
@@ -277,9 +271,9 @@ def _last_line(log: Path) -> str:
 class _Bench:
     """Measures the rows of a command in its folder."""
 
-    def __init__(self, args: argparse.Namespace, sizes: Sizes, device: str) -> None:
-        self._args, self._sizes, self._device = args, sizes, device
-        self.work = args.work.resolve()
+    def __init__(self, options: GpuOptions, sizes: Sizes, device: str) -> None:
+        self._options, self._sizes, self._device = options, sizes, device
+        self.work = options.work.resolve()
         self.work.mkdir(parents=True, exist_ok=True)
         setup = {"shards": str(self._set("feed")), "device": device, "resolutions": sizes.resolutions}
         self._worker = _Worker({**setup, "seconds": sizes.seconds}, self.work / "rows.log")
@@ -293,8 +287,6 @@ class _Bench:
             return self._training(row, limit_s)
         if row["part"] == "recipe":
             return self._recipe(row, limit_s)
-        if row["part"] == "ranks":
-            return self._ranks(limit_s)
         self._feed_set()
         if row.get("loader") == "ffcv":
             return self._ffcv(row, limit_s)
@@ -317,7 +309,7 @@ class _Bench:
 
     def _feed_set(self) -> None:
         def make(folder: Path) -> dict[str, Any]:
-            for path, copy in itertools.product(sorted(self._args.photos.glob("*/*")), range(self._sizes.copies)):
+            for path, copy in itertools.product(sorted(self._options.photos.glob("*/*")), range(self._sizes.copies)):
                 link = folder / "photos" / path.parent.name / f"{path.stem}-{copy}{path.suffix}"
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(path.resolve())
@@ -331,7 +323,7 @@ class _Bench:
         """{"photos", "validated", "prep_s": {tool: s}} of the photos that are trained on."""
 
         def make(folder: Path) -> dict[str, Any]:
-            trained, validated = whole.write_photos(self._args.training_photos, _held_out, folder / "photos")
+            trained, validated = whole.write_photos(self._options.training_photos, _held_out, folder / "photos")
             prep_s = {
                 name: whole.prepare(self._job({"tool": tool, "model": "", "seed": 0}))
                 for name, tool in (("ours", "ours"), ("once", "plain-once"))
@@ -357,7 +349,7 @@ class _Bench:
             bf16=self._device != "cpu",
             photos=folder / "photos",
             shards=folder / "shards",
-            timm=self._args.timm and self._args.timm.resolve(),
+            timm=self._options.timm and self._options.timm.resolve(),
             ffcv_python=None,
             folder=folder / row["tool"],
             device=self._device,
@@ -393,17 +385,6 @@ class _Bench:
         reached = {str(goal): whole.time_to(curve, goal) for goal in _GOALS}
         return {**made, "wall_s": wall_s, "top1": curve[-1]["top1"], "curve": curve, "seconds_to": reached}
 
-    def _ranks(self, limit_s: float) -> dict[str, Any]:
-        """The parts of `gpu-check` about two processes and about resuming."""
-        folder = self.work / "ranks"
-        shutil.rmtree(folder, ignore_errors=True)
-        words = ["gpu-check", f"--device={self._device}", f"--out={folder}", "--only=resume,ranks"]
-        self._run("ranks", words, limit_s, failure_is_a_result=True)
-        if not (folder / "gpu-check.json").exists():
-            raise ResoluteError(_last_line(self.work / "ranks.log"))
-        parts = json.loads((folder / "gpu-check.json").read_text(encoding="utf-8"))["parts"]
-        return {part["part"]: {name: part[name] for name in ("verdict", "summary", "values")} for part in parts}
-
     def _ffcv(self, row: Row, limit_s: float) -> dict[str, Any]:
         """FFCV alone: its interpreter cannot import the training step."""
         scratch = self.work / "ffcv"
@@ -424,7 +405,7 @@ class _Bench:
             loaders=("ffcv",),
             rounds=1,
             known=GPU_LOADERS,
-            ffcv_python=self._args.ffcv_python,
+            ffcv_python=self._options.ffcv_python,
             cores=row["cores"],
             spare_s=limit_s / (1 + len(self._sizes.resolutions)),  # for the file, and each size
         )
@@ -433,7 +414,7 @@ class _Bench:
         alone = {str(res): {"alone": runner.run("ffcv", resolutions=(res,))} for res in self._sizes.resolutions}
         return {"workers": row["cores"], "tried": {}, "res": alone}
 
-    def _run(self, name: str, words: Sequence[str], limit_s: float, *, failure_is_a_result: bool = False) -> float:
+    def _run(self, name: str, words: Sequence[str], limit_s: float) -> float:
         """Seconds of `resolute WORDS`. Raises `ResoluteError` with the last line of its output if it fails."""
         log, began = self.work / f"{name}.log", time.perf_counter()
         with log.open("wb") as output:
@@ -449,7 +430,7 @@ class _Bench:
                 raise ResoluteError(f"no result after {limit_s:.0f} s") from None
             finally:
                 _kill(process)
-        if status and not failure_is_a_result:
+        if status:
             raise ResoluteError(f"status {status}: {_last_line(log)}")
         return time.perf_counter() - began
 
@@ -586,8 +567,6 @@ def _other_lines(result: Mapping[str, Any]) -> Iterator[str]:
             )
         goals = [f"s to {100 * goal:.0f} %" for goal in _GOALS]
         yield text_table("included recipe, from the start of the command", ["", "seeds", "top-1", "s", *goals], lines)
-    for _, outcome in _measured(result, "ranks"):
-        yield "\n".join(f"{name}: {part['verdict']}, {part['summary']}" for name, part in outcome.items())
     failed = [f"failed: {_name(each['row'])}: {each['failed']}" for each in result["rows"] if "failed" in each]
     if failed:
         yield "\n".join(failed)
@@ -600,53 +579,56 @@ def _name(row: Row) -> str:
 # ---- command ---------------------------------------------------------------------------------------------------------
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@settings("")
+class GpuOptions:
+    photos: Annotated[Path, described("original-size photos in class folders, to feed loaders")]
+    training_photos: Annotated[tuple[Path, ...], described("photos in class folders, to train", min_length=1)]
+    timm: Path | None = setting(None, "checkout of timm; without it, its tools are left out")
+    ffcv_python: str | None = setting(None, "interpreter with FFCV; without it, ffcv is left out")
+    minutes: float = setting(60.0, "no row begins later", ge=0)
+    only: tuple[str, ...] = setting((), "parts to measure (default: all)")
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: a GPU if there is one")
+    work: Path = setting(Path("gpu-work"), "folder to work in, kept for the next time")
+    out: Path | None = setting(None, "JSON file to write (default: bench/gpu-NAME.json)")
+
+
+def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m resolute.benchmarks.gpu", description=(__doc__ or "").partition("\n\n")[0])
-    add = parser.add_argument
-    add("--photos", type=Path, required=True, help="original-size photos in class folders, to feed loaders")
-    add("--training-photos", type=Path, nargs="+", required=True, help="folders of photos in class folders, to train")
-    add("--timm", type=Path, help="checkout of timm; without it, its tools are left out")
-    add("--ffcv-python", metavar="PY", help="interpreter with FFCV; without it, ffcv is left out")
-    add("--minutes", type=float, default=60, help="no row begins later (default: %(default)s)")
-    add("--only", default=",".join(PARTS), help="(default: %(default)s)")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: %(default)s)")
-    add("--work", type=Path, default=Path("gpu-work"), help="folder to work in, kept for the next time")
-    add("--out", type=Path, help="(default: bench/gpu-NAME.json)")
-    return command(parser, _run, argv)
+    help = (__doc__ or "").partition("\n\n")[0]
+    return program("python -m resolute.benchmarks.gpu", GpuOptions, _run, words, help=help)
 
 
-def _run(args: argparse.Namespace) -> None:
-    began, device = time.monotonic(), find_device(args.device)
-    parts = chosen(args.only, PARTS)
-    for folder in (args.photos, *args.training_photos):
+def _run(options: GpuOptions) -> None:
+    began, device = time.monotonic(), find_device(options.device)
+    parts = chosen(options.only or PARTS, PARTS)
+    for folder in (options.photos, *options.training_photos):
         if not any(folder.glob("*/*")):
             raise ResoluteError(f"{folder}: got no CLASS/PHOTO, expected a folder of class folders; correct it")
     sizes = Sizes.for_device(device.type)
     loaders = [
         name
         for name in GPU_LOADERS
-        if (name != "ffcv" or args.ffcv_python) and (device.type == "cuda" or name not in ("ours-gpu", "dali"))
+        if (name != "ffcv" or options.ffcv_python) and (device.type == "cuda" or name not in ("ours-gpu", "dali"))
     ]
-    tools = ["ours", "plain-once", *(["timm-once", "timm-sizes-once"] if args.timm else [])]
+    tools = ["ours", "plain-once", *(["timm-once", "timm-sizes-once"] if options.timm else [])]
     todo = [row for row in rows(sizes, loaders=loaders, tools=tools) if row["part"] in parts]
     name = header(device=device)["machine"]["gpu"] or "cpu"
-    out = args.out or default_file("gpu", name)
-    check_output(out, setting="--out", suffixes=(".json",), named=args.out is not None)
-    settings = {
+    out = options.out or default_file("gpu", name)
+    check_output(out, setting="--out", suffixes=(".json",), named=options.out is not None)
+    about = {
         "device": device.type,
-        "photos": args.photos.resolve().name,
-        "training_photos": [folder.resolve().name for folder in args.training_photos],
+        "photos": options.photos.resolve().name,
+        "training_photos": [folder.resolve().name for folder in options.training_photos],
         "resolutions": sizes.resolutions,
         "seconds": sizes.seconds,
         "case": dataclasses.asdict(sizes.case),
         "recipes": sizes.recipes,
     }
-    result = _opened(out, settings, device)
-    bench = _Bench(args, sizes, device.type)
+    result = _opened(out, about, device)
+    bench = _Bench(options, sizes, device.type)
     try:
         for row in missing(result, todo):
-            left_s = 60 * args.minutes - (time.monotonic() - began)
+            left_s = 60 * options.minutes - (time.monotonic() - began)
             if left_s < _LEAST_S:
                 break
             measured = _measure(bench, row, left_s)
@@ -654,7 +636,6 @@ def _run(args: argparse.Namespace) -> None:
                 break
             others = [each for each in result["rows"] if each["row"] != row]
             result = {**result, "rows": [*others, measured]}
-            result["digest"] = digest(json.loads(json.dumps(result)))
             write(out, result, quiet=True)
             print(f"{_name(row)}: {measured.get('failed', 'measured')} ({measured['took_s']:.0f} s)", flush=True)
     finally:

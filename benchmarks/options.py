@@ -1,4 +1,4 @@
-"""The settings of `resolute bench`, `bench-all` and `gpu-check`; each field is an option of the command."""
+"""The settings of `resolute bench` and `bench-all`; each field is an option of the command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field
 from resolute.machine import available_cpus
 from resolute.settings import described, setting, settings
 
-__all__ = ["BenchAllOptions", "BenchOptions", "GpuCheckOptions", "SetOptions"]
+__all__ = ["BenchAllOptions", "BenchOptions", "SetOptions"]
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -47,17 +47,3 @@ class BenchAllOptions:
     img2dataset: str | None = setting(None, "interpreter with img2dataset")
     minutes: float = setting(600.0, "no measurement begins later", gt=0)
     work: Path = setting(Path("bench/work"), "folder to work in, kept for the next time")
-
-
-@settings("")
-class GpuCheckOptions:
-    device: Device = setting("auto", "auto: a GPU if there is one; on a CPU sizes are tiny and times mean nothing")
-    shards: str | None = setting(None, "shard set (default: made from demo photos)", min_length=1)
-    only: tuple[str, ...] = setting((), "parts to run (default: all)")
-    minutes: float | None = setting(
-        None, "parts that could not begin by then are skipped (default: 15, on a CPU 60)", gt=0
-    )
-    threads: Annotated[int, described("CPU threads: all cores by default", ge=1)] = Field(
-        default_factory=available_cpus
-    )
-    out: Path = setting(Path("gpu-check"), "folder to write to")

@@ -153,11 +153,6 @@ COMMANDS: dict[str, Command] = {
         options="benchmarks.options:BenchAllOptions",
         program="benchmarks.publish:main",
     ),
-    "gpu-check": Command(
-        help="Check everything about a GPU that matters to a run, in 15 minutes (status 1 if a part failed).",
-        options="benchmarks.options:GpuCheckOptions",
-        program="benchmarks.gpu_check.check:main",
-    ),
     "jobs plan": Command(
         help="First of three commands that make a set by separate jobs: list the photos and write a plan to OUT.",
         options="prep.settings:JobsPlanOptions",

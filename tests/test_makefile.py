@@ -48,7 +48,6 @@ COMMANDS = (
     "bench",
     "bench-all",
     "recipe",
-    "gpu-check",
     "keys",
 )
 DEMO = [

@@ -86,7 +86,6 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> No
         "resolute/py.typed",
         "resolute/train/recipes/demo.toml",
         "resolute/report/base.html",
-        "resolute/benchmarks/gpu_check/page.html",
     } <= expected
     names = zipfile.ZipFile(wheel).namelist()
     assert {name for name in names if ".dist-info/" not in name} == expected
@@ -179,8 +178,8 @@ def test_the_locked_versions_lie_in_the_ranges_of_the_project(stack: str) -> Non
         ),
         (
             "sys.modules |= dict.fromkeys(('timm', 'nvidia')); "
-            "from resolute.cli import main; sys.exit(main(['gpu-check']))",
-            "check: not installed: nvidia.dali, timm; run `pip install 'resolute-vision[cuda13,train]'`, with cuda12",
+            "from resolute.cli import main; sys.exit(main(['bench-all', '--data', '.']))",
+            "all: not installed: nvidia.dali, timm; run `pip install 'resolute-vision[cuda13,train]'`, with cuda12",
         ),
         (
             "sys.modules['nvidia.dali'] = None; from resolute.cli import main; sys.exit(main(['bench', '.']))",

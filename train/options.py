@@ -90,9 +90,7 @@ class LaunchOptions:
 class RunOptions(_RecipeOptions, LaunchOptions, _Device):
     run: str | None = setting(None, "name of the run, or the path of its folder (default: recipe and set)")
     runs: Path = setting(Path("runs"), "parent of all run folders")
-    decode: Literal["cpu", "gpu"] = setting(
-        "cpu", "where JPEGs are decoded for a GPU; `resolute gpu-check` says when gpu pays"
-    )
+    decode: Literal["cpu", "gpu"] = setting("cpu", "where JPEGs are decoded for a GPU; docs/gpu.md says when gpu pays")
     folds: str | None = setting(
         None,
         "cross-validation: train K runs, each in RUN/fold-NUMBER with another K-th of the training split held "

@@ -1,6 +1,6 @@
 """Each benchmark program once on tiny data: its result is complete and has no absolute path, its mistakes are one line.
 
-`gpu-check` is in test_gpu_check.py, `whole` in test_whole.py.
+`whole` is in test_whole.py, `bench-all` in test_publish.py.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def options_of(command: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     module = importlib.import_module(words[2])
     if hasattr(module, "__path__"):
         module = importlib.import_module(f"{words[2]}.__main__")
-    found = []
+    found: list[Any] = []
 
     def program(name: str, kind: type, work: Any, words: Sequence[str], **about: Any) -> int:
         command = cli.Command(help="", options="", program="", positional=about.get("positional", ""))

@@ -32,7 +32,7 @@ def test_help_and_mistakes_load_nothing_slow() -> None:
     code = """
 import sys
 from resolute.cli import main
-for name in ("shards", "train", "eval", "bench", "gpu-check"):
+for name in ("shards", "train", "eval", "bench", "bench-all"):
     assert main([name, "--help"]) == 0
     assert main([name, "--no-such-option", "1"]) == 2
 print({"torch", "numpy", "numba", "timm", "fsspec"} & {*sys.modules}, file=sys.stderr)

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from resolute.report.page import render
-from tests import ROOT
 from tests.conftest import make_photos
 from tests.support.cli import prep
 from tests.support.synthetic_log import GPU, write_log
@@ -181,28 +179,6 @@ def _command(folder: Path, *words: object) -> bytes:
     return (folder / "page.html").read_bytes()
 
 
-def gpu_check(_: pytest.FixtureRequest, __: Path) -> bytes:
-    parts = [
-        {
-            "title": "Device",
-            "verdict": "passed",
-            "took_s": 1.0,
-            "summary": "a GPU",
-            "bad": False,
-            "tables": [(["property", "value#"], [["memory", "1"]])],
-        },
-        {"title": "Tests", "verdict": "failed", "took_s": 2.0, "summary": "1 failed", "bad": True, "tables": []},
-    ]
-    return render(
-        ROOT / "benchmarks" / "gpu_check" / "page.html",
-        title="GPU check",
-        subtitle="Some GPU",
-        headline="The loader is faster than the model.",
-        line="1 passed, 1 failed",
-        parts=parts,
-    )
-
-
 # by name; each gets the fixtures and a folder that does not exist yet
 PAGES: dict[str, Callable[[pytest.FixtureRequest, Path], bytes]] = {
     maker.__name__: maker
@@ -215,6 +191,5 @@ PAGES: dict[str, Callable[[pytest.FixtureRequest, Path], bytes]] = {
         bench,
         model_input,
         schedule,
-        gpu_check,
     )
 }
