@@ -19,7 +19,6 @@ import json
 import math
 import re
 import statistics
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -66,20 +65,6 @@ def _processor(name: str) -> str:
 
 # ---- whole trainings -----------------------------------------------------------------------------------------------
 
-# progressive and fixed size: result files, and their photos in words; the first is in the table of single parts
-_HALVES = {
-    "half-imagenette": "Imagenette",
-    "half-imagenette-more": "Imagenette, other photos",
-    "half-clothing": "clothing",
-}
-_TRAINING = next(iter(_HALVES))
-
-
-def _sides(name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Summaries of the progressive and of the fixed-size recipe."""
-    recipes = _read(name)["summary"]["recipes"]
-    return recipes["progressive"], recipes["fixed224"]
-
 
 def _seconds(recipe: Mapping[str, Any]) -> str:
     return f"{recipe['wall_s']['median']:.0f} s"
@@ -92,17 +77,6 @@ def _percent(top1: Mapping[str, Any]) -> str:
 def _with_error(top1: Mapping[str, Any]) -> str:
     """Mean, standard error and number of seeds."""
     return f"{_percent(top1)} ± {100 * top1['se']:.1f} % ({top1['n']} seeds)"
-
-
-def _points(recipe: Mapping[str, Any]) -> str:
-    """Mean difference to the baseline and its standard error."""
-    points = recipe["against"]["points"]
-    return f"{points['mean']:+.1f} ± {points['se']:.1f}"
-
-
-def _tuned_rate(name: str, side: str) -> float:
-    result = _read(name)
-    return float(tomllib.loads(result["recipes"][side])["optim"]["lr"] * result["tuning"]["sides"][side]["best"])
 
 
 _WHOLE = ("whole", "whole-large")  # result files of `whole`
@@ -118,31 +92,30 @@ _TOOLS = {  # {tool: (name, px)}, first those with the same sizes and the same v
 }
 
 
-def _wholes(name: str) -> dict[tuple[str, int], Mapping[str, Any]]:
-    """{(tool, round): its row of `whole.summary`}; round 1: peers in the time of ours."""
+def _wholes(name: str) -> dict[str, Mapping[str, Any]]:
+    """{tool: its row of `whole.summary`}."""
     from .whole import summary
 
     result = _read(name)
-    rows = summary(result)
-    numbers = dict.fromkeys((run["tool"], run["round"]) for run in result["runs"])
-    return dict(zip(numbers, rows, strict=True))
+    # why: the present files have no start_s, and runs of fewer epochs in round 1
+    runs = [{"start_s": _start_s(run["curve"]), **run} for run in result["runs"] if not run.get("round")]
+    return {row["tool"]: row for row in summary({**result, "runs": runs})}
 
 
 def _mean(value: Sequence[float], digits: int = 1) -> str:
     return f"{value[0]:.{digits}f} ± {value[1]:.{digits}f}"
 
 
-def _start_s(result: Mapping[str, Any], tool: str) -> float:
-    """Mean seconds that a tool's first epoch takes longer than its second: starting and compiling."""
-    curves = [run["curve"] for run in result["runs"] if (run["tool"], run["round"]) == (tool, 0)]
-    return statistics.fmean(2 * first["elapsed_s"] - second["elapsed_s"] for first, second, *_ in curves)
+def _start_s(curve: Sequence[Mapping[str, float]]) -> float:
+    """Seconds that the first epoch takes longer than the second: starting and compiling."""
+    first, second, *_ = curve
+    return 2 * first["elapsed_s"] - second["elapsed_s"]
 
 
 def _parts(name: str, tool: str) -> tuple[str, ...]:
     """Seconds of a tool's start-up, prep and training, and their sum, which starts before prep."""
-    row = _wholes(name)[tool, 0]
-    total, prep_s, start_s = row["wall_s"][0], row["prep_s"], _start_s(_read(name), tool)
-    return tuple(f"{seconds:.0f}" for seconds in (start_s, prep_s, total - prep_s - start_s, total))
+    row = _wholes(name)[tool]
+    return tuple(f"{s:.0f}" for s in (row["start_s"][0], row["prep_s"], row["train_s"][0], row["wall_s"][0]))
 
 
 _PARTS = ("start-up, s", "prep, s", "training, s", "total, s")
@@ -152,18 +125,18 @@ def headline() -> str:
     """README's first table: whole trainings."""
     rows, result = _wholes("whole"), _read("whole")
     table = [
-        (name, px, _mean(rows[tool, 0]["top1"]), *_parts("whole", tool))
-        if (tool, 0) in rows
+        (name, px, _mean(rows[tool]["top1"]), *_parts("whole", tool))
+        if tool in rows
         else (name, px, "not measured yet", *[""] * len(_PARTS))
         for tool, (name, px) in _TOOLS.items()
     ]
     large = _wholes("whole-large")
-    ours_s, plain_s = (large[tool, 0]["wall_s"][0] for tool in ("ours", "plain"))
+    ours_s, plain_s = (large[tool]["wall_s"][0] for tool in ("ours", "plain"))
     return (
         f"{_table(('tool', 'px', 'top-1, %', *_PARTS), table)}\n\n"
         f"Wall time from start to exit on {_processor('whole')}, measured on {result['date']} ({_file('whole')}). "
-        f"Each tool trains a tiny ResNet for {rows['ours', 0]['epochs']} epochs on {_count(result['photos'])} "
-        f"original-size photos; means of {rows['ours', 0]['seeds']} seeds, with standard errors. "
+        f"Each tool trains a tiny ResNet for {rows['ours']['epochs']} epochs on {_count(result['photos'])} "
+        f"original-size photos; means of {rows['ours']['seeds']} seeds, with standard errors. "
         "Start-up is the time by which the first epoch is longer than the second. "
         f"With a wider network, Resolute takes {ours_s:.0f} s and the plain loop {plain_s:.0f} s "
         f"({_file('whole-large')}). "
@@ -174,11 +147,11 @@ def headline() -> str:
 
 
 def trainings() -> str:
-    """Photos to accuracy with several tools: with equal epochs for each network, and in the time of Resolute."""
+    """Photos to accuracy with several tools: with equal epochs, for each network."""
     parts = []
     for name in _WHOLE:
         rows, result = _wholes(name), _read(name)
-        channels, first = result["case"]["model_kwargs"]["channels"], rows["ours", 0]
+        channels, first = result["case"]["model_kwargs"]["channels"], rows["ours"]
         table = [
             (
                 *_TOOLS[tool],
@@ -189,34 +162,24 @@ def trainings() -> str:
                 str(row["workers"]),
             )
             for tool in _TOOLS
-            if (row := rows.get((tool, 0)))
+            if (row := rows.get(tool))
         ]
         parts.append(
             f"#### {channels[0]} to {channels[-1]} channels\n\n"
             f"{first['epochs']} epochs, {first['seeds']} seeds, measured on {result['date']} ({_file(name)}).\n\n"
             f"{_table(('tool', 'px', 'top-1, %', *_PARTS, 'learning rate', 'workers'), table)}"
         )
-    rows = _wholes(_WHOLE[0])
-    shorter = [
-        (*_TOOLS[tool], str(row["epochs"]), _mean(row["top1"]), _mean(row["wall_s"], 0), str(row["seeds"]))
-        for tool in _TOOLS
-        for row in [rows.get((tool, int(tool != "ours")))]
-        if row and tool != "ours-224"
-    ]
-    heads = ("tool", "px", "epochs", "top-1, %", _PARTS[-1], "seeds")
-    return "\n\n".join([*parts, f"#### As many epochs as fit into the time of Resolute\n\n{_table(heads, shorter)}"])
+    return "\n\n".join(parts)
 
 
 def results() -> str:
     """The table of single parts."""
     rates = [rates["loaders"] for rates in _read("peers")["loader"]["res"]]
-    photos = _count(_read(_TRAINING)["shards"]["progressive"]["train_samples"])
     prep = {tool: statistics.mean(took["seconds"]) for tool, took in _read("prep")["seconds"].items()}
 
     def images_per_s(loader: str) -> str:
         return ", ".join(_count(rate[loader]["images_per_s"]["median"]) for rate in rates)
 
-    ours, fixed = _sides(_TRAINING)
     return _table(
         ("measurement", "Resolute", "compared with", "file"),
         [
@@ -235,53 +198,12 @@ def results() -> str:
                 _file("prep"),
             ),
             (
-                f"Imagenette, {photos} photos, 12 epochs of a tiny ResNet to 224 px, time and top-1",
-                f"{ours['wall_s']['median']:.0f} s, {_percent(ours['final_top1'])} %",
-                f"Resolute, all epochs at 224 px: {fixed['wall_s']['median']:.0f} s, {_percent(fixed['final_top1'])} %",
-                _file(_TRAINING),
-            ),
-            (
                 "ms lost at 128 → 160 and 160 → 224 px, without a model",
                 _lost("ours"),
                 f"persistent DataLoader: {_lost('v2-sized')}<br>rebuilt DataLoader: {_lost('pillow')}",
                 _file("peers-switch"),
             ),
         ],
-    )
-
-
-def training() -> str:
-    """Progressive and fixed size, each with its own tuned learning rate, on all sets."""
-    rows = []
-    for name, title in _HALVES.items():
-        ours, fixed = _sides(name)
-        photos, ratio = _read(name)["shards"]["progressive"], ours["against"]["wall_ratio"]
-        rows.append(
-            (
-                f"{title}, {_count(photos['train_samples'])}",
-                _count(photos["val_samples"]),
-                *(f"{_percent(side['final_top1'])} %" for side in (ours, fixed)),
-                f"{_points(ours)} ({ours['final_top1']['n']} seeds)",
-                *(_seconds(side) for side in (ours, fixed)),
-                f"{ratio['median']:.2f}",
-                ", ".join(f"{_tuned_rate(name, side):g}" for side in ("progressive", "fixed224")),
-                _file(name),
-            )
-        )
-    return _table(
-        (
-            "training photos",
-            "validated on",
-            "top-1, 96 to 224 px",
-            "224 px",
-            "difference in points ± standard error",
-            "wall time, 96 to 224 px",
-            "224 px",
-            "ratio",
-            "learning rates",
-            "file",
-        ),
-        rows,
     )
 
 
@@ -867,7 +789,6 @@ FIGURES: Mapping[str, Callable[[], str]] = {
         headline,
         results,
         trainings,
-        training,
         imagenette,
         fine_tuning,
         siblings,

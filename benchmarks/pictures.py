@@ -154,7 +154,7 @@ def draw_whole(result: Mapping[str, Any]) -> str:
     """The picture as SVG, from a result of `whole`."""
     lines = []
     for tool, (name, colour) in _WHOLE_LINES.items():
-        curves = [run["curve"] for run in result["runs"] if run["tool"] == tool and not run["round"]]
+        curves = [run["curve"] for run in result["runs"] if run["tool"] == tool and not run.get("round")]
         if not curves:
             continue
         prep_s = result["prep_s"].get(tool.partition("-")[0], 0.0)
