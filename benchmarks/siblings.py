@@ -15,31 +15,44 @@ if __name__ == "__main__":  # before the slow imports
 
     guard_process()
 
-import argparse
 import json
 import math
 import random
 import shutil
 import statistics
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from PIL import Image, ImageEnhance, ImageOps
+from pydantic import Field
 
+from resolute.cli import program
 from resolute.errors import ResoluteError
+from resolute.settings import described, setting, settings
 from resolute.train.logs.run_log import RunLogReader
 
-from .cli import Parser, command
 from .record import check_writable, header, write
-from .training.runs import changed, train
+from .tools import timed
 
 __all__ = ["main", "make_sets"]
 
 RECIPE = Path(__file__).parent / "recipes" / "siblings.toml"
-SIDES: dict[str, tuple[str, ...]] = {"at random": (), "GROUP": ("--group", r"/([^/.]+?)(?:_copy)?\.[^/]*$")}
+SIDES: dict[str, dict[str, str]] = {"at random": {}, "GROUP": {"group": r"/([^/.]+?)(?:_copy)?\.[^/]*$"}}
 _VAL_FRAC, _SIZES = "0.2", "64,96"
+
+
+@settings("")
+class SiblingsOptions:
+    photos: Annotated[Path, described("folder of class folders")]
+    originals: int = setting(700, "photos of the set", ge=1)
+    share: float = setting(0.3, "of copies in the set", gt=0, lt=1)
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = setting(
+        (0, 1, 2, 3, 4), "one division and training each", min_length=1
+    )
+    out: Path = setting(Path("benchmarks/results/siblings.json"), "JSON file to write")
 
 
 def make_sets(src: Path, root: Path, *, originals: int, share: float) -> dict[str, int]:
@@ -74,19 +87,24 @@ def make_sets(src: Path, root: Path, *, originals: int, share: float) -> dict[st
     return {"originals": originals, "copies": copied, "truth": len(parts["truth"])}
 
 
-def _run(root: Path, side: str, seed: int) -> dict[str, float | None]:
+def _resolute(root: Path, command: str, **options: object) -> None:
+    """Run a command of `resolute`, with its output in `root`. Raises `ResoluteError` with its last line if it fails."""
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    timed([sys.executable, "-m", "resolute", command, *words], root / "out.log", name=f"resolute {command}")
+
+
+def _train(root: Path, side: str, seed: int) -> dict[str, float | None]:
     """Accuracies (0 to 1) of a training: on all validation photos, on those without a near copy in train, and true."""
     folder = root / f"{side.replace(' ', '-')}-{seed}"
-    shards = folder / "shards"
-    options = ["--res", _SIZES, "--val-frac", _VAL_FRAC, "--seed", str(seed), *SIDES[side]]
-    train(["shards", f"--src={root / 'set'}", f"--out={shards}", *options])
-    recipe = changed(RECIPE, folder / "siblings.toml", seed=seed)
-    train(["train", f"--shards={shards}", f"--recipe={recipe}", f"--run={folder / 'run'}"])
-    log = RunLogReader(folder / "run" / "run.jsonl")
+    shards, run = folder / "shards", folder / "run"
+    divided = {"res": _SIZES, "val_frac": _VAL_FRAC, "seed": seed, **SIDES[side]}
+    _resolute(root, "shards", src=root / "set", out=shards, **divided)
+    _resolute(root, "train", shards=shards, recipe=RECIPE, run=run, set=f"seed={seed}")
+    log = RunLogReader(run / "run.jsonl")
     log.read()
     last = log.epochs[-1]
     out = folder / "true.json"
-    train(["eval", f"--run={folder / 'run'}", f"--shards={root / 'truth-shards'}", f"--json={out}"])
+    _resolute(root, "eval", run=run, shards=root / "truth-shards", json=out)
     rows = json.loads(out.read_text())["rows"]
     figures: dict[str, float | None] = {
         "top1": last["ema_top1"],
@@ -97,43 +115,28 @@ def _run(root: Path, side: str, seed: int) -> dict[str, float | None]:
     return figures
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m resolute.benchmarks.siblings", description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--photos", type=Path, required=True, help="folder of class folders")
-    parser.add_argument("--originals", type=int, default=700, help="photos of the set (default: %(default)s)")
-    parser.add_argument("--share", type=float, default=0.3, help="of copies in the set (default: %(default)s)")
-    parser.add_argument("--seeds", default="0,1,2,3,4", help="one division and training each (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/siblings.json"), help="JSON to write")
-    return command(parser, _measure, argv)
+    name, help = "python -m resolute.benchmarks.siblings", (__doc__ or "").partition("\n\n")[0]
+    return program(name, SiblingsOptions, _measure, words, help=help)
 
 
-def _measure(args: argparse.Namespace) -> None:
-    seeds = [int(seed) for seed in args.seeds.split(",")]
-    check_writable(args.out)
-    result = header(rounds=len(seeds))
+def _measure(options: SiblingsOptions) -> None:
+    check_writable(options.out)
+    result = header(rounds=len(options.seeds))
     with tempfile.TemporaryDirectory(prefix="resolute-siblings-") as temporary:
         root = Path(temporary)
-        counts = make_sets(args.photos, root, originals=args.originals, share=args.share)
+        counts = make_sets(options.photos, root, originals=options.originals, share=options.share)
         # a set needs training photos of all classes; only its validation photos are used
-        train(
-            [
-                "shards",
-                f"--src={root / 'set'}",
-                f"--val={root / 'truth'}",
-                f"--out={root / 'truth-shards'}",
-                "--res",
-                _SIZES,
-            ]
-        )
+        _resolute(root, "shards", src=root / "set", val=root / "truth", out=root / "truth-shards", res=_SIZES)
         sides: dict[str, list[dict[str, float | None]]] = {side: [] for side in SIDES}
-        for seed in seeds:
+        for seed in options.seeds:
             for side, runs in sides.items():
-                runs.append(_run(root, side, seed))
+                runs.append(_train(root, side, seed))
                 print(f"seed {seed}, {side}: {runs[-1]}", flush=True)
-    result |= {"photos": counts, "val_frac": float(_VAL_FRAC), "seeds": seeds, "sides": sides}
+    result |= {"photos": counts, "val_frac": float(_VAL_FRAC), "seeds": options.seeds, "sides": sides}
     result["summary"] = {side: _summary(runs) for side, runs in sides.items()}
-    write(args.out, result)
+    write(options.out, result)
 
 
 def _summary(runs: Sequence[dict[str, float | None]]) -> dict[str, Any]:

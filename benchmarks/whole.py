@@ -1,15 +1,16 @@
 """Photos to accuracy, whole commands: Resolute beside timm's train.py, FFCV and a plain PyTorch loop.
 
     python -m resolute.benchmarks.whole --photos FOLDER --val-list FILE --timm CHECKOUT --ffcv-python PY
-                              [--case small] [--seeds 0,1,2] [--lr TOOL=0.5 …] [--same-time] [--out FILE]
+                              [--case small] [--seeds 0,1,2] [--lr TOOL=0.5,…] [--out FILE]
     python -m resolute.benchmarks.whole … --rates 0.1,0.3,1      # on other photos: prints the best rates for --lr
+    python -m resolute.benchmarks.whole --photos FOLDER --val-hash 10 --recipes a.toml,b.toml      # our recipes alone
 
-FOLDER holds native-size photos in class folders; the photos that FILE lists are validated on. All tools train the same
-network with the same optimizer, schedule (a cosine after one epoch of warm-up), number of epochs, batch size, crops and
-label smoothing, and validate after each epoch at the largest size. They have the same cores and threads, and malloc
-keeps freed memory in all of them. Each is one command per seed, timed from its start to its end; tools take turns, seed
-by seed. Preparing files (ours, ffcv, photos resized once) happens once; its time is shown, and added to each training.
-With --same-time, peers also train with as many epochs as fit in the time that ours takes.
+FOLDER holds native-size photos in class folders; those that FILE lists are validated on, or one of N by a hash. All
+tools train the same network with the same optimizer, schedule (a cosine after one epoch of warm-up), number of epochs,
+batch size, crops and label smoothing, and validate after each epoch at the largest size. They have the same cores and
+threads, and malloc keeps freed memory in all of them. Each is one command per seed, timed from its start to its end;
+tools take turns, seed by seed. Preparing files (ours, ffcv, photos resized once) happens once, so that its time is a
+single measurement; it is shown, and added to each training.
 
 ours             `resolute shards`, then `resolute train`: 96, 128, 160, 224 px, in stages
 ours-224         the same with all epochs at 224 px
@@ -20,9 +21,13 @@ timm             train.py of a checkout of timm, all epochs at 224 px
 timm-once        the same on photos resized once
 timm-sizes       train.py with its own schedule of the same sizes (`--train-size-schedule progressive`)
 timm-sizes-once  the same on photos resized once
+a recipe         `resolute train` with its own settings, called by the name of its file
 
 Each tool trains two epochs before, peers with N and with N + 1 workers for N cores, of which they then have the faster
 number. `--case small` has a network so small that reading photos is the limit; `--case large` one that is the limit.
+
+The result is written after each training. The same command of the same commit on the same machine continues it with the
+trainings that are missing, as long as the prepared files are in the folder `--work`; else it starts anew.
 """
 
 from __future__ import annotations
@@ -32,102 +37,90 @@ if __name__ == "__main__":  # before the slow imports
 
     guard_process()
 
-import argparse
-import contextlib
-import csv
-import itertools
+import hashlib
 import json
 import math
-import os
 import re
 import shutil
-import signal
 import statistics
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from resolute.cli import program
 from resolute.errors import ResoluteError
 from resolute.machine import available_cpus
+from resolute.settings import setting, settings
+from resolute.train.recipe.schema import Recipe
 
-from .cli import Parser, chosen, command, parse_factors, parse_seeds, show_progress, text_table
-from .record import check_writable, header, write
+from .cli import chosen, show_progress, text_table
+from .record import check_writable, digest, header, write
+from .tools import CASES, TOOLS, Case, Curve, Job, kind, prepare, prepared, run, run_curve
 
 __all__ = [
     "CASES",
     "TOOLS",
     "Case",
     "Job",
+    "WholeOptions",
+    "hash_rule",
     "main",
     "mean_and_error",
     "prepare",
     "run",
     "run_curve",
+    "summary",
     "table",
     "time_to",
     "write_photos",
 ]
 
-_ONCE = "-once"  # of a tool that trains on photos resized once
-TOOLS = ("ours", "ours-224", "plain", "plain-once", "ffcv", "timm", "timm-once", "timm-sizes", "timm-sizes-once")
-# Freed memory stays with the process, as `resolute train` sets it for itself on a CPU. Source: mallopt(3)
-_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_TOP_PAD_": str(64 << 20)}
-_FIRST_STEP = "Train: 0 ["  # in timm's output
-_ROOT = Path(__file__).resolve().parents[1]  # with the package, for other interpreters
-_POLL_S = 0.1  # how often timm's log is looked at
-Curve = list[dict[str, float]]  # [{"elapsed_s", "top1"}] after each epoch
-Log = tuple[float, Curve]  # seconds from the start of the command to the first training step, and the curve
+_SETUP = "setup.txt"  # in the folder to work in: for which setup its files were prepared
+_SALT = "whole"  # of `hash_rule`; another one would choose other photos
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """The network and the training settings that all tools share."""
+@settings("")
+class WholeOptions:
+    photos: Annotated[
+        tuple[str, ...],
+        Field(
+            description="native-size photos in class folders; may be given several times",
+            min_length=1,
+            json_schema_extra={"metavar": "FOLDER"},
+        ),
+    ]
+    val_list: Path | None = setting(None, "file with the photos to validate on: CLASS/NAME, one a line")
+    val_hash: int | None = setting(
+        None, "or validate on one photo of so many: those whose SHA-256 of `whole/CLASS/NAME` is divisible by it", ge=2
+    )
+    tools: tuple[str, ...] = setting((), "tools to train (default: all, or none with --recipes)")
+    recipes: tuple[Path, ...] = setting((), "recipes of ours to train, TOML files; they keep their learning rate")
+    timm: Path | None = setting(None, "checkout of timm; without it, its tools are left out")
+    ffcv_python: str | None = setting(None, "interpreter with FFCV; without it, ffcv is left out", min_length=1)
+    case: Literal["small", "large"] = setting("small", "network that the tools train")
+    epochs: tuple[str, ...] = setting((), "PX=EPOCHS of each stage instead of the case's")
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = setting((0,), "each trains all tools", min_length=1)
+    lr: tuple[str, ...] = setting((), "TOOL=RATE, tuned on other photos (default: the case's)")
+    lr_from: Path | None = setting(None, "result of --rates with the learning rates to take")
+    rates: tuple[Annotated[float, Field(gt=0)], ...] = setting(
+        (), "learning rates to try with every tool, to choose the best for --lr"
+    )
+    bf16: bool = setting(False, "train in bf16, if the CPU has its instructions")
+    work: Path = setting(Path("whole"), "folder to work in, which is emptied first unless the command continues")
+    out: Path = setting(Path("benchmarks/results/whole.json"), "JSON file to write")
 
-    model: str
-    model_kwargs: dict[str, Any]
-    stages: tuple[tuple[int, int], ...]  # (px, epochs)
-    lr: float = 0.3
-    weight_decay: float = 5e-4
-    label_smoothing: float = 0.1
-    scale: tuple[float, float] = (0.35, 1.0)
-    batch_size: int = 64
-    eval_batch_size: int = 240
-    warmup_epochs: int = 1
 
-    @property
-    def epochs(self) -> int:
-        return sum(epochs for _, epochs in self.stages)
+def hash_rule(one_of: int) -> Callable[[str], bool]:
+    """Whether a photo CLASS/NAME is validated on: one of so many, by a hash, so that nobody chose them."""
 
-    @property
-    def largest(self) -> int:
-        return max(res for res, _ in self.stages)
+    def held_out(name: str) -> bool:
+        found = hashlib.sha256(f"{_SALT}/{name}".encode(errors="surrogateescape")).hexdigest()
+        return int(found, 16) % one_of == 0
 
-    def shortened(self, epochs: int) -> Case:
-        """The case with `epochs` in all, at least 1: stages shrink alike; those left without one go, never the last."""
-        ends = [epochs * sum(each for _, each in self.stages[: i + 1]) // self.epochs for i in range(len(self.stages))]
-        lengths = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-        stages = tuple((res, length) for (res, _), length in zip(self.stages, lengths, strict=True) if length)
-        return replace(self, stages=stages, warmup_epochs=min(self.warmup_epochs, epochs - 1))
-
-
-_STAGES = ((96, 6), (128, 3), (160, 2), (224, 1))
-CASES = {
-    "small": Case(
-        model="resnet10t",
-        model_kwargs={"channels": [16, 32, 64, 128], "stem_width": 8, "stem_type": "deep"},
-        stages=_STAGES,
-    ),
-    "large": Case(
-        model="resnet10t",
-        model_kwargs={"channels": [32, 64, 128, 256], "stem_width": 16, "stem_type": "deep"},
-        stages=_STAGES,
-    ),
-}
+    return held_out
 
 
 def write_photos(folders: Sequence[Path], held_out: Callable[[str], bool], out: Path) -> tuple[int, int]:
@@ -136,359 +129,32 @@ def write_photos(folders: Sequence[Path], held_out: Callable[[str], bool], out: 
     folders: each with class folders. held_out: whether a photo CLASS/NAME is validated on. Returns how many photos are
     trained on and validated on. Raises `ResoluteError` if two have the same name.
     """
-    counts = {"train": 0, "val": 0}
-    for photos in folders:
-        for path in sorted(photos.glob("*/*")):
-            name = f"{path.parent.name}/{path.name}"
-            part = "val" if held_out(name) else "train"
-            folder = out / part / path.parent.name
-            folder.mkdir(parents=True, exist_ok=True)
-            try:
-                (folder / path.name).symlink_to(path.resolve())
-            except FileExistsError:
-                raise ResoluteError(f"{path}: a second photo {name}, expected one; name fewer folders") from None
-            counts[part] += 1
-    return counts["train"], counts["val"]
+    links = _links(folders, held_out)
+    for link, photo in links.items():
+        (out / link).parent.mkdir(parents=True, exist_ok=True)
+        (out / link).symlink_to(photo)
+    trained = sum(link.startswith("train/") for link in links)
+    return trained, len(links) - trained
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One training."""
-
-    case: Case
-    tool: str
-    seed: int
-    lr: float
-    workers: int
-    threads: int
-    bf16: bool
-    photos: Path  # with train/ and val/
-    shards: Path
-    timm: Path | None  # a checkout
-    ffcv_python: str | None
-    folder: Path  # of its own output
-    device: str = "cpu"  # or cuda
-
-    @property
-    def betons(self) -> Path:
-        return self.photos.parent / "betons"
-
-    @property
-    def classes(self) -> int:
-        return sum(1 for path in (self.photos / "train").iterdir() if path.is_dir())
-
-    @property
-    def source(self) -> Path:
-        """The photos that peers read, with train/ and val/."""
-        return self.photos.parent / "once" if self.tool.endswith(_ONCE) else self.photos
-
-    @property
-    def python(self) -> str:
-        return (self.ffcv_python or "") if self.tool == "ffcv" else sys.executable
-
-    @property
-    def stages(self) -> tuple[tuple[int, int], ...]:
-        fixed = self.tool in ("ours-224", "timm", "timm-once")
-        return ((self.case.largest, self.case.epochs),) if fixed else self.case.stages
+def _links(folders: Sequence[Path], held_out: Callable[[str], bool]) -> dict[str, str]:
+    """{PART/CLASS/NAME: photo} of all photos; the part is train or val."""
+    links: dict[str, str] = {}
+    for path in (path for photos in folders for path in sorted(photos.glob("*/*"))):
+        name = f"{path.parent.name}/{path.name}"
+        link = f"{'val' if held_out(name) else 'train'}/{name}"
+        if link in links:
+            raise ResoluteError(f"{path}: a second photo {name}, expected one; name fewer folders")
+        links[link] = str(path.resolve())
+    return links
 
 
-def _ours(job: Job) -> tuple[list[str], Callable[[float], Log]]:
-    case, recipe = job.case, job.folder / "recipe.toml"
-    kwargs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in case.model_kwargs.items())
-    stages = "".join(
-        f"[[stages]]\nres = {res}\nepochs = {epochs}\nbatch_size = {case.batch_size}\neval_res = {case.largest}\n"
-        for res, epochs in job.stages
-    )
-    recipe.write_text(
-        f'seed = {job.seed}\n[model]\nname = "{case.model}"\nkwargs = {{ {kwargs} }}\n[optim]\nlr = {job.lr}\n'
-        f'weight_decay = {case.weight_decay}\n[schedule]\nkind = "cosine"\n'
-        f"warmup_epochs = {case.warmup_epochs}\n[loss]\nlabel_smoothing = {case.label_smoothing}\n"
-        f'[augment]\nscale = {list(case.scale)}\n[precision]\namp = "{"bf16" if job.bf16 else "off"}"\n'
-        f"[eval]\nbatch_size = {case.eval_batch_size}\n{stages}",
-        encoding="utf-8",
-    )
-    words = [
-        "-m",
-        "resolute",
-        "train",
-        "--shards",
-        str(job.shards),
-        "--recipe",
-        str(recipe),
-        "--run",
-        "run",
-        "--runs",
-        str(job.folder),
-        "--threads",
-        str(job.threads),
-        "--device",
-        job.device,
-    ]
-
-    log = job.folder / "run/run.jsonl"
-    return words, lambda began: (run_start(log, began), run_curve(log, began))
-
-
-def run_start(log: Path, began: float) -> float:
-    """Seconds from `began` to the first training step of one of our runs, by its log."""
-    records = map(json.loads, log.read_text(encoding="utf-8").splitlines())
-    first = next(record for record in records if record["kind"] == "epoch")
-    return float(first["unix_s"] - first["train_s"] - first["eval_s"] - began)
-
-
-def run_curve(log: Path, began: float) -> Curve:
-    """The curve in the log of one of our runs, of epochs with a validation. `began`: when its command was started.
-
-    With an EMA of the weights, the better of both counts, as for the file of the best weights.
-    """
-    records = map(json.loads, log.read_text(encoding="utf-8").splitlines())
-    return [
-        {"elapsed_s": record["unix_s"] - began, "top1": max(record["top1"], record.get("ema_top1") or 0.0)}
-        for record in records
-        if record["kind"] == "epoch" and record["top1"] is not None
-    ]
-
-
-def _settings(job: Job) -> Path:
-    """The file that `whole_loop` and `whole_ffcv` read."""
-    settings = job.folder / "settings.json"
-    settings.write_text(
-        json.dumps(
-            {
-                **asdict(job.case),
-                "tool": job.tool,
-                "classes": job.classes,
-                "stages": job.stages,
-                "lr": job.lr,
-                "seed": job.seed,
-                "workers": job.workers,
-                "threads": job.threads,
-                "bf16": job.bf16,
-                "device": job.device,
-                "eval_res": job.case.largest,
-                "photos": str(job.source),
-                "betons": str(job.betons),
-            }
-        ),
-        encoding="utf-8",
-    )
-    return settings
-
-
-def _loop(job: Job) -> tuple[list[str], Callable[[float], Log]]:
-    settings = _settings(job)
-
-    def read(began: float) -> Log:
-        lines = (job.folder / "out.log").read_text(encoding="utf-8").splitlines()
-        start, *epochs = [json.loads(line) for line in lines if line.startswith(('{"start"', '{"epoch"'))]
-        curve = [{"elapsed_s": epoch["unix_s"] - began, "top1": epoch["top1"]} for epoch in epochs]
-        return start["start"] - began, curve
-
-    return ["-m", "resolute.benchmarks.whole_loop", str(settings)], read
-
-
-def _timm(job: Job) -> tuple[list[str], Callable[[float], Log]]:
-    case = job.case
-    assert job.timm is not None
-    kwargs = [f"{name}={value}" for name, value in case.model_kwargs.items()]
-    words = [
-        str(job.timm / "train.py"),
-        "--data-dir",
-        str(job.source),
-        "--val-split",
-        "val",
-        "--model",
-        case.model,
-        "--num-classes",
-        str(job.classes),
-        "--img-size",
-        str(case.largest),
-        "--device",
-        job.device,
-        "--channels-last",
-        "--opt",
-        "sgd",
-        "--momentum",
-        "0.9",
-        "--lr",
-        str(job.lr),
-        "--weight-decay",
-        str(case.weight_decay),
-        "--sched",
-        "cosine",
-        "--sched-on-updates",
-        "--epochs",
-        str(case.epochs),
-        "--warmup-epochs",
-        str(case.warmup_epochs),
-        "--warmup-lr",
-        str(job.lr / 10),
-        "-b",
-        str(case.batch_size),
-        "-vb",
-        str(case.eval_batch_size),
-        "--smoothing",
-        str(case.label_smoothing),
-        "--scale",
-        *map(str, case.scale),
-        "--color-jitter",
-        "0",
-        "--train-interpolation",
-        "bilinear",
-        "--interpolation",
-        "bilinear",
-        "--crop-pct",
-        "0.875",
-        "--workers",
-        str(job.workers),
-        "--seed",
-        str(job.seed),
-        "--output",
-        str(job.folder),
-        "--experiment",
-        "run",
-        "--checkpoint-hist",
-        "1",
-    ]
-    if kwargs:
-        words += ["--model-kwargs", *(word.replace(" ", "") for word in kwargs)]
-    if job.bf16:
-        words += ["--amp", "--amp-dtype", "bfloat16"]
-    if job.device != "cpu":
-        words.append("--pin-mem")
-    if job.tool.startswith("timm-sizes"):
-        words += ["--train-img-sizes", *(str(res) for res, _ in case.stages), "--train-size-schedule", "progressive"]
-    seen: dict[int, float] = {}  # rows of its log: when each was there
-    output, log, ended = job.folder / "out.log", job.folder / "run/summary.csv", threading.Event()
-    starts: list[float] = []  # when the first step was printed
-
-    def watch() -> None:
-        while not ended.wait(_POLL_S):
-            if not starts and output.exists() and _FIRST_STEP in output.read_text(encoding="utf-8", errors="replace"):
-                starts.append(time.time())
-            if log.exists():
-                rows = log.read_text(encoding="utf-8").count("\n") - 1
-                for row in range(rows):
-                    seen.setdefault(row, time.time())
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-
-    def read(began: float) -> Log:
-        ended.set()
-        watcher.join()  # the next run of this tool deletes the log
-        with log.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        curve = [
-            {"elapsed_s": seen.get(i, time.time()) - began, "top1": float(row["eval_top1"]) / 100}
-            for i, row in enumerate(rows)
-        ]
-        return (starts or [began])[0] - began, curve
-
-    return words, read
-
-
-_COMMANDS = {
-    "ours": _ours,
-    "ours-224": _ours,
-    "plain": _loop,
-    "plain-once": _loop,
-    "ffcv": _loop,
-    **dict.fromkeys(("timm", "timm-once", "timm-sizes", "timm-sizes-once"), _timm),
-}
-
-
-def _prepared(tool: str) -> str:
-    """Whose files a tool trains on: "ours", "ffcv", "once"; "" for photos as they are."""
-    if tool.endswith(_ONCE):
-        return "once"
-    return next((name for name in ("ours", "ffcv") if tool.startswith(name)), "")
-
-
-def run(job: Job, *, limit_s: float | None = None) -> dict[str, Any]:
-    """{"tool", "seed", "lr", "workers", "epochs", "wall_s", "start_s", "curve", "top1"} of one training.
-
-    Raises `ResoluteError` with its last line if it fails, or takes longer than `limit_s` s.
-    """
-    shutil.rmtree(job.folder, ignore_errors=True)
-    job.folder.mkdir(parents=True)
-    words, read = _COMMANDS[job.tool](job)
-    began = time.time()
-    wall_s = _time(job, words, job.folder / "out.log", limit_s=limit_s)
-    start_s, points = read(began)
-    if not points:
-        raise ResoluteError(f"{job.tool}, seed {job.seed}: got no epoch in its log, expected {job.case.epochs}")
-    return {
-        "tool": job.tool,
-        "seed": job.seed,
-        "lr": job.lr,
-        "workers": job.workers,
-        "epochs": job.case.epochs,
-        "wall_s": wall_s,
-        "start_s": start_s,
-        "curve": points,
-        "top1": points[-1]["top1"],
-    }
-
-
-def prepare(job: Job) -> float:
-    """Write the files that the job's tool trains on; returns the seconds. Raises `ResoluteError` if it fails."""
-    job.folder.mkdir(parents=True, exist_ok=True)
-    if _prepared(job.tool) == "once":
-        words = ["-m", "resolute.benchmarks.resize_once", str(job.photos), str(job.source)]
-    elif _prepared(job.tool) == "ffcv":
-        words = ["-m", "resolute.benchmarks.whole_ffcv", str(_settings(job))]
-    else:
-        sizes = ",".join(str(res) for res, _ in job.case.stages)
-        words = [
-            "-m",
-            "resolute",
-            "shards",
-            "--src",
-            str(job.photos / "train"),
-            "--val",
-            str(job.photos / "val"),
-            "--out",
-            str(job.shards),
-            "--res",
-            sizes,
-        ]
-    return _time(job, words, job.folder / "out.log")
-
-
-def _time(job: Job, words: list[str], log: Path, *, limit_s: float | None = None) -> float:
-    """Seconds of a command. Raises `ResoluteError` with the last line of `log` if it fails or takes too long."""
-    environment = {**os.environ, **_MALLOC, "OMP_NUM_THREADS": str(job.threads)}
-    paths = [os.environ.get("PYTHONPATH", "")]
-    if job.tool == "ffcv":
-        paths.insert(0, str(_ROOT))
-        environment["NUMBA_NUM_THREADS"] = str(max(job.workers, job.threads))  # why: by default no more than cores
-    elif "timm" in job.tool:  # its own package, not the installed one: train.py is of the same commit
-        paths.insert(0, str(job.timm))
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    began = time.perf_counter()
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [job.python, *words], stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
-        try:
-            status = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            raise ResoluteError(f"{job.tool}, seed {job.seed}: no result after {limit_s:.0f} s") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # its workers too
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    wall_s = time.perf_counter() - began
-    if status:
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
-        raise ResoluteError(f"{job.tool}, seed {job.seed}: got status {status}, expected 0: {lines[-1][:300]}")
-    return wall_s
+# ---- result ----------------------------------------------------------------------------------------------------------
 
 
 def time_to(curve: Curve, top1: float) -> float | None:
-    """Seconds until the accuracy was first reached, None if it was not."""
-    return next((point["elapsed_s"] for point in curve if point["top1"] >= top1), None)
+    """Seconds until the accuracy was first reached, by the last or the averaged weights; None if it was not."""
+    return next((point["elapsed_s"] for point in curve if max(point["top1"], point.get("ema_top1", 0.0)) >= top1), None)
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
@@ -499,29 +165,36 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def summary(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """[{"tool", "epochs", "top1", "wall_s", "prep_s", "start_s", "equal_s", "lr", "workers", "seeds"}] of each tool and
-    length.
+    """[{"tool", "epochs", "top1", "ema_top1", "wall_s", "prep_s", "start_s", "train_s", "equal_s", "lr", "workers",
+    "seeds"}] of each tool and learning rate.
 
-    top1 (in %), wall_s (with prep) and equal_s are (mean, standard error). equal_s: seconds, with prep, until the mean
-    accuracy that timm at 224 px has at its end was first reached; None if a seed did not reach it.
+    All but epochs, prep_s, lr, workers and seeds are (mean, standard error) over the seeds: accuracies in %, seconds of
+    the whole with prep, of the start-up and of the rest without prep, which was measured once. ema_top1: of averaged
+    weights; None without them. equal_s: seconds, with prep, until the mean accuracy that timm at 224 px has at its end
+    was first reached; None if a seed did not reach it.
     """
-    runs = result["runs"]
-    goal = statistics.fmean([each["top1"] for each in runs if each["tool"] == "timm" and each["round"] == 0] or [1.0])
+    groups: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for each in result["runs"]:
+        groups.setdefault((each["tool"], each["lr"]), []).append(each)
+    ends = [statistics.fmean(each["top1"] for each in own) for (tool, _), own in groups.items() if tool == "timm"]
+    goal = max(ends, default=1.0)
     rows = []
-    for tool, number in dict.fromkeys((each["tool"], each["round"]) for each in runs):
-        own = [each for each in runs if (each["tool"], each["round"]) == (tool, number)]
-        prep_s = result["prep_s"].get(_prepared(tool), 0.0)
+    for (tool, lr), own in groups.items():
+        prep_s = result["prep_s"].get(prepared(tool), 0.0)
         reached = [prep_s + (time_to(each["curve"], goal) or math.inf) for each in own]
+        averaged = all("ema_top1" in each for each in own)
         rows.append(
             {
                 "tool": tool,
                 "epochs": own[0]["epochs"],
                 "top1": mean_and_error([100 * each["top1"] for each in own]),
+                "ema_top1": mean_and_error([100 * each["ema_top1"] for each in own]) if averaged else None,
                 "wall_s": mean_and_error([each["wall_s"] + prep_s for each in own]),
                 "prep_s": prep_s,
-                "start_s": mean_and_error([each["start_s"] for each in own]) if "start_s" in own[0] else None,
+                "start_s": mean_and_error([each["start_s"] for each in own]),
+                "train_s": mean_and_error([each["wall_s"] - each["start_s"] for each in own]),
                 "equal_s": None if math.inf in reached else mean_and_error(reached),
-                "lr": own[0]["lr"],
+                "lr": lr,
                 "workers": own[0]["workers"],
                 "seeds": len(own),
             }
@@ -529,144 +202,235 @@ def summary(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
+def best_rates(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """{tool: {"lr", "at_edge"}} of a result of `--rates`: the rate with the highest mean top-1.
+
+    Of equal ones the first counts. at_edge: it is the lowest or the highest of those that were tried, so that one
+    beyond it might be better.
+    """
+    found = {}
+    for tool, rates in result["rates"].items():
+        rows = [row for row in summary(result) if row["tool"] == tool]
+        lr = max(rows, key=lambda row: row["top1"][0])["lr"]
+        found[tool] = {"lr": lr, "at_edge": lr in (min(rates), max(rates))}
+    return found
+
+
 def table(result: Mapping[str, Any]) -> str:
-    rows = []
-    for row in summary(result):
-        (top1, top1_error), (wall_s, wall_error), equal = row["top1"], row["wall_s"], row["equal_s"]
-        rows.append(
-            [
-                row["tool"],
-                str(row["epochs"]),
-                f"{top1:.1f} ± {top1_error:.1f}",
-                f"{wall_s:.1f} ± {wall_error:.1f}",
-                f"{row['prep_s']:.1f}" if row["prep_s"] else "",
-                "" if row["start_s"] is None else f"{row['start_s'][0]:.1f}",
-                "" if equal is None else f"{equal[0]:.1f} ± {equal[1]:.1f}",
-                f"{row['lr']:g}",
-                str(row["workers"]),
-                str(row["seeds"]),
-            ]
+    """The summary as text; of a result of `--rates`, the best rate of each tool is marked."""
+    rows, best = summary(result), result.get("best", {})
+    columns = {
+        "epochs": lambda row: str(row["epochs"]),
+        "top-1, %": lambda row: _text(row["top1"]),
+        "EMA top-1, %": lambda row: _text(row["ema_top1"]),
+        "wall s": lambda row: _text(row["wall_s"]),
+        "of it prep, once": lambda row: f"{row['prep_s']:.1f}" if row["prep_s"] else "",
+        "start-up": lambda row: _text(row["start_s"]),
+        "training": lambda row: _text(row["train_s"]),
+        "s to timm's top-1": lambda row: _text(row["equal_s"]),
+        "lr": lambda row: f"{row['lr']:g}{_mark(best.get(row['tool']), row['lr'])}",
+        "workers": lambda row: str(row["workers"]),
+        "seeds": lambda row: str(row["seeds"]),
+    }
+    if not any(row["ema_top1"] for row in rows):
+        del columns["EMA top-1, %"]
+    cells = [[row["tool"], *(text(row) for text in columns.values())] for row in rows]
+    network = f"{result['case']['model']}, " if any(row["tool"] in TOOLS for row in rows) else ""
+    return text_table(f"{network}{result['photos']} photos", ["", *columns], cells)
+
+
+def _text(value: tuple[float, float] | None) -> str:
+    return "" if value is None else f"{value[0]:.1f} ± {value[1]:.1f}"
+
+
+def _mark(best: Mapping[str, Any] | None, lr: float) -> str:
+    if best is None or best["lr"] != lr:
+        return ""
+    return " best, at the edge" if best["at_edge"] else " best"
+
+
+# ---- command ---------------------------------------------------------------------------------------------------------
+
+
+def _named(recipes: Sequence[Path]) -> dict[str, Path]:
+    """{name: file} of the recipes."""
+    named = {path.stem: path.resolve() for path in recipes}
+    if len(named) < len(recipes) or not named.keys().isdisjoint(TOOLS):
+        raise ResoluteError(
+            f"--recipes: got {','.join(path.name for path in recipes)}, expected different names, none of a tool; "
+            "rename one"
         )
-    names = ["", "epochs", "top-1, %", "wall s", "of it prep", "start", "s to timm's top-1", "lr", "workers", "seeds"]
-    return text_table(f"{result['case']['model']}, {result['photos']} photos", names, rows)
+    return named
 
 
-def _tuned(text: Sequence[str]) -> dict[str, float]:
-    """{tool: learning rate} of `--lr TOOL=LR` words."""
-    rates = {}
-    for word in text:
+def _chosen_tools(options: WholeOptions) -> list[str]:
+    given = {"timm": options.timm, "ffcv": options.ffcv_python}  # a tool that needs one of them is left out without it
+    wanted = options.tools or (() if options.recipes else TOOLS)
+    tools = [tool for tool in chosen(wanted, TOOLS, setting="--tools") if given.get(kind(tool), True)]
+    if not tools and not options.recipes:
+        raise ResoluteError(
+            f"--tools: got {','.join(wanted)} without what they need, expected a tool; add --timm or --ffcv-python"
+        )
+    return tools
+
+
+def _case(options: WholeOptions) -> Case:
+    case = CASES[options.case]
+    if not options.epochs:
+        return case
+    if not all(re.fullmatch(r"[1-9]\d*=[1-9]\d*", word) for word in options.epochs):
+        raise ResoluteError(f"--epochs: got {','.join(options.epochs)}, expected PX=EPOCHS,…; write it as 96=3,128=1")
+    stages = tuple((int(res), int(epochs)) for res, _, epochs in (word.partition("=") for word in options.epochs))
+    return replace(case, stages=stages)
+
+
+def _held_out(options: WholeOptions) -> Callable[[str], bool]:
+    if (options.val_list is None) == (options.val_hash is None):
+        raise ResoluteError("--val-list, --val-hash: got both or none, expected one of them; correct it")
+    if options.val_hash is not None:
+        return hash_rule(options.val_hash)
+    assert options.val_list is not None
+    lines = options.val_list.read_text(encoding="utf-8").splitlines()
+    return {line.split()[0] for line in lines if line.strip()}.__contains__
+
+
+def _rates(options: WholeOptions, tools: Sequence[str], case: Case) -> dict[str, list[float]]:
+    """{tool: learning rates to train with}."""
+    if options.rates:
+        if len({*options.rates}) < max(2, len(options.rates)) or options.recipes or options.lr or options.lr_from:
+            raise ResoluteError(
+                "--rates: got equal rates, a single one, or --recipes, --lr or --lr-from with it, expected different "
+                "rates as 0.1,0.3,1 for tools alone; correct it"
+            )
+        return {tool: [*options.rates] for tool in tools}
+    tuned = {}
+    if options.lr_from:
+        try:
+            best = json.loads(options.lr_from.read_text(encoding="utf-8"))["best"]
+            tuned = {tool: float(best[tool]["lr"]) for tool in tools}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ResoluteError(
+                f"{options.lr_from}: got {error!r}, expected a finished result of --rates with the tools "
+                f"{','.join(tools)}; name another file"
+            ) from None
+    for word in options.lr:
         tool, _, rate = word.partition("=")
         try:
-            rates[chosen(tool, TOOLS, setting="--lr")[0]] = float(rate)
+            tuned[chosen([tool], TOOLS, setting="--lr")[0]] = float(rate)
         except ValueError:
             raise ResoluteError(f"--lr: got {word}, expected TOOL=RATE; correct it") from None
-    return rates
+    return {tool: [tuned.get(tool, case.lr)] for tool in tools}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m resolute.benchmarks.whole", description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--photos", type=Path, required=True, help="native-size photos in class folders")
-    parser.add_argument("--val-list", type=Path, required=True, help="photos to validate on: CLASS/NAME, one a line")
-    parser.add_argument("--timm", type=Path, help="checkout of timm; without it, its tools are left out")
-    parser.add_argument("--ffcv-python", metavar="PY", help="interpreter with FFCV; without it, ffcv is left out")
-    parser.add_argument("--case", choices=sorted(CASES), default="small")
-    parser.add_argument("--tools", default=",".join(TOOLS), help="(default: %(default)s)")
-    parser.add_argument("--seeds", default="0", help="(default: %(default)s)")
-    parser.add_argument("--lr", nargs="*", default=[], metavar="TOOL=LR", help="tuned on other photos")
-    parser.add_argument("--rates", metavar="LR,…", help="try these with every tool, and print the best for --lr")
-    parser.add_argument("--same-time", action="store_true", help="peers in the time of ours, too")
-    parser.add_argument("--epochs", help="PX=EPOCHS,… instead of the case's stages")
-    parser.add_argument("--bf16", action="store_true", help="if the CPU has its instructions")
-    parser.add_argument("--work", type=Path, default=Path("whole"), help="folder to work in")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/whole.json"), metavar="FILE")
-    return command(parser, _run, argv)
-
-
-def _run(args: argparse.Namespace) -> None:
-    check_writable(args.out)
-    given = {"timm": args.timm, "ffcv": args.ffcv_python}  # a tool that needs one of them is left out without it
-    tools = [tool for tool in chosen(args.tools, TOOLS, setting="--tools") if given.get(tool.partition("-")[0], True)]
-    case, tuned, threads = CASES[args.case], _tuned(args.lr), available_cpus()
-    if args.epochs:
-        words = args.epochs.split(",")
-        if not all(re.fullmatch(r"\d+=\d+", word) for word in words):
-            raise ResoluteError(f"--epochs: got {args.epochs}, expected PX=EPOCHS,…; write it as 96=3,128=1")
-        stages = tuple((int(res), int(epochs)) for res, _, epochs in (word.partition("=") for word in words))
-        case = replace(case, stages=stages)
-    seeds = parse_seeds(args.seeds)
-    if args.same_time and ("ours" not in tools or args.rates):
-        raise ResoluteError("--same-time: got --rates, or no ours in --tools, expected ours without --rates; change it")
-    result = header(rounds=len(seeds), packages=["webdataset"])
-    work = args.work.resolve()
-    shutil.rmtree(work, ignore_errors=True)
-    held_out = {line.split()[0] for line in args.val_list.read_text(encoding="utf-8").splitlines() if line.strip()}
-    trained, validated = write_photos([args.photos], held_out.__contains__, work / "photos")
-    if not validated:
+def _run(options: WholeOptions) -> None:
+    check_writable(options.out)
+    if len({*options.seeds}) < len(options.seeds):
+        raise ResoluteError(f"--seeds: got {','.join(map(str, options.seeds))}, expected different ones; correct it")
+    tools, recipes, case = _chosen_tools(options), _named(options.recipes), _case(options)
+    loaded = {name: Recipe.load(path) for name, path in recipes.items()}
+    rates = _rates(options, tools, case) | {name: [recipe.optim.lr] for name, recipe in loaded.items()}
+    folders, held_out, work = [Path(folder) for folder in options.photos], _held_out(options), options.work.resolve()
+    links = _links(folders, held_out)
+    if {link.partition("/")[0] for link in links} != {"train", "val"}:
         raise ResoluteError(
-            f"{args.val_list}: got no photo of {args.photos}, expected CLASS/NAME, one a line; correct it"
+            f"--photos: got {','.join(options.photos)} without photos CLASS/NAME both to train and to validate on, "
+            "expected both; correct it, or --val-list or --val-hash"
         )
-    workers: dict[str, int] = {}
-    runs: list[dict[str, Any]] = []
-
-    def job(tool: str, **values: Any) -> Job:
-        common: dict[str, Any] = {
-            "case": case,
-            "tool": tool,
-            "seed": 0,
-            "lr": tuned.get(tool, case.lr),
-            "threads": threads,
-            "workers": workers.get(tool, threads),
-            "bf16": args.bf16,
-            "photos": work / "photos",
-            "shards": work / "shards",
-            "timm": args.timm and args.timm.resolve(),
-            "ffcv_python": args.ffcv_python,
-            "folder": work / tool,
-        }
-        return Job(**{**common, **values})
-
-    first = {_prepared(tool): tool for tool in reversed(tools)}  # of the tools that train on the same files
-    prep_s = {name: prepare(job(tool)) for name, tool in first.items() if name}
-
-    def train(number: int, tool: str, values: dict[str, Any]) -> None:
-        show_progress(f"{tool}, {', '.join(f'{name} {value}' for name, value in values.items() if name != 'case')}")
-        runs.append({**run(job(tool, **values)), "round": number})
-
-    for tool in tools:  # ours too: what it compiles is compiled once per installation
-        counts = (threads,) if tool.startswith("ours") else (threads, threads + 1)
-        tried = [run(job(tool, case=case.shortened(2), workers=count)) for count in counts]
-        workers[tool] = min(tried, key=lambda each: float(each["wall_s"]))["workers"]
-    result |= {
-        "case": asdict(case),
-        "prep_s": prep_s,
-        "bf16": args.bf16,
-        "threads": threads,
-        "runs": runs,
-        "photos": trained,
+    sizes = {res for recipe in loaded.values() for res in recipe.resolutions}
+    if any(tool.startswith("ours") for tool in tools):
+        sizes |= {res for res, _ in case.stages}
+    jobs = {
+        tool: Job(
+            case=case,
+            tool=tool,
+            seed=0,
+            lr=lr,
+            workers=available_cpus(),
+            threads=available_cpus(),
+            bf16=options.bf16,
+            photos=work / "photos",
+            shards=work / "shards",
+            timm=options.timm and options.timm.resolve(),
+            ffcv_python=options.ffcv_python,
+            folder=work / tool,
+            recipe=recipes.get(tool),
+            sizes=tuple(sorted(sizes)),
+        )
+        for tool, (lr, *_) in rates.items()
     }
-    rates = parse_factors(args.rates, "--rates") if args.rates else [None]
-    for (number, rate), seed in itertools.product(enumerate(rates), seeds):
-        for tool in tools:
-            train(number, tool, {"seed": seed} if rate is None else {"seed": seed, "lr": rate})
-        write(args.out, result)  # after each seed: a benchmark of hours may be stopped
-    if args.same_time:
-        means = {row["tool"]: row for row in summary(result)}
-        ours_s = means["ours"]["wall_s"][0]
-        peers = {}
-        for tool in tools:
-            if "ours" not in tool:
-                prep, wall_s = means[tool]["prep_s"], means[tool]["wall_s"][0]
-                peers[tool] = max(1, int(case.epochs * (ours_s - prep) / (wall_s - prep)))
-        for seed, (tool, epochs) in itertools.product(seeds, peers.items()):
-            train(1, tool, {"seed": seed, "case": case.shortened(epochs)})
+    result: dict[str, Any] = header(rounds=len(options.seeds), packages=["webdataset"]) | {
+        "case": asdict(case),
+        "bf16": options.bf16,
+        "threads": available_cpus(),
+        "rates": rates,
+        "recipes": {name: path.read_text(encoding="utf-8") for name, path in recipes.items()},
+    }
+    same = ("command", "commit", "versions", "case", "threads", "rates", "recipes")
+    setup = digest({name: result[name] for name in same} | {"cpu": result["machine"]["cpu"], "links": links})
+    before = _unfinished(options.out, setup)
+    if before and _content(work / _SETUP) == setup and all(job.files.exists() for job in jobs.values()):
+        result = before
+    else:
+        shutil.rmtree(work, ignore_errors=True)
+        result["setup"] = setup
+        result["photos"], result["validated"] = write_photos(folders, held_out, work / "photos")
+        makers = {prepared(tool): jobs[tool] for tool in reversed(jobs)}  # the first of those with the same files
+        result["prep_s"] = {name: prepare(job) for name, job in makers.items() if name}
+        result["workers"] = {tool: _faster_workers(job) for tool, job in jobs.items()}
+        result["runs"] = []
+        (work / _SETUP).write_text(setup, encoding="utf-8")
+        write(options.out, result, quiet=True)
+    _train(result, options, jobs)
     show_progress("")
     print(table(result))
-    if args.rates:
-        rows = summary(result)
-        best = {tool: max((row for row in rows if row["tool"] == tool), key=lambda row: row["top1"]) for tool in tools}
-        print("--lr", *(f"{tool}={row['lr']:g}" for tool, row in best.items()))
-    write(args.out, result)
+    if best := result.get("best"):
+        print("--lr", ",".join(f"{tool}={each['lr']:g}" for tool, each in best.items()))
+    print(f"\nwritten: {options.out}")
+
+
+def _content(path: Path) -> str:
+    """Of a text file; "" if it does not exist."""
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def _unfinished(out: Path, setup: str) -> dict[str, Any] | None:
+    """The result in `out`, if it was begun with the same setup and is unchanged since it was written; else None."""
+    try:
+        result: dict[str, Any] = json.loads(_content(out))
+        return result if (result["setup"], result["digest"]) == (setup, digest(result)) else None
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+def _faster_workers(job: Job) -> int:
+    """The number of workers of a tool: for peers the faster one of two, each with two epochs.
+
+    Ours trains them too: what it compiles is compiled once per installation.
+    """
+    counts = (job.threads,) if kind(job.tool) == "ours" else (job.threads, job.threads + 1)
+    show_progress(f"{job.tool}, two epochs before the measurement")
+    tried = [run(replace(job.short(), workers=count)) for count in counts]
+    return int(min(tried, key=lambda each: float(each["wall_s"]))["workers"])
+
+
+def _train(result: dict[str, Any], options: WholeOptions, jobs: Mapping[str, Job]) -> None:
+    """Add the trainings that the result lacks, and write it after each: a benchmark of hours may be stopped."""
+    rates, runs = result["rates"], result["runs"]
+    tried = range(max(map(len, rates.values())))
+    todo = [(tool, rates[tool][number], seed) for number in tried for seed in options.seeds for tool in rates]
+    done = {(each["tool"], each["lr"], each["seed"]) for each in runs}
+    for tool, lr, seed in (each for each in todo if each not in done):
+        show_progress(f"{tool}, seed {seed}, learning rate {lr:g}")
+        runs.append(run(replace(jobs[tool], seed=seed, lr=lr, workers=result["workers"][tool])))
+        if options.rates and len(runs) == len(todo):
+            result["best"] = best_rates(result)
+        write(options.out, result, quiet=True)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    name, help = "python -m resolute.benchmarks.whole", (__doc__ or "").partition("\n\n")[0]
+    return program(name, WholeOptions, _run, words, help=help)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from resolute.benchmarks import gpu, gpu_rows, whole
+from resolute.benchmarks import gpu, gpu_rows, tools
 from resolute.benchmarks.loaders import dali
 from resolute.benchmarks.loaders.child import adapter
 from resolute.benchmarks.loaders.job import MEAN, STD, Job
@@ -298,8 +298,8 @@ def test_the_tools_read_photos_resized_once(tmp_path: Path) -> None:
     (tmp_path / "training/photos/train/a").mkdir(parents=True)
     for described in (timm, loop):
         described.folder.mkdir()
-    words, _ = whole._COMMANDS["timm-once"](timm)
+    words, _ = tools.call(timm)
     assert words[words.index("--device") + 1] == "cuda"
     assert {"--pin-mem", "--amp"} <= {*words}
-    settings = json.loads(whole._settings(loop).read_text())
+    settings = json.loads(tools.described(loop).read_text())
     assert (settings["device"], settings["photos"]) == ("cuda", str(tmp_path / "training/once"))

@@ -10,7 +10,7 @@ import json
 import platform
 import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,9 @@ from resolute.benchmarks.loaders.registry import LOADERS
 from resolute.benchmarks.record import RESULTS, check_writable, commit, digest, results_page
 from resolute.benchmarks.setting import default_file
 from resolute.benchmarks.storage.__main__ import main as storage
-from resolute.benchmarks.training.__main__ import main as training
-from resolute.benchmarks.training.summary import main as show
-from resolute.benchmarks.training.summary import summary, tables
 from resolute.cli import main
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
-from tests.benchmarks.test_training import tiny
 from tests.conftest import RESOLUTIONS, make_photos
 from tests.support.cli import bench
 from tests.support.commands import Ended
@@ -243,43 +239,6 @@ def test_prep_is_measured_beside_other_converters(tmp_path: Path, forked: Callab
     assert all(value > 40 for value in result["psnr_db"]["bicubic"].values())
 
 
-@pytest.mark.slow
-def test_training_trains_and_writes_a_result_and_charts(
-    shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], forked: Callable[..., Ended]
-) -> None:
-    def train(words: Sequence[str]) -> None:
-        assert forked("resolute", *words).status == 0
-
-    recipe = tiny(tmp_path, "steps", [(32, 1), (48, 1)])
-    words = texts(
-        "--shards",
-        shard_root,
-        "--recipes",
-        recipe,
-        "--seeds",
-        1,
-        *CPU,
-        "--out",
-        tmp_path / "o.json",
-        "--charts",
-        tmp_path / "p.html",
-    )
-    assert training(words, run=train) == 0
-    text, out = (tmp_path / "o.json").read_text(), capsys.readouterr().out
-    assert_anonymous(text, tmp_path, shard_root.parent)
-    result = json.loads(text)
-    (run,) = result["runs"]
-    assert [stage["res"] for stage in run["stages"]] == [epoch["res"] for epoch in run["epochs"]] == [32, 48]
-    assert run["wall_s"] > run["elapsed_s"] == pytest.approx(run["train_s"] + run["eval_s"])
-    assert [point["top1"] for point in run["curve"]] == [epoch["top1"] for epoch in run["epochs"]]
-    assert result["summary"] == summary(result["runs"])
-    assert tables(result) in out
-    assert "Training loss" in (tmp_path / "p.html").read_text()
-    assert show([str(tmp_path / "o.json"), "--charts", str(tmp_path / "q.html")]) == 0
-    assert tables(result) in capsys.readouterr().out
-    assert (tmp_path / "q.html").read_text() == (tmp_path / "p.html").read_text()
-
-
 @pytest.mark.parametrize(
     ("module", "words", "message"),
     [
@@ -323,9 +282,6 @@ WITHOUT_DIGEST = {
     "finetune-clothing",
     "finetune-imagenette",
     "gpu-check-h200",
-    "half-clothing",
-    "half-imagenette",
-    "half-imagenette-more",
     "imagenette-board",
     "imagenette-board-20",
     "imagenette-networks",

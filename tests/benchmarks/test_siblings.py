@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resolute.benchmarks import siblings
-from tests.benchmarks.test_training import tiny
+from tests.benchmarks.test_whole import tiny
 from tests.conftest import make_photos
 
 
