@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -ec
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help env demo shards verify keys show lr lr-find plan train report compare predict eval export bench bench-all recipe \
+.PHONY: help env demo shards verify keys show lr lr-find plan train report compare predict eval export bench recipe \
         gpu-check test test-all lint docs docs-serve check clean
 VENV ?= .venv
 PY := $(VENV)/bin/python
@@ -27,7 +27,7 @@ DATA := $(if $(call has,SHARDS SAMPLES MORE_EPOCHS),,demo/shards/manifest.json)
 SET := $(if $(DATA),--shards=demo/shards)
 RECIPE_OPTION := $(if $(call has,SHARDS SAMPLES RECIPE MORE_EPOCHS),,--recipe=train/recipes/demo.toml)
 shards: DEFAULTS = $(if $(DEMO),--src=demo/photos --out=demo/shards)
-verify bench bench-all: DEFAULTS = $(SET)
+verify bench: DEFAULTS = $(SET)
 show lr lr-find plan train: DEFAULTS = $(SET) $(RECIPE_OPTION)
 compare: DEFAULTS = $(foreach run,$(value RUNS),$(call quote,$(run)))
 
@@ -56,10 +56,9 @@ eval:  ## RUN=name [SHARDS=…] [RES=160,208,224] exact metrics, raw and EMA
 export:  ## RUN=name [FORMAT=onnx] [OUT=folder] the best weights, and a program that predicts (runs/name/export)
 report:  ## RUN=name draw runs/name/report.html from its log again; a run writes it each epoch
 compare:  ## RUNS="a b" [OUT=runs/compare.html] accuracy, step times and recipes of several runs on one page
-bench: $(DATA)  ## [SHARDS=…] [MODEL=resnet50] in 90 s: loader, model, cost of a change, beside a DataLoader (bench/)
-bench-all: $(DATA)  ## [SHARDS=…] the same at length, in rounds with their spread, and stalls of training (bench/)
+bench: $(DATA)  ## [SHARDS=…] [MODEL=resnet50] [ROUNDS=3] in 90 s a round: loader, model, cost of a change (bench/)
 gpu-check: $(TOOLS)  ## [SHARDS=…] [OUT=gpu-check] all about a GPU in 15 minutes: report.html (DEVICE=cpu: a trial)
-shards verify keys show recipe lr lr-find plan train predict eval export report compare bench bench-all gpu-check: $(READY)
+shards verify keys show recipe lr lr-find plan train predict eval export report compare bench gpu-check: $(READY)
 	@$(PY) -m resolute $@ $(DEFAULTS) $(OPTIONS)
 test: $(TOOLS)  ## the tests, without those that take minutes
 	@$(PYTEST) -m 'not slow'

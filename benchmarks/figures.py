@@ -640,32 +640,6 @@ def switch() -> str:
     )
 
 
-def changes() -> str:
-    """Time lost at each kind of change."""
-    result = _read("changes-xeon")
-    names = {
-        "epoch to epoch": "a new epoch",
-        "resolution, up": "a larger resolution",
-        "resolution, down": "a smaller resolution",
-        "batch size, half": "half the batch size",
-        "batch size, double": "twice the batch size",
-        "fraction 1 to 0.7": "`fraction` from 1 to 0.7",
-        "fraction 0.7 to 1": "`fraction` from 0.7 to 1",
-        "order, full to block": "`order` from full to block",
-        "order, block to full": "`order` from block to full",
-    }
-
-    def row(change: Mapping[str, Any]) -> tuple[str, str, str]:
-        raw = change["lost_steps"]["raw"]
-        shown = [
-            f"{value:.2f}".replace("-0.00", "0.00") for value in (change["lost_steps"]["median"], min(raw), max(raw))
-        ]
-        return names.get(change["kind"], change["kind"]), shown[0], f"{shown[1]} to {shown[2]}"
-
-    table = _table(("change", "steps lost, median", "lowest to highest"), [row(change) for change in result["changes"]])
-    return f"{table}\n\nMeasured in {result['rounds']} rounds on {result['date']} ({_file('changes-xeon')})."
-
-
 def picture() -> str:
     """The caption of the stage-change picture."""
     return (
@@ -876,7 +850,6 @@ FIGURES: Mapping[str, Callable[[], str]] = {
         techniques,
         peers,
         switch,
-        changes,
         picture,
         storage,
         gpu,

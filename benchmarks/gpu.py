@@ -51,12 +51,11 @@ from resolute.files import check_output
 from resolute.machine import available_cpus
 
 from . import change, whole
-from .cli import Parser, chosen, command, repeated, spread, text_table
+from .cli import Parser, chosen, command, default_file, repeated, spread, text_table
 from .loaders.job import Job
 from .loaders.registry import GPU_LOADERS
 from .loaders.run import Runner
 from .record import commit, find_device, header, write
-from .setting import default_file
 
 __all__ = ["PARTS", "Sizes", "digest", "main", "missing", "rows", "tables"]
 

@@ -3,7 +3,7 @@
     python -m resolute.benchmarks.pictures [--only stage_change,whole]
 
 stage_change.svg  the time of each step across two changes of resolution, Resolute and a rebuilt DataLoader: the first
-                  round of `resolute bench-all --only change`, where a step is a fixed pause and the wait for its batch
+                  round of `python -m resolute.benchmarks.change`: a step is a fixed pause and the wait for its batch
 whole.svg         top-1 against the time since the start of the command, for each tool: the mean over the seeds of
                   `python -m resolute.benchmarks.whole`, with the time that prep takes first
 siblings.svg      top-1 of a validation with changed copies of training photos, and of one without: the means of
@@ -128,7 +128,7 @@ def _first_waits(result: Mapping[str, Any]) -> dict[str, list[list[float]]]:
 
 
 def draw_stage_change(result: Mapping[str, Any]) -> str:
-    """The picture as SVG, from a result of `resolute bench-all` with the part "change"."""
+    """The picture as SVG, from a result of `resolute.benchmarks.change`."""
     change = result.get("change") or result["switch"]
     paced = change["consumers"]["paced"]
     resolutions = change.get("resolutions") or result["shards"]["resolutions"]

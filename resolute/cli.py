@@ -143,15 +143,9 @@ COMMANDS: dict[str, Command] = {
         program="train.recipe.keys:main",
     ),
     "bench": Command(
-        help="Measure loader, model and the cost of a stage change in 90 s, beside a DataLoader.",
+        help="Measure loader, model and the cost of a stage change in 90 s, compared with a DataLoader at its best.",
         options="benchmarks.options:BenchOptions",
-        program="benchmarks.brief:main",
-        positional="shards",
-    ),
-    "bench-all": Command(
-        help="The same at length, in rounds with their spread, and the stalls of training.",
-        options="benchmarks.options:BenchAllOptions",
-        program="benchmarks.at_length:main",
+        program="benchmarks.bench:main",
         positional="shards",
     ),
     "gpu-check": Command(

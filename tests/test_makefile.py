@@ -46,7 +46,6 @@ COMMANDS = (
     "export",
     "report",
     "bench",
-    "bench-all",
     "recipe",
     "gpu-check",
     "keys",
@@ -115,7 +114,7 @@ def test_whoever_names_other_data_never_gets_the_demo(make: Make, words: tuple[s
 def test_without_settings_the_demo_is_built_and_used(make: Make) -> None:
     shards = ["-m", "resolute", "shards", "--src=demo/photos", "--out=demo/shards", "--res=64"]
     assert make.calls("shards", "RES=64") == [DEMO[0], shards]
-    for target in ("verify", "show", "lr", "lr-find", "plan", "train", "bench", "bench-all"):
+    for target in ("verify", "show", "lr", "lr-find", "plan", "train", "bench"):
         (make.folder / "calls").unlink()
         *made, call = make.calls(target)
         assert made == DEMO
