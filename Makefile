@@ -56,7 +56,7 @@ eval:  ## RUN=name [SHARDS=…] [RES=160,208,224] exact metrics, raw and EMA
 export:  ## RUN=name [FORMAT=onnx] [OUT=folder] the best weights, and a program that predicts (runs/name/export)
 report:  ## RUN=name draw runs/name/report.html from its log again; a run writes it each epoch
 compare:  ## RUNS="a b" [OUT=runs/compare.html] accuracy, step times and recipes of several runs on one page
-bench: $(DATA)  ## [SHARDS=…] [MODEL=resnet50] in 90 s: loader, model, cost of a change, beside a DataLoader (bench/)
+bench: $(DATA)  ## [SHARDS=…] [MODEL=resnet50] [ROUNDS=3] in 90 s a round: loader, model, cost of a change (bench/)
 bench-all:  ## DATA=folder [TIMM=checkout] [FFCV_PYTHON=…] [PUBLISH=1] all that README and docs/ show, in hours; continues
 shards verify keys show recipe lr lr-find plan train predict eval export report compare bench bench-all: $(READY)
 	@$(PY) -m resolute $@ $(DEFAULTS) $(OPTIONS)

@@ -6,16 +6,19 @@ import argparse
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from resolute.console import Parser, command
 from resolute.errors import ResoluteError
+from resolute.files import write_errors
 
 __all__ = [
     "Parser",
     "check_numbers",
     "chosen",
     "command",
+    "default_file",
     "parse_resolutions",
     "repeated",
     "show_progress",
@@ -29,6 +32,15 @@ def show_progress(text: str) -> None:
     """Replace the progress line on a terminal's stderr; prints nothing elsewhere."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def default_file(name: str, device_name: str | None = None, *, suffix: str = ".json") -> Path:
+    """The file `name`, with the device's name if there is one, in the folder bench, which is made; git ignores it."""
+    folder = Path("bench")
+    with write_errors(folder):
+        folder.mkdir(exist_ok=True)
+    slug = re.sub(r"[^a-z0-9]+", "-", (device_name or "").lower().replace("nvidia", "")).strip("-")
+    return folder / f"{name}{'-' * bool(slug)}{slug}{suffix}"
 
 
 def chosen(only: str | Sequence[str], known: Sequence[str], *, setting: str = "--only") -> list[str]:

@@ -52,12 +52,11 @@ from resolute.machine import available_cpus
 from resolute.settings import described, setting, settings
 
 from . import change, whole
-from .cli import chosen, repeated, spread, text_table
+from .cli import chosen, default_file, repeated, spread, text_table
 from .loaders.job import Job
 from .loaders.registry import GPU_LOADERS
 from .loaders.run import Runner
 from .record import commit, digest, find_device, header, write
-from .setting import default_file
 
 __all__ = ["PARTS", "Sizes", "main", "missing", "rows", "tables"]
 

@@ -19,7 +19,6 @@ import io
 import itertools
 import math
 import statistics
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from .cli import Parser, check_numbers, command, repeated, show_progress, spread, summarize, text_table
+from resolute.cli import program
+
+from .cli import repeated, show_progress, spread, summarize, text_table
 from .loaders.registry import LOADERS
-from .loaders.run import Runner, add_arguments, compare
+from .loaders.run import Runner, compare
 from .loaders.tars import Tars
+from .options import LoaderOptions
 
 __all__ = [
     "SAME_DB",
@@ -67,14 +69,11 @@ def measure_rates(runner: Runner, *, counts: Sequence[int] = ()) -> dict[str, An
         key: [] for key in itertools.product(job.resolutions, names, counts)
     }
     for number in range(runner.rounds):
-        began = time.perf_counter()
         for (res, name, workers), rounds in raw.items():
             show_progress(f"{res} px, round {number + 1} of {runner.rounds}: {name}, {workers} workers")
             rounds.append(
                 runner.run(name, task="rate", resolutions=(res,), batches=batches, warm_up=warm_up, workers=workers)
             )
-        if 2 * time.perf_counter() - began > runner.until:
-            break
     for res in job.resolutions:
         best, loaders = {}, {}
         for name in names:
@@ -170,7 +169,7 @@ def rates_table(result: dict[str, Any]) -> str:
 
 
 def quality_table(results: list[dict[str, Any]]) -> str:
-    """dB to Pillow of the loaders that resize known crops; `main` describes the others in words."""
+    """dB to Pillow of the loaders that resize known crops."""
     if not results:
         return "quality: nothing to compare: no validation images in the set, or no loader that resizes known crops"
     names = list(results[0]["psnr_db"])
@@ -189,35 +188,26 @@ def quality_table(results: list[dict[str, Any]]) -> str:
 
 def _measure(runner: Runner) -> tuple[dict[str, Any], str]:
     cores = runner.job.workers
-    rates = measure_rates(runner, counts=(cores, cores + 1))
-    results: dict[str, Any] = {"loader": rates, "quality": measure_quality(runner)}
-    resizes = [f"  {name:16s} {LOADERS[name].resize}" for name in runner.loaders]
-    return results, "\n\n".join(
-        [rates_table(results["loader"]), quality_table(results["quality"]), "\n".join(["how they resize", *resizes])]
+    rates, quality = measure_rates(runner, counts=(cores, cores + 1)), measure_quality(runner)
+    return {"loader": rates, "quality": quality}, f"{rates_table(rates)}\n\n{quality_table(quality)}"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+
+    def work(options: LoaderOptions) -> None:
+        compare(options, _measure, out=options.out, rates=True, seconds=options.seconds)
+
+    return program(
+        "python -m resolute.benchmarks.loader",
+        LoaderOptions,
+        work,
+        words,
+        help="Measure on your own shards what image loaders deliver: ours, torch's DataLoader with several decoders, "
+        "timm's, webdataset's, stock DALI, FFCV. Takes about 2 x rounds x resolutions x loaders x (seconds + 8 s). "
+        "Other work on the machine shows as a wide (min..max); CPU s / 1000 suffers least.",
+        positional="shards",
     )
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
-    parser = Parser(
-        prog="python -m resolute.benchmarks.loader",
-        description="Measure on your own shards what image loaders deliver: ours, torch's DataLoader with Pillow and "
-        "with torchvision v2, timm's, webdataset's, stock DALI, FFCV.",
-        epilog="Takes about 2 x rounds x resolutions x loaders x (seconds + 8 s). Other work on the machine shows as a "
-        "wide (min..max); CPU s / 1000 suffers least. Exit status: 0 done, 2 for a problem that the one line on stderr "
-        "explains, 130 interrupted.",
-        allow_abbrev=False,
-    )
-    add_arguments(parser, "loader.json")
-    parser.add_argument(
-        "--seconds", type=float, default=5.0, metavar="S", help="length of a measurement (default: %(default)s)"
-    )
-
-    def work(args: Any) -> None:
-        check_numbers(args)
-        compare(args, _measure, rates=True, seconds=args.seconds)
-
-    return command(parser, work, argv)
 
 
 if __name__ == "__main__":

@@ -14,16 +14,29 @@ import torch
 
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.batch import Batch
+from resolute.pipeline.plan.stage import Stage
 from resolute.train.learner import Learner
+from resolute.train.recipe.schema import Recipe
 from resolute.train.warmup import warm_up
 
 from .loaders import child
 from .loaders.job import Job
 from .loaders.ours import full_batches, training_plan
 from .loaders.registry import LoaderEntry
-from .training.stalls import small_recipe
 
-__all__ = ["Trainer"]
+__all__ = ["Trainer", "small_recipe"]
+
+
+def small_recipe(*stages: Stage, model: str, compiled: bool = False) -> Recipe:
+    """A recipe with these stages of `model`, default values, and a learning rate too low to diverge."""
+    tables = [
+        {"res": stage.res, "epochs": stage.epochs, "batch_size": stage.batch_size, "fraction": stage.fraction}
+        for stage in stages
+    ]
+    return Recipe.parse(
+        {"model": {"name": model}, "optim": {"lr": 1e-3}, "precision": {"compile": compiled}, "stages": tables},
+        name="benchmark",
+    )
 
 
 class Trainer:

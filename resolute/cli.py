@@ -143,9 +143,9 @@ COMMANDS: dict[str, Command] = {
         program="train.recipe.keys:main",
     ),
     "bench": Command(
-        help="Measure loader, model and the cost of a stage change in 90 s, beside a DataLoader.",
+        help="Measure loader, model and the cost of a stage change in 90 s, compared with a DataLoader at its best.",
         options="benchmarks.options:BenchOptions",
-        program="benchmarks.brief:main",
+        program="benchmarks.bench:main",
         positional="shards",
     ),
     "bench-all": Command(

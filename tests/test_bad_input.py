@@ -44,18 +44,16 @@ COMMANDS = {
     "lr-find": ("lr-find", "--recipe", "{recipe}", "--shards", "{shards}", "--out", "{out}.html", *CPU),
     "show": ("show", "{shards}", "--recipe", "{recipe}", "--out", "{out}.html"),
     "bench": (
-        "bench-all",
+        "bench",
         "--shards",
         "{shards}",
-        "--only",
+        "--parts",
         "loader",
         "--seconds",
         "0.2",
-        "--rounds",
-        "1",
         *CPU,
         "--out",
-        "{out}.json",
+        "{out}.html",
     ),
 }
 

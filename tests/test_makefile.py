@@ -46,7 +46,6 @@ COMMANDS = (
     "export",
     "report",
     "bench",
-    "bench-all",
     "recipe",
     "keys",
 )

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -81,34 +81,23 @@ def timed(batches: Iterator[Any], use: Callable[[Any], int], *, seconds: float, 
     }
 
 
-def clock(
-    batches: Iterator[Any], pass_of: Callable[[Any], object], steps_s: Sequence[float], device: torch.device
-) -> list[list[float]]:
-    """Seconds that a consumer waited for each batch of each pass: consecutive batches of the same `pass_of(batch)`.
+def clock(module: Any, job: Job) -> list[list[float]]:
+    """Seconds that a consumer waited for each batch at each resolution, [resolution][batch].
 
-    steps_s: how long it sleeps after each batch of a pass, like a training step; () for not at all.
+    It sleeps `job.steps_s[resolution]` s after each batch, like a training step; with () it takes batches at once.
     """
-    waits_s: list[list[float]] = []
-    last: object = None
-    while True:
-        began = time.perf_counter()
-        batch = next(batches, None)
-        synchronise(device)  # sync: the wait ends when the batch is on the device
-        now = time.perf_counter()
-        if batch is None:
-            return waits_s
-        if not waits_s or pass_of(batch) != last:
-            waits_s.append([])
-            last = pass_of(batch)
-        waits_s[-1].append(now - began)
-        if steps_s:
-            time.sleep(steps_s[len(waits_s) - 1])
-
-
-def clock_resolutions(module: Any, job: Job) -> list[list[float]]:
-    """Seconds waited for each batch at each resolution."""
+    waits_s: dict[int, list[float]] = {}
     with closing(module.stream(job)) as stream:
-        return clock(stream, lambda batch: batch.shape[-1], job.steps_s, torch.device(job.device))
+        while True:
+            began = time.perf_counter()
+            batch = next(stream, None)
+            synchronise(torch.device(job.device))  # sync: the wait ends when the batch is on the device
+            now = time.perf_counter()
+            if batch is None:
+                return [*waits_s.values()]
+            waits_s.setdefault(batch.shape[-1], []).append(now - began)
+            if job.steps_s:
+                time.sleep(job.steps_s[len(waits_s) - 1])
 
 
 def crops(module: Any, job: Job) -> dict[str, str]:
@@ -125,7 +114,7 @@ def crops(module: Any, job: Job) -> dict[str, str]:
 
 TASKS: dict[str, Any] = {
     "rate": rate,
-    "clock": clock_resolutions,
+    "clock": clock,
     "crops": crops,
     "prepare": lambda module, job: module.prepare(job),
 }

@@ -1,9 +1,13 @@
-"""torch's DataLoader with Pillow, and (variants "v2…") with torchvision's v2 tensor transforms.
+"""torch's DataLoader with torchvision's transforms. A variant is the decoder's name, and words after it:
+
+pillow       Pillow's images, and torchvision's transforms of these
+torchvision  torchvision's decoder and v2 transforms of tensors
+simplejpeg   simplejpeg's decoder, and the same transforms
+-uint8       workers deliver uint8, which `normalised_on_device` turns into the batches that train
+-sized       one DataLoader, whose sampler yields the resolution with each sample; else each resolution has a new one
 
 All get every advantage that costs nothing: JPEGs read directly from the tar, files kept open, one endless shuffled
-epoch, four prefetched batches per worker, pinned memory on a GPU. Each resolution has a new DataLoader, except in
-"…-sized", where the sampler yields the resolution with each sample. Workers of "v2-uint8…" deliver uint8, which
-`normalised_on_device` turns into the batches that train.
+epoch, four prefetched batches per worker, pinned memory on a GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import simplejpeg
 import torch
 from numpy.typing import NDArray
 from PIL import Image
@@ -88,6 +93,14 @@ def tensor(jpeg: bytes) -> torch.Tensor:
     return image_io.decode_image(torch.frombuffer(bytearray(jpeg), dtype=torch.uint8), image_io.ImageReadMode.RGB)
 
 
+def _simplejpeg(jpeg: bytes) -> torch.Tensor:
+    """(3, height, width) uint8, in channels_last order."""
+    return torch.from_numpy(simplejpeg.decode_jpeg(jpeg, "RGB")).permute(2, 0, 1)
+
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {"pillow": pillow, "torchvision": tensor, "simplejpeg": _simplejpeg}
+
+
 def pillow_transform(job: Job, res: int) -> Callable[[Image.Image], torch.Tensor]:
     return transforms.Compose(
         [
@@ -117,44 +130,44 @@ def tensor_transform(job: Job, res: int) -> Callable[[torch.Tensor], torch.Tenso
 
 
 def stream(job: Job) -> Generator[torch.Tensor, None, None]:
-    shards, on_gpu = open_shards(job), job.device != "cpu"
-    parts = [job.resolutions] if job.variant.endswith("sized") else [(res,) for res in job.resolutions]
+    shards, device, (decoder, *words) = open_shards(job), torch.device(job.device), job.variant.split("-")
+    transform: Callable[[Job, int], Any] = pillow_transform if decoder == "pillow" else tensor_transform
+    parts = [job.resolutions] if "sized" in words else [(res,) for res in job.resolutions]
     for seed, resolutions in enumerate(parts):
-        stored = {}
-        for res in resolutions:
-            steps: list[Any] = [pillow, pillow_transform(job, res)]
-            if job.variant:
-                steps = [tensor, tensor_transform(job, res)]
-            stored[res] = stored_images(shards, res), transforms.Compose(steps)
         order = _Shuffled(
             resolutions, len(shards.splits["train"]), batches=job.batches, batch_size=job.batch_size, seed=seed
         )
         loader = DataLoader(
-            _Images(stored),
+            _Images(
+                {
+                    res: (stored_images(shards, res), transforms.Compose([_DECODERS[decoder], transform(job, res)]))
+                    for res in resolutions
+                }
+            ),
             num_workers=job.workers,
             persistent_workers=True,
             batch_sampler=order,
             prefetch_factor=_PREFETCH,
-            pin_memory=on_gpu,
+            pin_memory=device.type != "cpu",
         )
-        if "uint8" in job.variant:
-            device, dtype = torch.device(job.device), getattr(torch, job.dtype)
+        if "uint8" in words:
+            dtype = getattr(torch, job.dtype)
             yield from (images for images, _ in normalised_on_device(loader, device=device, dtype=dtype))
         else:
-            for images, _ in loader:
-                yield images.to(job.device, non_blocking=True) if on_gpu else images
+            yield from (images.to(device, non_blocking=True) for images, _ in loader)
         del loader  # why: its workers end before the next ones start
 
 
 def centre_crops(job: Job, jpegs: list[bytes]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """(N, res, res, 3) in 0..255 and (N, 4) crops x, y, w, h, with v2's functions."""
-    (res,) = job.resolutions
+    (res,), decode = job.resolutions, _DECODERS[job.variant.partition("-")[0]]
     images, crops = [], []
     for jpeg in jpegs:
-        pixels = tensor(jpeg) if job.variant == "v2" else pillow(jpeg)
+        pixels = decode(jpeg)
         height, width = v2.functional.get_size(pixels)
         x, y, side, _ = crop = job.centre_square(width, height)
         resized = v2.functional.resized_crop(pixels, y, x, side, side, [res, res], antialias=True)
-        images.append(resized.permute(1, 2, 0).numpy() if job.variant == "v2" else np.asarray(resized))
+        is_tensor = isinstance(resized, torch.Tensor)
+        images.append(resized.permute(1, 2, 0).numpy() if is_tensor else np.asarray(resized))
         crops.append(crop)
     return np.stack(images).astype(np.float32), np.array(crops, np.int64)

@@ -1,6 +1,7 @@
 """FFCV 1.0.2, from .beton files that hold the same JPEG bytes, or (variant "raw") their pixels.
 
-Variant "uint8" also sends the batches to the job's device and normalises them there.
+It decodes with libjpeg-turbo's fast, less exact DCT, and shrinks with OpenCV's INTER_AREA. Variant "uint8" also sends
+the batches to the job's device and normalises them there.
 
 FFCV needs an older numpy, so this module runs in a separate environment (with Debian's libopencv-dev,
 libturbojpeg0-dev, pkg-config and a C++ compiler; 1.0.2 builds on Python 3.11):

@@ -1,24 +1,24 @@
-"""Runs loaders one at a time; arguments and result file of `benchmarks.loader` and `benchmarks.change`, its users."""
+"""Runs loaders one at a time, and opens the set that they read: what `bench`, `loader` and `change` share."""
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import json
-import math
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import resolute
-from resolute.benchmarks.cli import check_numbers, chosen, parse_resolutions, show_progress
+from resolute.benchmarks.cli import chosen, show_progress
+from resolute.benchmarks.options import PeerOptions, SetOptions
 from resolute.benchmarks.record import check_writable, header, read_into_cache, write
 from resolute.errors import ResoluteError
 from resolute.machine import use_cpus
@@ -26,9 +26,15 @@ from resolute.machine import use_cpus
 from .job import Job
 from .registry import LOADERS, LoaderEntry
 
-__all__ = ["Runner", "add_arguments", "compare"]
+if TYPE_CHECKING:
+    import torch
+
+    from resolute.pipeline.dataset.shard_set import ShardSet
+
+__all__ = ["Runner", "begin", "compare", "open_set"]
 
 _ROOT = Path(resolute.__file__).parents[1]  # the checkout
+_BATCH_SIZE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +42,6 @@ class Runner:
     """Runs variants of `job`. isolated: each in a new process, with the interpreter that has the loader.
 
     cores: how many CPU cores such a process may use; 0: all.
-    until: time of `time.perf_counter` at which no further round begins; the first is always measured.
     """
 
     job: Job
@@ -46,7 +51,6 @@ class Runner:
     ffcv_python: str | None = None
     isolated: bool = True
     cores: int = 0
-    until: float = math.inf
     spare_s: float = 600  # a loader that exceeds its expected time by this much has hung
 
     def run(self, name: str, **settings: Any) -> Any:
@@ -84,132 +88,126 @@ class Runner:
         return json.loads(done.stdout)
 
 
-def add_arguments(parser: argparse.ArgumentParser, out: str) -> None:
-    add = parser.add_argument
-    add("--shards", type=Path, required=True, metavar="DIR", help="local folder written by `make shards`")
-    add("--only", metavar="LOADER,…", help=f"some of {','.join(LOADERS)} (default: all available)")
-    add("--res", metavar="PX,…", help="resolutions (default: all of the set)")
-    add("--rounds", type=int, default=3, metavar="N", help="interleaved rounds (default: %(default)s)")
-    add(
-        "--workers",
-        type=int,
-        default=2,
-        metavar="N",
-        help="processes or threads per loader, and cores that they share (default: %(default)s)",
-    )
-    add("--batch-size", type=int, default=64, metavar="N", help="samples per batch (default: %(default)s)")
-    add(
-        "--ffcv-python",
-        default=os.environ.get("FFCV_PYTHON"),
-        metavar="PY",
-        help="interpreter of an environment with FFCV (default: $FFCV_PYTHON)",
-    )
-    add("--out", type=Path, default=Path(f"benchmarks/results/{out}"), metavar="FILE", help="default: %(default)s")
+def open_set(options: SetOptions, *, least: int = 1) -> tuple[ShardSet, int]:
+    """The set at the resolutions of the options, `least` or more, and the batch size.
 
-
-def compare(
-    args: argparse.Namespace,
-    measure: Callable[[Runner], tuple[dict[str, Any], str]],
-    *,
-    rates: bool,
-    resolutions: int = 1,
-    **job: Any,
-) -> None:
-    """Open the shards of the arguments, have `measure` return results and their tables, and write the result file.
-
-    rates: leave out the loaders that have no rate of their own. resolutions: how many are needed at least.
-    job: more fields of the `Job`.
+    Raises `ResoluteError` for options that cannot be measured.
     """
-    names, left_out = available(args, rates=rates)
-    check_numbers(args, rounds=1, workers=1, batch_size=2)
     # why here: --help and command line errors should not wait for slow imports
     from resolute.pipeline.dataset.shard_set import ShardSet
 
-    from .tars import Tars
+    from .ours import full_batches
 
-    shards = ShardSet.open(args.shards)
-    selected = parse_resolutions(args.res, shards.resolutions)
-    if len(selected) < resolutions:
-        raise ResoluteError(f"--res: got {len(selected)} resolution, expected {resolutions} or more; add one")
-    tars = {res: Tars(args.shards, res) for res in selected}
-    samples = min(map(len, tars.values()))
-    if samples < args.batch_size:
+    shards = ShardSet.open(options.shards)
+    resolutions = tuple(sorted({*options.res})) or shards.resolutions
+    if not {*resolutions} <= {*shards.resolutions}:
+        got, stored = (",".join(map(str, sizes)) for sizes in (options.res, shards.resolutions))
+        raise ResoluteError(f"--res: got {got}, expected some of {stored}; correct it")
+    if len(resolutions) < least:
         raise ResoluteError(
-            f"{args.shards}: got {samples} training images in tars, expected a batch of {args.batch_size}; use a "
-            "smaller --batch-size or a set on this machine"
+            f"{shards.root}: got one resolution, expected two or more for the cost of a change; add one, or leave "
+            "out that part of `resolute bench` with --parts loader,training"
         )
-    check_writable(args.out)
-    result = header(rounds=args.rounds, packages=["webdataset"])
-    machine, cache = result["machine"], read_into_cache(shards)
+    shards = dataclasses.replace(shards, resolutions=resolutions)
+    batch_size = options.batch_size or min(_BATCH_SIZE, len(shards.splits["train"]))
+    full_batches(shards, resolutions[0], batches=1, batch_size=batch_size)  # raises if the set is too small
+    return shards, batch_size
+
+
+def begin(
+    shards: ShardSet,
+    settings: Mapping[str, Any],
+    *,
+    rounds: int,
+    device: torch.device | None = None,
+    packages: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The fields of a result file before its measurements, of which the first line is printed."""
+    train = shards.splits["train"]
+    result = header(rounds=rounds, device=device, packages=packages) | {
+        "settings": settings,
+        "shards": {
+            "name": Path(shards.root).resolve().name,
+            "hash": shards.hash,
+            "resolutions": shards.resolutions,
+            "train_samples": len(train),
+            "mean_bytes": {str(res): float(train.stored[res]["nbytes"].mean()) for res in shards.resolutions},
+            "page_cache": read_into_cache(shards),
+        },
+    }
+    machine = result["machine"]
     print(
-        f"{machine['cpu']}, {machine['cores']} cores, {args.workers} workers, batch {args.batch_size}, {samples} "
-        f"training images, load before: {machine['load_before']}"
+        f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores, batch {settings['batch_size']}, "
+        f"{len(train)} training images of {result['shards']['name']}, load before: {machine['load_before']}",
+        flush=True,
     )
-    for name, why in left_out.items():
-        print(f"left out: {name}: {why}")
-    scratch, began = tempfile.mkdtemp(prefix="resolute-loaders-"), time.perf_counter()
-    try:
+    return result
+
+
+def compare(
+    options: PeerOptions,
+    measure: Callable[[Runner], tuple[dict[str, Any], str]],
+    *,
+    out: Path,
+    rates: bool,
+    least: int = 1,
+    **job: Any,
+) -> None:
+    """Have `measure` return results and their tables for the loaders of the options, and write the result file `out`.
+
+    rates: leave out the loaders that have no rate of their own. least: how many resolutions are needed.
+    job: more fields of the `Job`. Raises `ResoluteError`.
+    """
+    names, left_out = available(options, rates=rates)
+    shards, batch_size = open_set(options, least=least)
+    if not Path(options.shards).is_dir():
+        raise ResoluteError(f"--shards: got {options.shards}, expected a folder, which all loaders read; copy the set")
+    check_writable(out)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="resolute-loaders-", ignore_cleanup_errors=True) as scratch:
         runner = Runner(
             job=Job(
-                shards=str(args.shards.resolve()),
+                shards=str(Path(options.shards).resolve()),
                 scratch=scratch,
-                resolutions=selected,
-                batch_size=args.batch_size,
-                workers=args.workers,
+                resolutions=shards.resolutions,
+                batch_size=batch_size,
+                workers=options.workers,
                 **job,
             ),
             loaders=tuple(names),
-            rounds=args.rounds,
-            ffcv_python=args.ffcv_python,
-            cores=args.workers,
+            rounds=options.rounds,
+            ffcv_python=options.ffcv_python or os.environ.get("FFCV_PYTHON"),
+            cores=options.workers,
         )
-        used = runner.job
-        result |= {
-            "settings": {
-                "loaders": names,
-                "left_out": left_out,
-                "workers": args.workers,
-                "batch_size": args.batch_size,
-                "seconds": used.seconds,
-                "scale": used.scale,
-                "ratio": used.ratio,
-                "flip_prob": used.flip_prob,
-            },
-            "shards": {
-                "hash": shards.hash,
-                "resolutions": selected,
-                "train_samples": samples,
-                "mean_bytes": {str(res): tars[res].mean_bytes for res in selected},
-                "page_cache": cache,
-            },
-            "ffcv": None,
-        }
+        used = ("workers", "batch_size", "seconds", "scale", "ratio", "flip_prob")
+        settings = {"loaders": names, "left_out": left_out, **{name: getattr(runner.job, name) for name in used}}
+        result = begin(shards, settings, rounds=options.rounds, packages=["webdataset"]) | {"ffcv": None}
+        for name, why in left_out.items():
+            print(f"left out: {name}: {why}")
         used_files = {"ffcv-raw" if name == "ffcv-raw" else "ffcv" for name in names if LOADERS[name].module == "ffcv"}
         if used_files:
             show_progress("writing FFCV's files")
             result["ffcv"] = {name: runner.run(name, task="prepare") for name in sorted(used_files)}
         results, text = measure(runner)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     show_progress("")
     print(f"\n{text}")
-    write(args.out, result | results | {"took_s": round(time.perf_counter() - began, 1)})
+    write(out, result | results | {"took_s": round(time.perf_counter() - began, 1)})
 
 
-def available(args: argparse.Namespace, *, rates: bool) -> tuple[list[str], dict[str, str]]:
+def available(options: PeerOptions, *, rates: bool) -> tuple[list[str], dict[str, str]]:
     """The loaders to measure, and the reasons for leaving out others."""
     known = [name for name, loader in LOADERS.items() if loader.has_rate or not rates]
-    names = known if args.only is None else chosen(args.only, known)
-    left_out = {}
-    if not args.ffcv_python:
+    names = chosen(options.only, known) if options.only else known
+    python, left_out = options.ffcv_python or os.environ.get("FFCV_PYTHON"), {}
+    if not python:
         for name in names:
             if LOADERS[name].module == "ffcv":
-                if args.only is not None:
+                if options.only:
                     raise ResoluteError(
                         f"--only {name}: got no interpreter, expected one of an environment with FFCV; set "
                         "--ffcv-python PY or FFCV_PYTHON (benchmarks/loaders/ffcv.py says how to make it)"
                     )
                 left_out[name] = "needs --ffcv-python PY or FFCV_PYTHON (benchmarks/loaders/ffcv.py says how)"
-    elif not (shutil.which(args.ffcv_python) or Path(args.ffcv_python).is_file()):
-        raise ResoluteError(f"--ffcv-python: got {args.ffcv_python}, expected an interpreter; correct it")
+    elif not (shutil.which(python) or Path(python).is_file()):
+        raise ResoluteError(f"--ffcv-python: got {python}, expected an interpreter; correct it")
     return [name for name in names if name not in left_out], left_out

@@ -9,19 +9,20 @@ import tarfile
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from resolute.benchmarks import bench
 from resolute.benchmarks.loader import SAME_DB, psnr_db, reference
 from resolute.benchmarks.loaders.dataloader import stored_images
 from resolute.benchmarks.loaders.job import MEAN, STD, Job
 from resolute.benchmarks.loaders.registry import LOADERS
 from resolute.benchmarks.loaders.run import Runner, available
 from resolute.benchmarks.loaders.tars import Tars
+from resolute.benchmarks.options import PeerOptions
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.pipeline.loader.reader import Reader
@@ -115,12 +116,19 @@ def test_a_failing_loader_is_reported_in_one_line(job: Job, monkeypatch: pytest.
         runner(job, "v2").run("v2", task="rate", resolutions=(32,))
 
 
-def test_ffcv_without_an_interpreter_is_left_out_or_refused() -> None:
-    args: Any = SimpleNamespace(only=None, ffcv_python=None)
-    names, left_out = available(args, rates=True)
+def test_ffcv_without_an_interpreter_is_left_out_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FFCV_PYTHON", raising=False)
+    names, left_out = available(PeerOptions(shards="x"), rates=True)
     assert "ours" in names
     assert "ffcv" not in names
     assert list(left_out) == ["ffcv", "ffcv-raw"]
-    args.only = "ffcv"
     with pytest.raises(ResoluteError, match="--only ffcv: got no interpreter"):
-        available(args, rates=True)
+        available(PeerOptions(shards="x", only=("ffcv",)), rates=True)
+    with pytest.raises(ResoluteError, match="--ffcv-python: got nowhere, expected an interpreter"):
+        available(PeerOptions(shards="x", only=("ffcv",), ffcv_python="nowhere"), rates=True)
+
+
+def test_bench_compares_with_the_fastest_dataloader_of_all_that_serve_every_size() -> None:
+    sized = {name for name, loader in LOADERS.items() if "sized" in loader.variant}
+    assert {*bench._BEST} == sized
+    assert LOADERS[bench._REBUILT].at_change == "rebuilt"

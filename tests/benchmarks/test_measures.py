@@ -1,4 +1,4 @@
-"""Rates, waits, stalls and the costs of changes equal their definitions; loaders are compared within a round."""
+"""Rates, waits and the costs of changes equal their definitions; loaders are compared within a round."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from resolute.benchmarks.loaders import child
 from resolute.benchmarks.loaders.job import Job
 from resolute.benchmarks.loaders.run import Runner
 from resolute.benchmarks.storage.__main__ import paced
-from resolute.benchmarks.training import stalls
 
 STEADY = [2.0] * 30
-CPU = torch.device("cpu")
 
 
 class Clock:
@@ -65,26 +63,15 @@ def test_the_rate_counts_images_after_the_warm_up_only(monkeypatch: pytest.Monke
 
 def test_the_clock_of_a_paced_consumer_counts_waits_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "time", clock := Clock())
-    waits, phases = [9.0, 1.0, 1.0, 5.0, 2.0], iter([0, 0, 0, 1, 1])
-    batches = zip(phases, images(clock, each_s=iter(waits)), strict=False)
-    assert child.clock(batches, lambda batch: batch[0], [100.0, 200.0], CPU) == [[9.0, 1.0, 1.0], [5.0, 2.0]]
+    waits, sizes = [9.0, 1.0, 1.0, 5.0, 2.0], iter([32, 32, 32, 64, 64])
+
+    def stream(job: Job) -> Generator[torch.Tensor, None, None]:
+        for _ in images(clock, each_s=iter(waits)):
+            yield torch.zeros(1, 3, size := next(sizes), size)
+
+    job = Job(shards="", resolutions=(32, 64), steps_s=(100.0, 200.0))
+    assert child.clock(SimpleNamespace(stream=stream), job) == [[9.0, 1.0, 1.0], [5.0, 2.0]]
     assert clock.now == sum(waits) + 3 * 100 + 2 * 200
-
-
-def test_the_stall_is_the_fraction_of_time_blocked_for_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stalls, "time", clock := Clock())
-
-    def batches() -> Iterator[Any]:
-        for wait_s in itertools.chain([50.0, 50.0], itertools.repeat(3.0)):
-            clock.now += wait_s
-            yield SimpleNamespace(labels=torch.zeros(8))
-
-    def train_step(batch: Any) -> None:
-        clock.now += 1.0
-
-    learner: Any = SimpleNamespace(train_step=train_step, device=CPU)
-    got = stalls.train_for(learner, batches(), seconds=20, steps_before=2)
-    assert got == {"images_per_s": 8 / 4, "stall_frac": 3 / 4}
 
 
 # ---- the cost of a change --------------------------------------------------------------------------------------------
@@ -123,6 +110,7 @@ def test_drained_and_paced_consumers_are_measured_and_shown(monkeypatch: pytest.
     for consumer in result["consumers"].values():
         (change,) = consumer["changes"]
         assert change["loaders"]["ours"]["cost_s"]["raw"] == [cost_s(stages["ours"][1], 1)] * 2 == [2.0] * 2
+        assert change["loaders"]["ours"]["cost_steps"]["raw"] == [1.0] * 2  # in steady steps of 2 s
         assert change["loaders"]["pillow"]["slowest_ratio"]["median"] == 2.0
     assert table(result).count("32 -> 64 px") == 4
 
@@ -147,7 +135,7 @@ def test_ratios_are_taken_within_a_round(monkeypatch: pytest.MonkeyPatch) -> Non
     # of three rounds, each at both resolutions
     rates = {"ours": iter([10.0, 10.0, 40.0, 40.0, 30.0, 30.0]), "pillow": iter([5.0, 5.0, 10.0, 10.0, 30.0, 30.0])}
     monkeypatch.setattr(Runner, "run", lambda self, name, **settings: rate(next(rates[name])))
-    result = measure_rates(runner("ours", "pillow", "timm-scheduled", rounds=3))
+    result = measure_rates(runner("ours", "pillow", "timm-scheduled", rounds=3))  # the last has no rate of its own
     assert [entry["res"] for entry in result["res"]] == [32, 64]
     for entry in result["res"]:
         assert set(entry["loaders"]) == {"ours", "pillow"}

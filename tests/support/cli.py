@@ -21,5 +21,5 @@ def verify(words: Sequence[object]) -> int:
 
 
 def bench(words: Sequence[object]) -> int:
-    """`resolute bench-all WORDS`."""
-    return main(["bench-all", *map(str, words)])
+    """`resolute bench WORDS`."""
+    return main(["bench", *map(str, words)])

@@ -102,40 +102,61 @@ def comparison(_: pytest.FixtureRequest, folder: Path) -> bytes:
 
 
 def bench(_: pytest.FixtureRequest, __: Path) -> bytes:
-    from resolute.benchmarks.brief import page
+    from resolute.benchmarks.bench import page
 
     return page(bench_result())
 
 
 def bench_result() -> dict[str, Any]:
-    """A result of `benchmarks.brief`: a loader that is slower than the model at 128 px, and slow first steps."""
-    sizes, rng = (128, 160, 224), random.Random(0)
+    """A result of `benchmarks.bench`: a loader that is slower than the model at 128 px, and slow first steps."""
+    sizes, rng, peer = (128, 160, 224), random.Random(0), "simplejpeg-sized"
 
-    def rate(value: float) -> dict[str, Any]:
-        return {"images_per_s": {"raw": [value, value], "median": value}}
+    def rounds(value: float) -> dict[str, Any]:
+        return {"raw": [value, value], "median": value}
 
-    def steps(late_s: float) -> list[list[float]]:
+    def steps(late_s: float) -> list[list[list[float]]]:
         return [
-            [step_s * rng.uniform(0.98, 1.02) + (late_s if i and not k else 0.0) for k in range(30)]
-            for i, step_s in enumerate((0.02, 0.03, 0.06))
+            [
+                [step_s * rng.uniform(0.98, 1.02) + (late_s if i and not k else 0.0) for k in range(30)]
+                for i, step_s in enumerate((0.02, 0.03, 0.06))
+            ]
+            for _ in range(2)
         ]
 
     return {
         "command": "resolute bench",
         "date": "2026-01-02",
+        "rounds": 2,
         "commit": "0123456789ab",
         "took_s": 88.0,
         "machine": {"cpu": "Some CPU", "cores": 2, "gpu": None, "load_before": 1.5},
         "settings": {"device": "cpu", "threads": 2, "batch_size": 32, "model": "resnet10t"},
         "shards": {"name": "some <photos>", "resolutions": sizes},
-        "model": {128: 1900.0, 160: 1066.0, 224: 533.0},
-        "steps": {"batch_size": 32, "step_s": {"ours": steps(0.003), "pillow": steps(0.9)}},
+        "peer": {"loader": peer, "tried": {"v2-sized": 280.0, peer: 300.0}},
         "loader": {
             "res": [
-                {"res": res, "loaders": {"ours": rate(ours), "pillow": rate(ours / 3)}}
+                {
+                    "res": res,
+                    "loaders": {
+                        "ours": {"images_per_s": rounds(ours), "ours_times": rounds(1.0)},
+                        peer: {"images_per_s": rounds(ours / 3), "ours_times": rounds(3.0)},
+                    },
+                }
                 for res, ours in zip(sizes, (2000.0, 1500.0, 900.0), strict=True)
             ]
         },
+        "training": {
+            "res": [
+                {
+                    "res": res,
+                    "alone": rounds(alone),
+                    "loaders": {"ours": rounds(alone * 0.8), peer: rounds(alone * 0.4)},
+                    "headspace": rounds(1.25),
+                }
+                for res, alone in zip(sizes, (1900.0, 1066.0, 533.0), strict=True)
+            ]
+        },
+        "change": {"batch_size": 32, "step_s": {"ours": steps(0.003), peer: steps(0.006), "v2": steps(0.9)}},
     }
 
 

@@ -1,1 +1,0 @@
-"""Complete trainings, compared by recipe, and the time that training loses to loading."""
