@@ -288,7 +288,8 @@ def test_training_trains_and_writes_a_result_and_charts(
         ("loader", ["--only", "nvjpeg"], "--only: got nvjpeg, expected some of ours,pillow"),
         ("loader", ["--res", "128"], "expected some of 32,48,64"),
         ("change", ["--batches", "3"], "--batches: got 3, expected at least"),
-        ("storage.__main__", ["--only", "tape"], "got tape"),
+        ("storage.__main__", ["--only", "tape"], "--only: got tape, expected some of local,cold,store"),
+        ("storage.__main__", ["--pace", "0"], "--pace: got '0', expected number, above 0"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(
