@@ -28,7 +28,7 @@ LR_FACTOR = 0.3  # of the finished run's peak learning rate
 
 @dataclass(frozen=True, kw_only=True)
 class Continuation:
-    """A run that continues another one: its folder, its recipe, and the set of the finished run."""
+    """A run that continues another one: its folder, its recipe, and the set of the finished run ("" if unknown)."""
 
     folder: Path
     recipe: RecipeText
@@ -57,7 +57,7 @@ def continuation(run: str, epochs: int, *, runs: Path) -> Continuation:
     return Continuation(
         folder=folder.with_name(name),
         recipe=RecipeText(name=name, toml=f"{text.rstrip()}\n", where=f"{folder} with --more-epochs {epochs}"),
-        shards=state["set"]["source"],
+        shards=state.get("set", {}).get("source", ""),  # runs of 0.1.0 do not say it
     )
 
 

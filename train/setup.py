@@ -56,8 +56,13 @@ class Run:
             options = TrainOptions(shards=options.shards, **shared)
         if options.more_epochs is not None:
             more = continuation(options.run or "", options.more_epochs, runs=options.runs)
-            recipe = more.recipe.with_values(options.set_)
-            return cls(options=options, shards=options.shards or more.shards, folder=more.folder, recipe=recipe)
+            recipe, shards = more.recipe.with_values(options.set_), options.shards or more.shards
+            if not shards:
+                raise ResoluteError(
+                    f"--more-epochs: {options.run} does not say on which set it was trained, expected one; name it "
+                    "with --shards"
+                )
+            return cls(options=options, shards=shards, folder=more.folder, recipe=recipe)
         shards = options.shards or ""
         name = default_run(options.recipe or Path(STARTER), shards) if options.run is None else options.run
         return cls(options=options, shards=shards, folder=new_run(name, runs=options.runs))

@@ -20,26 +20,30 @@ if __name__ == "__main__":  # before the slow imports
 
     guard_process()
 
-import argparse
-import json
+import multiprocessing
+import resource
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from resolute.benchmarks.cli import Parser, check_numbers, command, show_progress, text_table
+from resolute.benchmarks.cli import show_progress, text_table
 from resolute.benchmarks.proc import adopt_orphans, timed_with_children
 from resolute.benchmarks.record import check_writable, header, write
+from resolute.benchmarks.setting import default_file
+from resolute.cli import program
 from resolute.errors import ResoluteError
 from resolute.machine import available_cpus
 from resolute.prep.convert.decode import Photo
@@ -48,32 +52,13 @@ from resolute.prep.near_copies.index import Index
 from resolute.prep.near_copies.verification import score, thumbnail
 from resolute.prep.settings import MARGIN
 from resolute.prep.shard_set.near_copies import COUNTED, GROUPED, WARNED
+from resolute.settings import described, setting, settings
 
 from .copies import KINDS, ONLY_REPORTED
 
 _RES, _QUALITY, _WORKERS = 128, 90, 2
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 THRESHOLDS = (0.80, 0.85, 0.90, 0.925, 0.95, 0.96, 0.97, 0.98, 0.99)
-_SEARCH = """
-import json, resource, sys, time
-import numpy as np
-from resolute.prep.near_copies.index import Index
-photos = int(sys.argv[1])
-random = np.random.default_rng(0)
-hashes = np.empty((photos, 11), np.uint64)
-hashes[:, 0] = random.integers(1, 2**64, photos, dtype=np.uint64)
-for part in range(1, 11):  # a part differs from the whole in a few bits
-    flips = np.zeros(photos, np.uint64)
-    for _ in range(8):
-        flips ^= np.uint64(1) << random.integers(0, 64, photos, dtype=np.uint64)
-    hashes[:, part] = hashes[:, 0] ^ flips
-Index(hashes[:64]).candidates(np.arange(64))  # compiles
-start = time.perf_counter()
-found, cut_short = Index(hashes).candidates(np.arange(photos // 20))
-seconds = time.perf_counter() - start
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-print(json.dumps({"photos": photos, "asking": photos // 20, "seconds": seconds, "peak_mib": peak, "found": len(found)}))
-"""
 
 
 @dataclass
@@ -127,11 +112,13 @@ class Photos:
             return dict(pool.map(scored, found.tolist(), chunksize=64))
 
 
-def collect(sources: Sequence[Path], planted: int, seed: int) -> Photos:
-    """All photos of the sources, and copies of all kinds of `planted` photos of each."""
+def collect(sources: Mapping[Path, Sequence[Path]], planted: int, seed: int) -> Photos:
+    """All photos of the sources, and copies of all kinds of `planted` photos of each.
+
+    sources: {folder: its files}.
+    """
     photos, random = Photos(), np.random.default_rng(seed)
-    for source in sources:
-        files = list(_files(source))
+    for source, files in sources.items():
         chosen = set(random.permutation(len(files))[:planted].tolist())
         for number, path in enumerate(files):
             show_progress(f"{source.name}: {number} of {len(files)} photos")
@@ -145,11 +132,11 @@ def collect(sources: Sequence[Path], planted: int, seed: int) -> Photos:
     return photos
 
 
-def _files(source: Path) -> Iterator[Path]:
+def _files(source: Path) -> list[Path]:
     files = sorted(path for path in source.rglob("*") if path.suffix.lower() in _SUFFIXES)
     if not files:
         raise ResoluteError(f"--src: got {source} without {', '.join(_SUFFIXES)} files, expected photos; correct it")
-    yield from files
+    return files
 
 
 def judge(photos: Photos, pairs: dict[tuple[int, int], float]) -> dict[str, Any]:
@@ -188,66 +175,89 @@ def judge(photos: Photos, pairs: dict[tuple[int, int], float]) -> dict[str, Any]
 
 
 def measure_search(photos: int) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-c", _SEARCH, str(photos)], capture_output=True, text=True, check=True)
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    """Time, and memory of a process of its own, for `photos` descriptors that are made up, of which 5 % ask."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_search, photos).result()
+
+
+def _search(photos: int) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    hashes = np.empty((photos, 11), np.uint64)
+    hashes[:, 0] = random.integers(1, 2**64, photos, dtype=np.uint64)
+    for part in range(1, 11):  # a part differs from the whole in a few bits
+        flips = np.zeros(photos, np.uint64)
+        for _ in range(8):
+            flips ^= np.uint64(1) << random.integers(0, 64, photos, dtype=np.uint64)
+        hashes[:, part] = hashes[:, 0] ^ flips
+    Index(hashes[:64]).candidates(np.arange(64))  # compiles
+    began = time.perf_counter()
+    found, _ = Index(hashes).candidates(np.arange(photos // 20))
+    return {
+        "photos": photos,
+        "asking": photos // 20,
+        "seconds": time.perf_counter() - began,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "found": len(found),
+    }
 
 
 def measure_prep(source: Path, rounds: int) -> dict[str, dict[str, list[float]]]:
     """{NEAR_COPIES: {"seconds" and "cpu_seconds": a value per round}}."""
     adopt_orphans()
-    results: dict[str, dict[str, list[float]]] = {
-        setting: {"seconds": [], "cpu_seconds": []} for setting in ("find", "none")
-    }
+    results: dict[str, dict[str, list[float]]] = {how: {"seconds": [], "cpu_seconds": []} for how in ("find", "none")}
     with tempfile.TemporaryDirectory(prefix="resolute-near-") as temporary:
         out = Path(temporary) / "out"
         for number in range(rounds + 1):
-            for setting in results if number % 2 else reversed(results):
-                words = ["--src", str(source), "--out", str(out), "--near-copies", setting, "--workers", str(_WORKERS)]
-
-                def run(words: Sequence[str] = words) -> None:
-                    subprocess.run(
-                        [sys.executable, "-m", "resolute", "shards", *words], check=True, capture_output=True
-                    )
-
-                seconds, cpu_seconds = timed_with_children(run)
+            for how in results if number % 2 else reversed(results):
+                words = [f"--src={source}", f"--out={out}", f"--near-copies={how}", f"--workers={_WORKERS}"]
+                prep = [sys.executable, "-m", "resolute", "shards", *words]
+                seconds, cpu_seconds = timed_with_children(
+                    partial(subprocess.run, prep, check=True, capture_output=True)
+                )
                 shutil.rmtree(out)
                 if number:  # the first is a warm-up
-                    results[setting]["seconds"].append(seconds)
-                    results[setting]["cpu_seconds"].append(cpu_seconds)
+                    results[how]["seconds"].append(seconds)
+                    results[how]["cpu_seconds"].append(cpu_seconds)
     return results
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@settings("")
+class NearCopiesOptions:
+    src: Annotated[
+        tuple[str, ...],
+        described("folder of photos; may be repeated", min_length=1, json_schema_extra={"metavar": "DIR"}),
+    ]
+    photos: int = setting(300, "photos of each folder that are copied", ge=1)
+    seed: int = setting(0, "seed of the photos that are copied, and of their copies", ge=0)
+    search: int = setting(1_000_000, "photos with made-up descriptors that are searched", ge=100)
+    rounds: int = setting(3, "timed rounds of prep; 0: none", ge=0)
+    out: Path | None = setting(None, "JSON file to write (default: bench/near_copies.json)")
+
+
+def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m resolute.benchmarks.near_copies", description="Measure how near copies are found.")
-    parser.add_argument("--src", type=Path, action="append", required=True, help="folder of photos; may be repeated")
-    parser.add_argument("--photos", type=int, default=300, help="photos of each to copy (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the chosen photos and copies (default: %(default)s)")
-    parser.add_argument("--search", type=int, default=1_000_000, help="made-up photos to search (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="timed rounds of prep; 0: none (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/near_copies.json"), help="JSON to write")
-    return command(parser, _measure_all, argv)
+    name = "python -m resolute.benchmarks.near_copies"
+    return program(name, NearCopiesOptions, _measure_all, words, help="Measure how near copies are found.")
 
 
-def _measure_all(args: argparse.Namespace) -> None:
-    check_numbers(args, photos=1, seed=0, search=100, rounds=0)
-    check_writable(args.out)
-    sizes = {source: len(list(_files(source))) for source in args.src}
-    result = header(rounds=max(1, args.rounds), packages=("simplejpeg", "numba"))
-    photos = collect(args.src, args.photos, args.seed)
+def _measure_all(options: NearCopiesOptions) -> None:
+    out = options.out or default_file("near_copies")
+    check_writable(out)
+    sources = {source: _files(source) for source in map(Path, options.src)}
+    result = header(rounds=max(1, options.rounds), packages=("simplejpeg", "numba"))
+    photos = collect(sources, options.photos, options.seed)
     result |= {
-        "sources": {source.name: count for source, count in sizes.items()},
+        "sources": {source.name: len(files) for source, files in sources.items()},
         "planted_photos": photos.kinds.count(next(iter(KINDS))),
         "short_side": round(_RES * MARGIN),
         **judge(photos, photos.pairs()),
-        "search": measure_search(args.search),
+        "search": measure_search(options.search),
         "workers": _WORKERS,
     }
-    if args.rounds:
-        result["prep"] = {source.name: measure_prep(source, args.rounds) for source in args.src}
+    if options.rounds:
+        result["prep"] = {source.name: measure_prep(source, options.rounds) for source in sources}
     report(result)
-    write(args.out, result)
+    write(out, result)
 
 
 def report(result: dict[str, Any]) -> None:

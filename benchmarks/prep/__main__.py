@@ -1,7 +1,7 @@
 """Measures photos per second of prep and of other converters, and the PSNR of prep's pixels.
 
     python -m resolute.benchmarks.prep --src photos/train [--res 128,160,224] [--rounds 3] [--copies 10]
-                              [--shard-samples 4096] [--img2dataset /path/to/python]
+                              [--img2dataset /path/to/python]
 
 All JPEGs of a folder of class folders, in a few copies, are converted to shards of all sizes with two processes by
 `resolute shards`, by Pillow's Lanczos or bicubic + `webdataset.ShardWriter`, and by img2dataset, run once per size (in
@@ -20,7 +20,6 @@ if __name__ == "__main__":  # before the slow imports
 
     guard_process()
 
-import argparse
 import io
 import json
 import math
@@ -34,22 +33,27 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import webdataset
 from PIL import Image
+from pydantic import Field
 
-from resolute.benchmarks.cli import Parser, check_numbers, command, parse_resolutions
+from resolute.benchmarks.cli import text_table
 from resolute.benchmarks.proc import adopt_orphans, timed_with_children
 from resolute.benchmarks.record import check_writable, header, write
+from resolute.benchmarks.setting import default_file
+from resolute.cli import program
 from resolute.errors import ResoluteError
 from resolute.prep.convert.resize import fit
 from resolute.prep.settings import MARGIN
+from resolute.settings import described, setting, settings
 
 from .pixels import measure_psnr
 
 WORKERS = 2
 QUALITY = 90
+SHARD_SAMPLES = 4096
 FEW = 32
 COMPARED = 200  # photos whose pixels are compared, at most, since a comparison takes longer than a conversion
 OURS = "prep"
@@ -90,21 +94,18 @@ def _run(words: Sequence[object]) -> str:
     return done.stdout
 
 
-def run_ours(src: Path, out: Path, resolutions: Sequence[int], shard_samples: int) -> None:
-    words = [
-        "--src",
-        src,
-        "--out",
-        out,
-        "--res",
-        ",".join(map(str, resolutions)),
-        "--val-frac",
-        "0.01",
-        "--shard-samples",
-        shard_samples,
-    ]
-    more = ["--quality", QUALITY, "--workers", WORKERS, "--max-bad", "1"]
-    _run([sys.executable, "-m", "resolute", "shards", *words, *more])
+def run_ours(src: Path, out: Path, resolutions: Sequence[int]) -> None:
+    options = {
+        "src": src,
+        "out": out,
+        "res": ",".join(map(str, resolutions)),
+        "val-frac": 0.01,
+        "shard-samples": SHARD_SAMPLES,
+        "quality": QUALITY,
+        "workers": WORKERS,
+        "max-bad": 1,
+    }
+    _run([sys.executable, "-m", "resolute", "shards", *(f"--{name}={value}" for name, value in options.items())])
 
 
 def run_pillow(src: Path, out: Path, short_sides: Sequence[int], filter: Image.Resampling) -> None:
@@ -129,7 +130,9 @@ def _convert_with_pillow(
 ) -> None:
     with ExitStack() as stack:
         writers = [
-            stack.enter_context(webdataset.ShardWriter(f"{out}/{side}-{part}-%06d.tar", maxcount=4096, verbose=0))
+            stack.enter_context(
+                webdataset.ShardWriter(f"{out}/{side}-{part}-%06d.tar", maxcount=SHARD_SAMPLES, verbose=0)
+            )
             for side in short_sides
         ]
         for number, path in enumerate(files):
@@ -180,82 +183,92 @@ def measure(
     return results
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@settings("")
+class PrepOptions:
+    src: Annotated[Path, described("folder of class folders of JPEGs")]
+    res: tuple[Annotated[int, Field(ge=1)], ...] = setting((128, 160, 224), "resolutions, px")
+    rounds: int = setting(3, "timed rounds", ge=1)
+    copies: int = setting(10, "copies of every image", ge=1)
+    img2dataset: Path | None = setting(None, "Python interpreter with img2dataset (default: it is left out)")
+    out: Path | None = setting(None, "JSON file to write (default: bench/prep.json)")
+
+
+def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = Parser(prog="python -m resolute.benchmarks.prep", description="Measure prep.")
-    parser.add_argument("--src", type=Path, required=True, help="folder of class folders of JPEGs")
-    parser.add_argument("--res", default="128,160,224", help="resolutions in px (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="timed rounds (default: %(default)s)")
-    parser.add_argument("--copies", type=int, default=10, help="copies of every image (default: %(default)s)")
-    parser.add_argument("--shard-samples", type=int, default=4096, help="of prep (default: %(default)s)")
-    parser.add_argument("--img2dataset", type=Path, metavar="PYTHON", help="Python interpreter with img2dataset")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/prep.json"), help="JSON to write")
-    return command(parser, _measure_all, argv)
+    name = "python -m resolute.benchmarks.prep"
+    return program(name, PrepOptions, _measure_all, words, help="Measure prep beside other converters.")
 
 
-def _measure_all(args: argparse.Namespace) -> None:
-    check_numbers(args, rounds=1, copies=1, shard_samples=1)
-    resolutions = parse_resolutions(args.res, (), any_size=True)
-    check_writable(args.out)
-    result = header(rounds=args.rounds, packages=("simplejpeg", "numba", "webdataset"))
+def _measure_all(options: PrepOptions) -> None:
+    out = options.out or default_file("prep")
+    check_writable(out)
+    result = header(rounds=options.rounds, packages=("simplejpeg", "numba", "webdataset"))
+    resolutions = tuple(sorted({*options.res}))
+    sides = [round(res * MARGIN) for res in resolutions]
+    tools: dict[str, Callable[[Path, Path], None]] = {
+        OURS: partial(run_ours, resolutions=resolutions),
+        "pillow + ShardWriter": partial(run_pillow, short_sides=sides, filter=Image.Resampling.LANCZOS),
+        "pillow, bicubic": partial(run_pillow, short_sides=sides, filter=Image.Resampling.BICUBIC),
+    }
+    if python := options.img2dataset:
+        code = "from importlib.metadata import version; print(version('img2dataset'))"
+        result["versions"]["img2dataset"] = _run([python, "-c", code]).strip()
+        tools[f"img2dataset, {len(sides)} runs"] = partial(run_img2dataset, python, short_sides=sides)
     with tempfile.TemporaryDirectory(prefix="resolute-prep-") as temporary:
         root = Path(temporary)
-        sides = [round(res * MARGIN) for res in resolutions]
-        files = copy_photos(args.src, args.copies, root / "photos")
+        files = copy_photos(options.src, options.copies, root / "photos")
         for number, path in enumerate(files[:: max(1, len(files) // FEW)][:FEW]):
             target = root / "few" / path.parent.name / f"{number}.jpg"
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-        tools: dict[str, Callable[[Path, Path], None]] = {
-            OURS: lambda src, out: run_ours(src, out, resolutions, args.shard_samples),
-            "pillow + ShardWriter": lambda src, out: run_pillow(src, out, sides, Image.Resampling.LANCZOS),
-            "pillow, bicubic": lambda src, out: run_pillow(src, out, sides, Image.Resampling.BICUBIC),
-        }
-        if args.img2dataset:
-            code = "from importlib.metadata import version; print(version('img2dataset'))"
-            result["versions"]["img2dataset"] = _run([args.img2dataset, "-c", code]).strip()
-            tools[f"img2dataset, {len(sides)} runs"] = lambda src, out: run_img2dataset(
-                args.img2dataset, src, out, sides
-            )
-        once = files[:: args.copies]
-        once = once[:: math.ceil(len(once) / COMPARED)]
+        once = files[:: options.copies]
         result |= {
             "images": len(files),
-            "copies": args.copies,
+            "copies": options.copies,
             "resolutions": resolutions,
             "short_sides": sides,
-            "shard_samples": args.shard_samples,
+            "shard_samples": SHARD_SAMPLES,
             "workers": WORKERS,
-            "seconds": measure(tools, root / "photos", root / "few", root, args.rounds),
-            "psnr_db": measure_psnr(once, sides),
+            "seconds": measure(tools, root / "photos", root / "few", root, options.rounds),
+            "psnr_db": measure_psnr(once[:: math.ceil(len(once) / COMPARED)], sides),
         }
     report(result)
-    write(args.out, result)
+    write(out, result)
 
 
 def report(result: dict[str, Any]) -> None:
-    images, seconds = result["images"], result["seconds"]
-    print(
-        f"{images} images, {result['resolutions']} px, {result['workers']} processes, medians of "
-        f"{len(seconds[OURS]['seconds'])} interleaved rounds; steady: without start-up"
-    )
-    steady = {}
-    for name, values in seconds.items():
-        total_s, few = statistics.median(values["seconds"]), statistics.median(values["few_seconds"])
-        steady[name] = (images - FEW) / (total_s - few)
-        cpu_ms = statistics.median(values["cpu_seconds"]) / images * 1e3
-        print(
-            f"  {name:<22} {images / total_s:5.0f} images/s, steady {steady[name]:5.0f}, start-up {few:4.2f} s, CPU "
-            f"{cpu_ms:5.2f} ms per image; ours {total_s / statistics.median(seconds[OURS]['seconds']):.2f}x, steady "
-            f"{steady[OURS] / steady[name]:.2f}x"
+    images = result["images"]
+    medians = {
+        name: {what: statistics.median(values) for what, values in times.items()}
+        for name, times in result["seconds"].items()
+    }
+    steady = {name: (images - FEW) / (times["seconds"] - times["few_seconds"]) for name, times in medians.items()}
+    ours = medians[OURS]
+    rows = [
+        (
+            name,
+            f"{images / times['seconds']:.0f}",
+            f"{steady[name]:.0f}",
+            f"{times['few_seconds']:.2f}",
+            f"{times['cpu_seconds'] / images * 1e3:.2f}",
+            f"{times['seconds'] / ours['seconds']:.2f}",
+            f"{steady[OURS] / steady[name]:.2f}",
         )
-    print(f"  {OURS} with nothing to do {statistics.median(seconds[OURS]['noop_seconds']):.2f} s")
+        for name, times in medians.items()
+    ]
+    title = (
+        f"{images} images, {result['resolutions']} px, {result['workers']} processes, medians of {result['rounds']} "
+        "interleaved rounds; steady: without start-up"
+    )
+    head = ("tool", "images/s", "steady", "start-up s", "CPU ms/image", "ours is times", "steady, times")
+    print(text_table(title, head, rows))
+    print(f"{OURS} with nothing to do: {ours['noop_seconds']:.2f} s")
     for side in result["short_sides"]:
         psnr = (
             ", ".join(f"{means[side]:.2f} dB to {name}" for name, means in result["psnr_db"].items() if side in means)
             or "nothing to shrink"
         )
-        print(f"  short side {side:>4} px: before JPEG {psnr}")
+        print(f"short side {side:>4} px: before JPEG {psnr}")
 
 
 if __name__ == "__main__":

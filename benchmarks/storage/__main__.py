@@ -18,8 +18,7 @@ if __name__ == "__main__":  # before the slow imports
 
     guard_process()
 
-import argparse
-import math
+import dataclasses
 import statistics
 import tempfile
 import time
@@ -27,20 +26,42 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from resolute.benchmarks.cli import Parser, chosen, command, show_progress, text_table
+from resolute.benchmarks.cli import chosen, show_progress, text_table
 from resolute.benchmarks.proc import evict_files
 from resolute.benchmarks.record import check_writable, header, write
-from resolute.errors import ResoluteError
+from resolute.benchmarks.setting import default_file
+from resolute.cli import program
 from resolute.pipeline.plan.order import Order
 from resolute.pipeline.storage.base import Files
 from resolute.pipeline.storage.open_files import open_files
+from resolute.settings import described, setting, settings
 
 __all__ = ["Delayed", "main", "paced"]
 
 PARTS = ("local", "cold", "store")
 DELAYS_S = (0.0, 1e-3, 5e-3, 20e-3)
+
+
+@settings("")
+class StorageOptions:
+    shards: Annotated[Path, described("local shard set")]
+    res: int = setting(128, "resolution, px", ge=1)
+    pace: float = setting(1500, "images/s of the consumer", gt=0)
+    batch_size: int = setting(64, "samples per batch", ge=1)
+    seconds: float = setting(10, "length of an epoch without stalls", gt=0)
+    threads: int = setting(2, "decoding threads", ge=1)
+    latency_ms: float = setting(30, "store: time to the first byte", ge=0)
+    mib_per_s: float = setting(80, "store: bandwidth of a request", gt=0)
+    total_mib_per_s: float = setting(
+        100,
+        "store: bandwidth of all requests together; should be about four times pace x bytes per sample, as 1 GB/s is "
+        "for 20 000 images/s",
+        gt=0,
+    )
+    only: tuple[str, ...] = setting(PARTS, "parts to run")
+    out: Path | None = setting(None, "JSON file to write (default: bench/storage.json)")
 
 
 class Delayed:
@@ -94,8 +115,8 @@ def paced(batches: Iterator[Any], *, step_s: float, began: float) -> list[dict[s
     return epochs
 
 
-def measure_one(open_set: Callable[[], Any], args: argparse.Namespace, *, order: Order, epochs: int) -> dict[str, Any]:
-    """Measure `epochs` epochs of the same samples at the pace of the arguments."""
+def measure_one(open_set: Callable[[], Any], args: StorageOptions, *, order: Order, epochs: int) -> dict[str, Any]:
+    """Measure `epochs` epochs of the same samples at the pace of the options."""
     from resolute.pipeline.loader.loader import Loader
     from resolute.pipeline.plan.plan import Plan
     from resolute.pipeline.plan.stage import Stage
@@ -120,7 +141,7 @@ def measure_one(open_set: Callable[[], Any], args: argparse.Namespace, *, order:
     return {"order": order, "epochs": results, "counts": counts}
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(args: StorageOptions) -> list[dict[str, Any]]:
     from resolute.pipeline.dataset.shard_set import ShardSet
 
     def open_with(files: Callable[[], Any]) -> Any:
@@ -129,6 +150,9 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
     def local() -> Files:
         return open_files(args.shards)
+
+    def delayed(delay_s: float) -> Delayed:
+        return Delayed(local(), delay_s)
 
     rows: list[dict[str, Any]] = []
 
@@ -141,8 +165,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         rows.clear()
         add("page cache", local, order="shuffled", epochs=1)
         for delay_s in DELAYS_S:
-            delayed = partial(lambda delay_s: Delayed(local(), delay_s), delay_s)
-            add(f"{1e3 * delay_s:g} ms per sample", delayed, order="shuffled", epochs=1)
+            add(f"{1e3 * delay_s:g} ms per sample", partial(delayed, delay_s), order="shuffled", epochs=1)
     for order in ("shuffled", "windowed") if "cold" in args.only else ():
         evict_files((args.shards / str(args.res)).glob("*.tar"))
         add("cold disk", local, order=order, epochs=2)
@@ -154,7 +177,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def remote(args: argparse.Namespace) -> Iterator[Callable[[], Files]]:
+def remote(args: StorageOptions) -> Iterator[Callable[[], Files]]:
     """A function that opens the set's files in the store, through a new, empty cache."""
     from resolute.pipeline.storage.cache import CacheSettings
 
@@ -206,58 +229,21 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return text_table("a consumer that computes for a fixed time per batch", header, lines, left=2)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m resolute.benchmarks.storage",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--shards", type=Path, required=True, metavar="DIR", help="local folder written by `make shards`")
-    add("--res", type=int, default=128, metavar="PX", help="resolution (default: %(default)s)")
-    add("--pace", type=float, default=1500, metavar="IMAGES/S", help="rate of the consumer (default: %(default)s)")
-    add("--batch-size", type=int, default=64, metavar="N", help="samples per batch (default: %(default)s)")
-    add("--seconds", type=float, default=10, metavar="S", help="epoch length without stalls (default: %(default)s)")
-    add("--threads", type=int, default=2, metavar="N", help="decoding threads (default: %(default)s)")
-    add("--latency-ms", type=float, default=30, metavar="MS", help="store: time to first byte (default: %(default)s)")
-    add("--mib-per-s", type=float, default=80, metavar="MIB", help="store: of a request (default: %(default)s)")
-    add(
-        "--total-mib-per-s",
-        type=float,
-        default=100,
-        metavar="MIB",
-        help="store: of all requests together; should be "
-        "about four times pace x bytes per sample, as 1 GB/s is for 20 000 images/s (default: %(default)s)",
-    )
-    add("--only", default=",".join(PARTS), metavar="PART,…", help="parts to run (default: %(default)s)")
-    add(
-        "--out",
-        type=Path,
-        default=Path("benchmarks/results/storage.json"),
-        metavar="FILE",
-        help="JSON to write (default: %(default)s)",
-    )
-    return parser
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    name, about = "python -m resolute.benchmarks.storage", "Measure how long training waits for data on slow storage."
+    return program(name, StorageOptions, _run, words, help=about)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status. Prints one line to stderr for a `ResoluteError`."""
-    return command(_parser(), _run, argv)
-
-
-def _run(args: argparse.Namespace) -> None:
-    args.only = chosen(args.only, PARTS)
-    for name in ("pace", "seconds", "mib_per_s", "total_mib_per_s", "batch_size"):
-        if not 0 < getattr(args, name) < math.inf:
-            raise ResoluteError(f"--{name.replace('_', '-')}: got {getattr(args, name)}, expected above 0; raise it")
-    check_writable(args.out)
+def _run(options: StorageOptions) -> None:
+    only = chosen(options.only, PARTS)
+    out = options.out or default_file("storage")
+    check_writable(out)
     head = header()
-    rows = measure(args)
+    rows = measure(options)
     print(table(rows))
-    settings = {name: value for name, value in vars(args).items() if name not in ("shards", "out")}
-    settings["set"] = args.shards.resolve().name
-    write(args.out, {**head, "settings": settings, "rows": rows})
+    values = {name: value for name, value in dataclasses.asdict(options).items() if name not in ("shards", "out")}
+    write(out, {**head, "settings": {**values, "only": only, "set": options.shards.resolve().name}, "rows": rows})
 
 
 if __name__ == "__main__":

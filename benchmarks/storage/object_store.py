@@ -8,7 +8,6 @@ Serves a folder in its own process and answers GET (with ranges) and HEAD as S3 
 
 from __future__ import annotations
 
-import argparse
 import functools
 import os
 import subprocess
@@ -31,8 +30,8 @@ _PREFIX = "/bucket/set/"
 def store(folder: Path, *, latency_s: float, bytes_per_s: float, total_bytes_per_s: float) -> Iterator[str]:
     """The URL of `folder` behind such a store; within the block, environment variables lead clients to it."""
     speeds = (latency_s, bytes_per_s, total_bytes_per_s)
-    argv = [sys.executable, "-m", __name__, str(folder.resolve()), *map(str, speeds)]
-    server = subprocess.Popen(argv, cwd=Path(__file__).resolve().parents[2], stdout=subprocess.PIPE, text=True)
+    words = [sys.executable, "-m", __name__, str(folder.resolve()), *map(str, speeds)]
+    server = subprocess.Popen(words, cwd=Path(__file__).resolve().parents[2], stdout=subprocess.PIPE, text=True)
     assert server.stdout
     variables = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{int(server.stdout.readline())}",
@@ -111,15 +110,8 @@ class _Handler(BaseHTTPRequestHandler):
                 assert os.sendfile(self.connection.fileno(), file.fileno(), at, size) == size
 
 
-def _serve() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("latency_s", type=float)
-    parser.add_argument("bytes_per_s", type=float)
-    parser.add_argument("total_bytes_per_s", type=float)
-    args = parser.parse_args()
-    bandwidth = _Bandwidth(args.total_bytes_per_s)
-    handler = functools.partial(_Handler, args.folder, args.latency_s, args.bytes_per_s, bandwidth)
+def _serve(folder: Path, latency_s: float, bytes_per_s: float, total_bytes_per_s: float) -> None:
+    handler = functools.partial(_Handler, folder, latency_s, bytes_per_s, _Bandwidth(total_bytes_per_s))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     print(server.server_port, flush=True)
@@ -127,4 +119,4 @@ def _serve() -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(Path(sys.argv[1]), *map(float, sys.argv[2:]))

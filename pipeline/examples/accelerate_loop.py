@@ -9,7 +9,6 @@ for checkpointing instead.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,16 +19,16 @@ from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
 from resolute import Loader
+from resolute.console import run_main
 
-from .start import flags, open_plan, run
+from .start import ResumingOptions, command, open_plan
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
+def train(options: ResumingOptions) -> dict[str, torch.Tensor]:
     """Train; returns the model's state dict."""
-    args = flags(argv, __doc__)
     accelerator = Accelerator()
     torch.manual_seed(0)
-    plan = open_plan(args)
+    plan = open_plan(options)
     classes, samples = len(plan.shards.classes), len(plan.shards.splits["val"])
     # why group norm: with batch norm, results would depend on the number of processes
     model = resnet18(num_classes=classes, norm_layer=partial(nn.GroupNorm, 8)).to(memory_format=torch.channels_last)
@@ -40,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
     rank, world_size = accelerator.process_index, accelerator.num_processes
     with Loader(plan, device=accelerator.device, rank=rank, world_size=world_size) as loader:
         accelerator.register_for_checkpointing(loader, schedule)
-        if checkpoints := sorted(args.checkpoint.glob("epoch-*")):
+        if checkpoints := sorted(options.checkpoint.glob("epoch-*")):
             accelerator.load_state(str(checkpoints[-1]))
         for epoch in loader.epochs():
             model.train()
@@ -60,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
                     correct += (model(batch.images).argmax(1) == batch.labels).sum()
             total = int(accelerator.reduce(correct))
             accelerator.print(f"epoch {epoch.number} {epoch.res} px: top-1 {total / samples:.2%}")
-            save(accelerator, args.checkpoint, epoch.number)
-            if epoch.number + 1 == args.stop:
+            save(accelerator, options.checkpoint, epoch.number)
+            if epoch.number + 1 == options.stop:
                 break
     accelerator.end_training()
     return dict(accelerator.unwrap_model(model).state_dict())
@@ -82,5 +81,7 @@ def save(accelerator: Accelerator, folder: Path, epoch: int) -> None:
     accelerator.wait_for_everyone()
 
 
+main = command("accelerate_loop", train, ResumingOptions, __doc__)
+
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

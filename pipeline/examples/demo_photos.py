@@ -7,7 +7,6 @@ if __name__ == "__main__":  # before the slow imports
 
     guard_process()
 
-import argparse
 import json
 import shutil
 import time
@@ -15,20 +14,22 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import simplejpeg
 from tqdm import tqdm
 
-from resolute.console import Parser, command, number
+from resolute.cli import program
 from resolute.errors import ResoluteError
 from resolute.files import write_errors
 from resolute.fork_server import fork_server
 from resolute.machine import available_cpus
+from resolute.settings import described, setting, settings
 
 from .demo_scene import CLASSES, draw
 
-__all__ = ["main", "make_demo"]
+__all__ = ["main"]
 
 STAMP = ".demo.json"
 _DRAWING = 1  # increase it when the drawn content changes: the stamp then differs
@@ -41,8 +42,6 @@ def make_demo(out: Path, *, images: int, seed: int, workers: int) -> bool:
     folder that is renamed at the end, so `out` is complete or absent. Raises `ResoluteError` if `out` holds anything
     else.
     """
-    if images < len(CLASSES):
-        raise ResoluteError(f"--images: too few, got {images}, expected at least {len(CLASSES)}; increase --images")
     stamp = json.dumps({"images": images, "seed": seed, "drawing": _DRAWING}) + "\n"
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         existing_stamp = _stamp(out)
@@ -91,26 +90,27 @@ def _draw_photo(out: Path, seed: int, number: int) -> None:
     (out / CLASSES[label] / f"{number:06d}.jpg").write_bytes(jpeg)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@settings("")
+class DemoOptions:
+    out: Annotated[Path, described("folder to write to")]
+    images: int = setting(1500, "number of photos", ge=len(CLASSES))
+    seed: int = setting(0, "seed of what is drawn", ge=0)
+    workers: int | None = setting(None, "processes (default: one per CPU core)", ge=1)
+
+
+def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    about = "Generate labelled demo photos."
-    parser = Parser(prog="python -m resolute.pipeline.examples.demo_photos", description=about)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to")
-    parser.add_argument("--images", type=int, default=1500, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--seed", type=number(0, 2**63), default=0, metavar="N", help="(default: %(default)s)")
-    parser.add_argument(
-        "--workers", type=number(0, 1024), default=0, metavar="N", help="processes (default: one per CPU core)"
-    )
-    return command(parser, _run, arguments)
+    name = "python -m resolute.pipeline.examples.demo_photos"
+    return program(name, DemoOptions, _run, words, help="Generate labelled demo photos.")
 
 
-def _run(args: argparse.Namespace) -> None:
-    started_at = time.perf_counter()
-    workers = args.workers or available_cpus()
-    created = make_demo(args.out, images=args.images, seed=args.seed, workers=workers)
-    elapsed_s = time.perf_counter() - started_at
-    outcome = f"{args.images} photos, {len(CLASSES)} classes, {elapsed_s:.1f} s" if created else "already there"
-    print(f"{args.out}: {outcome}")
+def _run(options: DemoOptions) -> None:
+    began = time.perf_counter()
+    workers = options.workers or available_cpus()
+    created = make_demo(options.out, images=options.images, seed=options.seed, workers=workers)
+    elapsed_s = time.perf_counter() - began
+    outcome = f"{options.images} photos, {len(CLASSES)} classes, {elapsed_s:.1f} s" if created else "already there"
+    print(f"{options.out}: {outcome}")
 
 
 if __name__ == "__main__":

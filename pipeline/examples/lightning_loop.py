@@ -8,7 +8,6 @@ rebuilds nothing. Run it again after an interruption: it continues after the las
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,9 +16,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
-from resolute import Loader
+from resolute import Loader, cuda
+from resolute.console import run_main
 
-from .start import flags, open_plan, run
+from .start import ResumingOptions, command, open_plan
 from .timm_loop import PairLoader
 
 
@@ -58,16 +58,15 @@ class Classifier(LightningModule):
         self.loader.load_state_dict(checkpoint["loader"])
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
+def train(options: ResumingOptions) -> dict[str, torch.Tensor]:
     """Train; returns the network's state dict."""
-    args = flags(argv, __doc__)
     torch.manual_seed(0)
-    plan, device, last = open_plan(args), args.device, args.checkpoint / "last.ckpt"
-    saving = ModelCheckpoint(args.checkpoint, "last", save_on_train_epoch_end=True, enable_version_counter=False)
+    plan, device, last = open_plan(options), cuda.resolve_device(options.device), options.checkpoint / "last.ckpt"
+    saving = ModelCheckpoint(options.checkpoint, "last", save_on_train_epoch_end=True, enable_version_counter=False)
     trainer = Trainer(
         accelerator=device.type,
         devices=1,
-        max_epochs=args.stop or plan.phases[-1].epoch + 1,
+        max_epochs=options.stop or plan.phases[-1].epoch + 1,
         callbacks=[saving],
         reload_dataloaders_every_n_epochs=1,
         num_sanity_val_steps=0,
@@ -81,5 +80,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
     return dict(model.network.state_dict())
 
 
+main = command("lightning_loop", train, ResumingOptions, __doc__)
+
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

@@ -8,25 +8,24 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
-from resolute import Loader
+from resolute import Loader, cuda
+from resolute.console import run_main
 from resolute.files import output_file
 
-from .start import flags, open_plan, run
+from .start import ResumingOptions, command, open_plan
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
+def train(options: ResumingOptions) -> dict[str, torch.Tensor]:
     """Train; returns the model's state dict."""
-    args = flags(argv, __doc__)
-    device = args.device
+    device = cuda.resolve_device(options.device)
     torch.manual_seed(0)
-    plan = open_plan(args)
+    plan = open_plan(options)
     classes, samples = len(plan.shards.classes), len(plan.shards.splits["val"])
 
     model = resnet18(num_classes=classes).to(device).to(memory_format=torch.channels_last)
@@ -34,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=plan.total_steps)
     with Loader(plan, device=device) as loader:
         checkpointed: dict[str, Any] = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
-        if args.checkpoint.exists():
-            for name, state in torch.load(args.checkpoint, map_location=device).items():
+        if options.checkpoint.exists():
+            for name, state in torch.load(options.checkpoint, map_location=device).items():
                 checkpointed[name].load_state_dict(state)
         for epoch in loader.epochs():
             model.train()
@@ -49,12 +48,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
             with torch.inference_mode():  # every validation sample is seen exactly once
                 correct = sum(int((model(batch.images).argmax(1) == batch.labels).sum()) for batch in epoch.val)
             print(f"epoch {epoch.number} {epoch.res} px: top-1 {correct / samples:.2%}")
-            with output_file(args.checkpoint) as file:  # why: a run that is killed here keeps the last checkpoint
+            with output_file(options.checkpoint) as file:  # why: a run that is killed here keeps the last checkpoint
                 torch.save({name: value.state_dict() for name, value in checkpointed.items()}, file)
-            if epoch.number + 1 == args.stop:
+            if epoch.number + 1 == options.stop:
                 break
     return dict(model.state_dict())
 
 
+main = command("plain", train, ResumingOptions, __doc__)
+
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

@@ -1,74 +1,73 @@
-"""Shared code of the examples: flags, the plan and exit statuses."""
+"""Shared code of the examples: options of the command line, the plan, and exit statuses."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, TypeVar
 
-from resolute import Augment, Plan, ResoluteError, ShardSet, Stage, cuda
-from resolute.console import Parser, run_main, say
+from pydantic import Field
 
-__all__ = ["flags", "open_plan", "run"]
+from resolute import Augment, Plan, ResoluteError, ShardSet, Stage
+from resolute.cli import program
+from resolute.settings import described, setting, settings
 
-
-def flags(argv: Sequence[str] | None, description: str | None, *, resumes: bool = True) -> argparse.Namespace:
-    """Parse the command line, with --checkpoint and --stop if the example `resumes`.
-
-    Raises `ResoluteError` if it is invalid, or if the device is not available.
-    """
-    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("shards", metavar="SHARDS")
-    add("--res", type=_resolutions, metavar="PX,PX", help="one per stage (default: the two smallest of the set)")
-    add("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
-    add("--epochs", type=int, default=2, help="of each stage (default: %(default)s)")
-    add("--batch-size", type=int, default=64, help="over all processes (default: %(default)s)")
-    if resumes:
-        add(
-            "--checkpoint",
-            type=Path,
-            default=Path("example-run"),
-            help="to write after each epoch, and to resume from if it exists (default: %(default)s)",
-        )
-        add("--stop", type=int, metavar="N", help="end after N epochs; a later run continues")
-    args = parser.parse_args(argv)
-    args.device = cuda.resolve_device(args.device)
-    return args
+__all__ = ["Options", "ResumingOptions", "command", "open_plan"]
 
 
-def _resolutions(text: str) -> tuple[int, ...]:
-    if not all(word.isdecimal() and int(word) for word in text.split(",")):
-        raise argparse.ArgumentTypeError(f"got {text}, expected px such as 128,160")
-    return tuple(int(word) for word in text.split(","))
+@settings("")
+class Options:
+    shards: Annotated[str, described("shard set (folder or URL)", min_length=1)]
+    res: tuple[Annotated[int, Field(ge=1)], ...] = setting(
+        (), "resolutions, px, one per stage (default: the two smallest of the set)"
+    )
+    device: str = setting("cpu", "cpu, cuda or cuda:N")
+    epochs: int = setting(2, "epochs of each stage", ge=1)
+    batch_size: int = setting(64, "samples per step, over all processes", ge=1)
 
 
-def open_plan(args: argparse.Namespace) -> Plan:
-    """A plan with a stage for each resolution of the command line.
+@settings("")
+class ResumingOptions(Options):
+    checkpoint: Path = setting(
+        Path("example-run"), "checkpoint to write after each epoch, and to resume from if it exists"
+    )
+    stop: int | None = setting(None, "end after this many epochs; a later run continues", ge=1)
+
+
+AnyOptions = TypeVar("AnyOptions", bound=Options)
+
+
+def open_plan(options: Options) -> Plan:
+    """A plan with a stage for each resolution of the options.
 
     Raises `ResoluteError` if the set lacks one, or has labels or values instead of classes.
     """
-    shards = ShardSet.open(args.shards, resolutions=args.res)
+    shards = ShardSet.open(options.shards, resolutions=options.res or None)
     if shards.target.kind != "class":
         raise ResoluteError(
-            f"{args.shards}: got {shards.target.kind} as targets, expected a class per sample; the "
-            "examples train classifiers: use `make train`, or another set"
+            f"{options.shards}: got {shards.target.kind} as targets, expected a class per sample; the "
+            "examples train classifiers: use `resolute train`, or another set"
         )
-    resolutions = args.res or shards.resolutions[:2]
-    stages = [Stage(res=res, epochs=args.epochs, batch_size=args.batch_size) for res in resolutions]
+    resolutions = options.res or shards.resolutions[:2]
+    stages = [Stage(res=res, epochs=options.epochs, batch_size=options.batch_size) for res in resolutions]
     return Plan(shards, stages, augment=Augment(mixup_alpha=0.2, cutmix_alpha=1.0))
 
 
-def run(main: Callable[[], Any]) -> NoReturn:
-    """Call `main` and exit; a `ResoluteError` is printed as one line on stderr, with status 2."""
+def command(
+    name: str, train: Callable[[AnyOptions], Any], options: type[AnyOptions], about: str | None
+) -> Callable[..., int]:
+    """The command line of the example `name`: calls `train` with its options, and returns the exit status.
 
-    def status() -> int:
-        try:
-            main()
-        except ResoluteError as error:
-            say(error)
-            return 2
-        return 0
+    about: the text of its `--help`. Its words are by default those of the process. A `ResoluteError` is printed as one
+    line on stderr, with status 2.
+    """
+    paragraphs = [" ".join(part.split()) for part in (about or "").split("\n\n")]
 
-    run_main(status)
+    def work(chosen: AnyOptions) -> None:
+        train(chosen)
+
+    def main(words: Sequence[str] | None = None) -> int:
+        module = f"python -m resolute.pipeline.examples.{name}"
+        return program(module, options, work, words, help="\n\n".join(paragraphs), positional="shards")
+
+    return main

@@ -8,7 +8,7 @@ mixed, so the loss takes soft targets and timm's own mixup stays off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import timm
@@ -18,10 +18,11 @@ from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from timm.utils import AverageMeter, ModelEmaV3, accuracy
 
-from resolute import Loader
+from resolute import Loader, cuda
+from resolute.console import run_main
 from resolute.pipeline.loader.epochs import EpochBatches
 
-from .start import flags, open_plan, run
+from .start import Options, command, open_plan
 
 
 @dataclass
@@ -41,11 +42,10 @@ class PairLoader:
             yield batch.images, batch.soft_targets(self.classes, smoothing=0.1) if is_train else batch.labels
 
 
-def main(argv: Sequence[str] | None = None) -> AverageMeter:
+def train(options: Options) -> AverageMeter:
     """Train; returns the top-1 accuracy in percent of the last validation."""
-    args = flags(argv, __doc__, resumes=False)
-    device = args.device
-    plan = open_plan(args)
+    device = cuda.resolve_device(options.device)
+    plan = open_plan(options)
     classes = len(plan.shards.classes)
     model = timm.create_model("resnet18", num_classes=classes).to(device).to(memory_format=torch.channels_last)
     ema = ModelEmaV3(model, decay=0.99, use_warmup=True)
@@ -71,5 +71,7 @@ def main(argv: Sequence[str] | None = None) -> AverageMeter:
     return top1
 
 
+main = command("timm_loop", train, Options, __doc__)
+
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

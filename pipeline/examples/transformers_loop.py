@@ -5,7 +5,7 @@ python -m resolute.pipeline.examples.transformers_loop SHARDS --res 128,160 --ch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,9 +13,10 @@ from torch.nn.functional import cross_entropy
 from transformers import ResNetConfig, ResNetForImageClassification, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from resolute import Loader, Plan
+from resolute import Loader, Plan, cuda
+from resolute.console import run_main
 
-from .start import flags, open_plan, run
+from .start import ResumingOptions, command, open_plan
 
 
 class StagedTrainer(Trainer):
@@ -61,15 +62,14 @@ class EpochEnds(TrainerCallback):
         control.should_training_stop |= self.ends.get(state.global_step, False)
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
+def train(options: ResumingOptions) -> dict[str, torch.Tensor]:
     """Train; returns the model's state dict."""
-    args = flags(argv, __doc__)
     torch.manual_seed(0)
-    plan, device = open_plan(args), args.device
+    plan, device = open_plan(options), cuda.resolve_device(options.device)
     sizes = {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2], "layer_type": "basic"}
     model = ResNetForImageClassification(ResNetConfig(num_labels=len(plan.shards.classes), **sizes))
     settings = TrainingArguments(
-        args.checkpoint,
+        options.checkpoint,
         max_steps=plan.total_steps,
         learning_rate=0.05,
         optim="sgd",
@@ -81,10 +81,12 @@ def main(argv: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
         disable_tqdm=True,
     )
     with Loader(plan, device=device) as loader:
-        trainer = StagedTrainer(loader, model=model, args=settings, callbacks=[EpochEnds(plan, args.stop)])
-        trainer.train(resume_from_checkpoint=args.checkpoint.exists() and get_last_checkpoint(args.checkpoint))
+        trainer = StagedTrainer(loader, model=model, args=settings, callbacks=[EpochEnds(plan, options.stop)])
+        trainer.train(resume_from_checkpoint=options.checkpoint.exists() and get_last_checkpoint(options.checkpoint))
     return dict(model.state_dict())
 
 
+main = command("transformers_loop", train, ResumingOptions, __doc__)
+
 if __name__ == "__main__":
-    run(main)
+    run_main(main)

@@ -209,7 +209,8 @@ def test_prep_is_measured_beside_other_converters(tmp_path: Path, forked: Callab
         ("loader", ["--only", "nvjpeg"], "--only: got nvjpeg, expected some of ours,pillow"),
         ("loader", ["--res", "128"], "expected some of 32,48,64"),
         ("change", ["--batches", "3"], "--batches: got 3, expected at least"),
-        ("storage.__main__", ["--only", "tape"], "got tape"),
+        ("storage.__main__", ["--only", "tape"], "--only: got tape, expected some of local,cold,store"),
+        ("storage.__main__", ["--pace", "0"], "--pace: got '0', expected number, above 0"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(

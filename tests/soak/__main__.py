@@ -14,45 +14,29 @@ if __name__ == "__main__":  # before the slow imports
 
     guard_process()
 
-import argparse
 import shutil
 import signal
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from resolute.benchmarks.cli import Parser, command
 from resolute.benchmarks.record import check_writable, header, write
-from resolute.console import number
+from resolute.benchmarks.setting import default_file
+from resolute.cli import program
+from tests.soak.settings import SoakOptions
 
 __all__ = ["main"]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m tests.soak",
-        description=(__doc__ or "").partition("\n\n")[0],
-        epilog=(__doc__ or "").rpartition("\n\n")[2],
-        allow_abbrev=False,
-    )
-    add, count = parser.add_argument, number(0, 10**9)
-    add("--seed", type=int, default=0, metavar="N", help="seed of all events (default: %(default)s)")
-    add("--kills", type=count, default=300, metavar="N", help="minimum number of kills (default: %(default)s)")
-    add("--faults", type=count, default=100, metavar="N", help="minimum number of faults (default: %(default)s)")
-    add("--minutes", type=float, default=60.0, metavar="M", help="start no cycle after that (default: %(default)s)")
-    add("--only", default="", metavar="NAME,…", help="scenarios, such as prep-folder, prep-jobs, verify, train-1, eval")
-    add("--index", type=int, metavar="N", help="only the cycle of this number of each scenario")
-    add("--out", type=Path, default=Path("benchmarks/results/soak.json"), metavar="FILE", help="default: %(default)s")
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    return command(_parser(), _run, argv)
+    about = "Soak test with hundreds of kills and storage faults, and checks of the results."
+    return program("python -m tests.soak", SoakOptions, _run, words, help=about)
 
 
-def _run(args: argparse.Namespace) -> int:
-    check_writable(args.out)
+def _run(options: SoakOptions) -> int:
+    out = options.out or default_file("soak")
+    check_writable(out)
     from .processes import end_leftovers
     from .run import Soak  # why here: errors of the command line should not wait for its imports
 
@@ -63,7 +47,7 @@ def _run(args: argparse.Namespace) -> int:
     folder = Path(tempfile.mkdtemp(prefix="resolute-soak-")).resolve()
     is_kept = False
     try:
-        soak = Soak(folder, args)
+        soak = Soak(folder, options)
         first_fields = header()
         soak.run()
         result = soak.result()
@@ -71,8 +55,8 @@ def _run(args: argparse.Namespace) -> int:
             f"{result['kills']} kills and {result['faults']} storage faults in {result['starts']} starts: "
             f"{len(soak.findings)} findings"
         )
-        write(args.out, {**first_fields, **result}, indent=None)
-        is_kept = args.index is not None and bool(soak.findings)
+        write(out, {**first_fields, **result}, indent=None)
+        is_kept = options.index is not None and bool(soak.findings)
     finally:
         end_leftovers(grace_s=0.0)
         if is_kept:

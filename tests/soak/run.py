@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import random
@@ -22,6 +21,7 @@ from tests import ROOT
 from .events import Event, Faults, draw, problems_of
 from .processes import Process, end_leftovers, send
 from .scenarios import SCENARIOS, Cycle, Phase, World, make_photos, write_recipes
+from .settings import SoakOptions
 
 __all__ = ["Soak"]
 
@@ -33,9 +33,9 @@ _SLOWER = {1: 1.0, 2: 1.6, 4: 3.2}  # time of a command by its number of ranks
 
 
 class Soak:
-    """A complete soak test with the settings of `__main__`. `findings` grows during `run`."""
+    """A complete soak test. `findings` grows during `run`."""
 
-    def __init__(self, folder: Path, settings: argparse.Namespace) -> None:
+    def __init__(self, folder: Path, settings: SoakOptions) -> None:
         """Create the photos. Raises `ResoluteError` for unknown scenarios."""
         usual = [name for name, scenario in SCENARIOS.items() if scenario.usual]
         self._settings, self._names = settings, chosen(settings.only or usual, list(SCENARIOS))

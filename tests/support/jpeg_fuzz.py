@@ -8,10 +8,10 @@ write outside ends the process by a signal. Prints how many files were accepted.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import mmap
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ import numpy as np
 from numba import carray, njit
 from numpy.typing import NDArray
 
+from resolute.cli import program
 from resolute.pipeline.graph.kernels.jpeg.memory import BYTES, bytes_at
 from resolute.pipeline.graph.kernels.jpeg.region import decode_region
+from resolute.settings import setting, settings
 from tests.support.jpeg import encode, photo
 
 __all__ = ["Guarded", "bases", "changed", "main", "size"]
@@ -145,20 +147,28 @@ def size(jpeg: bytes) -> tuple[int, int]:
     return int.from_bytes(jpeg[frame + 7 : frame + 9]), int.from_bytes(jpeg[frame + 5 : frame + 7])
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("photos", nargs="*", type=Path)
-    parser.add_argument("--files", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args(argv)
-    jpegs = [path.read_bytes() for path in args.photos] or bases()
+@settings("")
+class FuzzOptions:
+    photos: tuple[Path, ...] = setting((), "JPEGs to change (default: made ones of each form)")
+    files: int = setting(10_000, "changed files", ge=1)
+    seed: int = setting(0, "seed of the changes", ge=0)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    about = "Give our JPEG decoder changed files, in memory between pages that may not be touched."
+    return program("python -m tests.support.jpeg_fuzz", FuzzOptions, _run, words, help=about, positional="photos")
+
+
+def _run(options: FuzzOptions) -> int:
+    jpegs = [path.read_bytes() for path in options.photos] or bases()
     starts = np.cumsum([0, *map(len, jpegs[:-1])])
     sizes: NDArray[np.int64] = np.array([size(jpeg) for jpeg in jpegs], np.int64)
     memory, decoder = Guarded(_ROOM), Guarded(BYTES)
     joined = np.frombuffer(b"".join(jpegs), np.uint8)
-    rng = np.random.default_rng(args.seed)
-    accepted, wrong = _fuzz(joined, starts, sizes, memory.address, memory.end, decoder.address, args.files, rng)
-    print(f"{args.files} files, {accepted} of {args.files + len(jpegs)} accepted, {wrong} whole ones wrong")
+    rng = np.random.default_rng(options.seed)
+    accepted, wrong = _fuzz(joined, starts, sizes, memory.address, memory.end, decoder.address, options.files, rng)
+    print(f"{options.files} files, {accepted} of {options.files + len(jpegs)} accepted, {wrong} whole ones wrong")
     return int(wrong > 0)
 
 

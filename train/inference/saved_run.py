@@ -106,9 +106,10 @@ def open_saved_run(run: Path) -> SavedRun:
     weights: dict[Weights, Any] = {"raw": state["model"], "ema": state["ema"]}
     progress = state["progress"]
     try:
+        recipe = Recipe.from_values(state["recipe"], name=state["name"])
         return SavedRun(
             path=path,
-            recipe=Recipe.from_values(state["recipe"], name=state["name"]),
+            recipe=recipe,
             head=Outputs.from_json(state["head"]),
             shards_hash=state["shards"],
             own_set=state.get("set", {}).get("source", ""),
@@ -117,7 +118,8 @@ def open_saved_run(run: Path) -> SavedRun:
             grey_bits=state.get("grey_bits", 16),  # older runs have none
             generation=state["generation"],
             step=state["step"],
-            res=state["res"],
+            # runs of 0.1.0 have none; it evaluated them so
+            res=state.get("res", recipe.stages[-1].validation_res),
             decode=state["decode"],
             best_weights=progress["best_weights"],
             best_score=progress["best_score"],

@@ -10,9 +10,10 @@ import torch
 
 from resolute import Loader, Plan, ShardSet, Stage
 from resolute.pipeline.examples import plain, timm_loop
+from resolute.pipeline.examples.start import Options, ResumingOptions
 from tests import ROOT
 
-WORDS = ["--res", "32,48", "--epochs", "1", "--batch-size", "25"]
+SHORT: dict[str, Any] = {"epochs": 1, "batch_size": 25}
 
 
 def differ(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> list[str]:
@@ -26,13 +27,13 @@ def test_a_resumed_run_of_plain_ends_with_the_same_weights(
     """The whole run has the default device, the CPU, and resolutions."""
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)  # a machine with a GPU, which gives other bits
-        whole = plain.main([str(shard_root), *WORDS[2:], "--checkpoint", str(tmp_path / "whole.pt")])
+        whole = plain.train(ResumingOptions(shards=str(shard_root), checkpoint=tmp_path / "whole.pt", **SHORT))
     output = capsys.readouterr().out
     assert [line.partition(":")[0] for line in output.splitlines()] == ["epoch 0 32 px", "epoch 1 48 px"]
-    cut = [str(shard_root), *WORDS, "--checkpoint", str(tmp_path / "cut.pt")]
-    first = plain.main([*cut, "--stop", "1"])
+    cut: dict[str, Any] = {"shards": str(shard_root), "res": (32, 48), "checkpoint": tmp_path / "cut.pt", **SHORT}
+    first = plain.train(ResumingOptions(**cut, stop=1))
     assert differ(whole, first)
-    second = plain.main(cut)
+    second = plain.train(ResumingOptions(**cut))
     assert differ(whole, second) == []
     assert capsys.readouterr().out == output
 
@@ -41,7 +42,7 @@ def test_a_resumed_run_of_plain_ends_with_the_same_weights(
 def test_the_timm_loop_sees_every_sample_once_in_passes_of_the_announced_length(
     shard_root: Path, shard_set: ShardSet, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    top1 = timm_loop.main([str(shard_root), *WORDS])
+    top1 = timm_loop.train(Options(shards=str(shard_root), res=(32, 48), **SHORT))
     assert top1.count == len(shard_set.splits["val"])
     assert capsys.readouterr().out.count(f"% of {top1.count}") == 2
     plan = Plan(shard_set, [Stage(res=32, epochs=1, batch_size=20)], eval_batch_size=4)

@@ -7,17 +7,22 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 
 from resolute.pipeline.examples import accelerate_loop
+from resolute.pipeline.examples.start import ResumingOptions
 from tests.support.commands import Ended
 
 # why: the packages of others may warn of each other's ageing interfaces
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 WORDS = ["--res", "32,48", "--epochs", "1", "--batch-size", "25", "--checkpoint"]
+
+
+def options(shards: Path, checkpoint: Path, *, stop: int | None = None) -> ResumingOptions:
+    """Those of `WORDS`."""
+    return ResumingOptions(shards=str(shards), res=(32, 48), epochs=1, batch_size=25, checkpoint=checkpoint, stop=stop)
 
 
 @pytest.fixture(params=["lightning", "transformers"])
@@ -32,14 +37,13 @@ def example(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_resumed_run_ends_with_the_same_weights(
     example: ModuleType, shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole: dict[str, torch.Tensor] = example.main([str(shard_root), *WORDS, str(tmp_path / "whole")])
+    whole: dict[str, torch.Tensor] = example.train(options(shard_root, tmp_path / "whole"))
     output = capsys.readouterr().out
     assert len(re.findall("top-?1", output)) == 2
-    cut: list[Any] = [str(shard_root), *WORDS, str(tmp_path / "cut")]
-    first = example.main([*cut, "--stop", "1"])
+    first = example.train(options(shard_root, tmp_path / "cut", stop=1))
     assert any(not torch.equal(value, first[name]) for name, value in whole.items())
     assert len(re.findall("top-?1", capsys.readouterr().out)) == 1
-    second = example.main(cut)
+    second = example.train(options(shard_root, tmp_path / "cut"))
     assert len(re.findall("top-?1", capsys.readouterr().out)) == 1
     assert [name for name, value in whole.items() if not torch.equal(value, second[name])] == []
 
@@ -49,13 +53,13 @@ def test_a_run_resumed_with_another_number_of_processes_gives_the_same_weights(
 ) -> None:
     """Two processes up to the first checkpoint, then one: the weights of one process, up to the order of sums."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    words = [str(shard_root), *WORDS]
-    single = accelerate_loop.main([*words, str(tmp_path / "one")])
-    done = forked("tests.support.torchrun", accelerate_loop.__name__, *words, tmp_path / "two", "--stop", "1")
+    single = accelerate_loop.train(options(shard_root, tmp_path / "one"))
+    words = [shard_root, *WORDS, tmp_path / "two", "--stop", "1"]
+    done = forked("tests.support.torchrun", accelerate_loop.__name__, *words)
     assert done.status == 0, done.err
     assert done.out.startswith("epoch 0 32 px: top-1 ")
     (tmp_path / "two" / "part").mkdir()  # what a run that is killed while it saves leaves
-    resumed = accelerate_loop.main([*words, str(tmp_path / "two")])
+    resumed = accelerate_loop.train(options(shard_root, tmp_path / "two"))
     assert [path.name for path in (tmp_path / "two").iterdir()] == ["epoch-0001"]
     for name, weights in single.items():
         # why 2 %: the steps amplify rounding, by an amount that depends on the CPU (0.5 % with AVX-512); biases start
