@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
+import re
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from resolute.console import Parser, command
 from resolute.errors import ResoluteError
 from resolute.files import write_errors
 
 __all__ = [
-    "Parser",
-    "check_numbers",
     "chosen",
-    "command",
     "default_file",
-    "parse_resolutions",
     "repeated",
     "show_progress",
     "spread",
@@ -50,32 +45,6 @@ def chosen(only: str | Sequence[str], known: Sequence[str], *, setting: str = "-
         if part not in known:
             raise ResoluteError(f"{setting}: got {part or 'nothing'}, expected some of {','.join(known)}; correct it")
     return [part for part in known if part in names]
-
-
-def check_numbers(args: argparse.Namespace, **minimums: int) -> None:
-    """Raise `ResoluteError` for a flag below its minimum, or `--seconds` outside 0 to 3600."""
-    for name, minimum in minimums.items():
-        if getattr(args, name) < minimum:
-            flag = name.replace("_", "-")
-            raise ResoluteError(f"--{flag}: got {getattr(args, name)}, expected at least {minimum}; raise it")
-    if hasattr(args, "seconds") and not 0 < args.seconds <= 3600:
-        raise ResoluteError(f"--seconds: got {args.seconds:g}, expected above 0, at most 3600; change it")
-
-
-def parse_resolutions(text: str | None, stored: Sequence[int], *, any_size: bool = False) -> tuple[int, ...]:
-    """The resolutions of `--res`, ascending; all `stored` ones for None. Raises `ResoluteError` for others.
-
-    any_size: the set can be read at any resolution.
-    """
-    if text is None:
-        return tuple(stored)
-    words = text.split(",")
-    if not all(word.isdecimal() and int(word) for word in words):
-        raise ResoluteError(f"--res: got {text}, expected px separated by commas; write it as 128,160")
-    resolutions = tuple(sorted({int(word) for word in words}))
-    if not any_size and not set(resolutions) <= set(stored):
-        raise ResoluteError(f"--res: got {text}, expected some of {','.join(map(str, stored))}; correct it")
-    return resolutions
 
 
 def repeated(raw: Sequence[float]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ Every entry point (`__main__.py`) begins with these lines, above its other impor
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import contextlib
 import errno
@@ -29,16 +28,13 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TextIO
 
-from .errors import ResoluteError, from_os_error, strip_credentials
+from .errors import from_os_error, strip_credentials
 
 __all__ = [
-    "Parser",
-    "command",
     "command_line",
     "counted",
     "guard_process",
     "is_of_storage",
-    "number",
     "run_main",
     "say",
     "set_program",
@@ -65,29 +61,6 @@ _STORAGE = frozenset(
 
 _program = "resolute"
 _words: tuple[str, ...] = ()
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that raises `ResoluteError` instead of printing its usage and exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ResoluteError(f"{message}; see `{self.prog} --help`")
-
-
-def number(low: float, high: float, kind: type[int] | type[float] = int) -> Callable[[str], Any]:
-    """A `type=` for argparse: a number from `low` to `high` (inclusive); rejects nan and inf."""
-
-    def parse(text: str) -> int | float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = kind(low) - 1
-        if not low <= value <= high:
-            what = "whole number" if kind is int else "number"
-            raise argparse.ArgumentTypeError(f"got {text!r}, expected a {what} from {low:g} to {high:g}")
-        return value
-
-    return parse
 
 
 def set_program(name: str, words: Sequence[str] = ()) -> None:
@@ -127,24 +100,6 @@ class _SayingHandler(logging.Handler):
 
 
 _HANDLER = _SayingHandler(logging.WARNING)
-
-
-def command(
-    parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], int | None], arguments: Sequence[str] | None
-) -> int:
-    """Parse `arguments` and call `work`; returns the exit status (`work`'s, None counts as 0).
-
-    A `ResoluteError` is printed as one line on stderr, with its status, usually 2; Ctrl-C gives 130.
-    """
-    set_program(parser.prog, sys.argv[1:] if arguments is None else list(map(str, arguments)))
-    try:
-        return work(parser.parse_args(arguments)) or 0
-    except ResoluteError as error:
-        say(error)
-        return error.exit_status
-    except KeyboardInterrupt:
-        say("interrupted")
-        return 130
 
 
 def is_of_storage(error: OSError) -> bool:

@@ -39,10 +39,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from resolute.benchmarks.cli import show_progress, text_table
+from resolute.benchmarks.cli import default_file, show_progress, text_table
 from resolute.benchmarks.proc import adopt_orphans, timed_with_children
 from resolute.benchmarks.record import check_writable, header, write
-from resolute.benchmarks.setting import default_file
 from resolute.cli import program
 from resolute.errors import ResoluteError
 from resolute.machine import available_cpus

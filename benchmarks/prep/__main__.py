@@ -39,10 +39,9 @@ import webdataset
 from PIL import Image
 from pydantic import Field
 
-from resolute.benchmarks.cli import text_table
+from resolute.benchmarks.cli import default_file, text_table
 from resolute.benchmarks.proc import adopt_orphans, timed_with_children
 from resolute.benchmarks.record import check_writable, header, write
-from resolute.benchmarks.setting import default_file
 from resolute.cli import program
 from resolute.errors import ResoluteError
 from resolute.prep.convert.resize import fit

@@ -28,10 +28,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from resolute.benchmarks.cli import chosen, show_progress, text_table
+from resolute.benchmarks.cli import chosen, default_file, show_progress, text_table
 from resolute.benchmarks.proc import evict_files
 from resolute.benchmarks.record import check_writable, header, write
-from resolute.benchmarks.setting import default_file
 from resolute.cli import program
 from resolute.pipeline.plan.order import Order
 from resolute.pipeline.storage.base import Files

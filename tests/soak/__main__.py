@@ -20,8 +20,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from resolute.benchmarks.cli import default_file
 from resolute.benchmarks.record import check_writable, header, write
-from resolute.benchmarks.setting import default_file
 from resolute.cli import program
 from tests.soak.settings import SoakOptions
 
