@@ -60,13 +60,14 @@ def main(options: BenchOptions) -> None:
     began = time.perf_counter()
     parts = chosen(options.parts, PARTS, setting="--parts")
     out = options.out or default_file("bench", suffix=".html")
-    check_output(out, setting="--out", suffixes=(".html",), named=options.out is not None)
+    check_output(out, setting="--out", suffixes=(".html", ".json"), named=options.out is not None)
     check_writable(out.with_suffix(".json"), named=options.out is not None)
     result = _measure(options, parts)
     show_progress("")
     result["took_s"] = round(time.perf_counter() - began, 1)
-    with output_file(out) as file:
-        file.write(page(result))
+    if out.suffix == ".html":
+        with output_file(out) as file:
+            file.write(page(result))
     write(out.with_suffix(".json"), result)
     for heading, heads, rows, note in tables(result):
         print(f"\n{text_table(f'{heading}. {note}', [head.rstrip('#') for head in heads], rows)}")

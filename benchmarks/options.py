@@ -35,7 +35,9 @@ class BenchOptions(SetOptions):
     )
     model: str = setting("resnet10t", "timm model to train")
     seconds: float = setting(90.0, "about how long a round may take", gt=0, le=3600)
-    out: Path | None = setting(None, "page to write (default: bench/bench.html)")
+    out: Path | None = setting(
+        None, "page to write, its values beside it as .json; a .json file: these alone (default: bench/bench.html)"
+    )
 
 
 @settings("")

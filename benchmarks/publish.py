@@ -82,7 +82,7 @@ MEASUREMENTS = (
     Measurement(
         name="peers",
         words="resolute.benchmarks.loader --shards {work}/clothing --batch-size 256 --seconds 2 --rounds 3 "
-        "--ffcv-python {ffcv}",
+        "--ffcv-python {ffcv} --only ours,ffcv-raw,ffcv,dali,simplejpeg-sized,v2,webdataset,timm-plain,timm,pillow",
         sets=("clothing",),
     ),
     Measurement(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import json
 import platform
-import re
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,7 +22,7 @@ from resolute.benchmarks.cli import default_file
 from resolute.benchmarks.loader import SAME_DB
 from resolute.benchmarks.loaders import run as loaders
 from resolute.benchmarks.loaders.registry import LOADERS
-from resolute.benchmarks.record import RESULTS, check_writable, commit, digest, results_page
+from resolute.benchmarks.record import RESULTS, check_writable, commit, digest
 from resolute.benchmarks.storage.__main__ import main as storage
 from resolute.cli import main
 from resolute.errors import ResoluteError
@@ -231,51 +230,6 @@ def test_mistakes_are_reported_in_one_line(
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
-
-
-def test_the_results_page_is_up_to_date() -> None:
-    """Run `python -m resolute.benchmarks.record` after adding or removing a result."""
-    assert (RESULTS / "README.md").read_text() == results_page(RESULTS)
-
-
-# Measured before results had a digest; a renewal takes its file out of this list.
-WITHOUT_DIGEST = {
-    "bench-cpu",
-    "finetune-clothing",
-    "finetune-imagenette",
-    "gpu-check-h200",
-    "imagenette-board",
-    "imagenette-board-20",
-    "imagenette-networks",
-    "imagenette-small",
-    "imagenette-small-seeds",
-    "imagenette-small-sgd",
-    "imagenette-whole",
-    "imagenette-whole-seeds",
-    "lr-find-sweeps",
-    "near_copies",
-    "peers",
-    "peers-switch",
-    "prep",
-    "resume",
-    "siblings",
-    "soak",
-    "soak-train-all",
-    "storage-tars",
-    "techniques",
-    "whole",
-    "whole-large",
-    "whole-tuning",
-}
-
-
-def test_no_result_file_has_been_edited() -> None:
-    files = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("*.json")}
-    assert {name for name, result in files.items() if "digest" not in result} == WITHOUT_DIGEST
-    for name, result in files.items():
-        if "digest" in result:
-            assert result["digest"] == digest(result), name
-            assert re.fullmatch("[0-9a-f]{12}", result["commit"]), name
 
 
 def test_a_result_is_sealed_and_an_edit_is_seen(tmp_path: Path) -> None:

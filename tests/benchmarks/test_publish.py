@@ -19,8 +19,19 @@ from resolute.benchmarks.publish import MEASUREMENTS, is_current
 from resolute.benchmarks.record import RESULTS, digest
 from resolute.settings import build
 from tests import ROOT
-from tests.benchmarks.test_programs import WITHOUT_DIGEST
 
+# Measured before results had a digest; a renewal takes its file out of this list.
+WITHOUT_DIGEST = {
+    "finetune-clothing",
+    "near_copies",
+    "peers",
+    "peers-switch",
+    "prep",
+    "siblings",
+    "soak",
+    "whole",
+    "whole-large",
+}
 PLACES = ("data", "work", "results", "timm", "ffcv", "img2dataset", "picture")
 
 
