@@ -20,16 +20,13 @@ if __name__ == "__main__":  # before the slow imports
 
     guard_process()
 
-import multiprocessing
-import resource
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -54,6 +51,7 @@ from resolute.prep.shard_set.near_copies import COUNTED, GROUPED, WARNED
 from resolute.settings import described, setting, settings
 
 from .copies import KINDS, ONLY_REPORTED
+from .search import measure_search
 
 _RES, _QUALITY, _WORKERS = 128, 90, 2
 _SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -170,33 +168,6 @@ def judge(photos: Photos, pairs: dict[tuple[int, int], float]) -> dict[str, Any]
         "kinds": by_kind,
         "natural_candidates": len(natural),
         "natural_pairs": [[round(value, 4), photos.names[one], photos.names[other]] for value, one, other in listed],
-    }
-
-
-def measure_search(photos: int) -> dict[str, Any]:
-    """Time, and memory of a process of its own, for `photos` descriptors that are made up, of which 5 % ask."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_search, photos).result()
-
-
-def _search(photos: int) -> dict[str, Any]:
-    random = np.random.default_rng(0)
-    hashes = np.empty((photos, 11), np.uint64)
-    hashes[:, 0] = random.integers(1, 2**64, photos, dtype=np.uint64)
-    for part in range(1, 11):  # a part differs from the whole in a few bits
-        flips = np.zeros(photos, np.uint64)
-        for _ in range(8):
-            flips ^= np.uint64(1) << random.integers(0, 64, photos, dtype=np.uint64)
-        hashes[:, part] = hashes[:, 0] ^ flips
-    Index(hashes[:64]).candidates(np.arange(64))  # compiles
-    began = time.perf_counter()
-    found, _ = Index(hashes).candidates(np.arange(photos // 20))
-    return {
-        "photos": photos,
-        "asking": photos // 20,
-        "seconds": time.perf_counter() - began,
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "found": len(found),
     }
 
 

@@ -198,6 +198,22 @@ def test_prep_is_measured_beside_other_converters(tmp_path: Path, forked: Callab
     assert all(value > 40 for value in result["psnr_db"]["bicubic"].values())
 
 
+@pytest.mark.slow
+def test_planted_copies_are_found_and_the_cost_is_measured(tmp_path: Path, forked: Callable[..., Ended]) -> None:
+    """In a process, which waits for all its children."""
+    photos = make_photos(tmp_path / "photos", classes=2, each=6)
+    words = texts("--src", photos, "--photos", 2, "--search", 200, "--rounds", 1, "--out", tmp_path / "n.json")
+    done = forked("resolute.benchmarks.near_copies", *words)
+    assert done.status == 0, done.err
+    assert "prep of photos, cpu_seconds" in done.out
+    text = (tmp_path / "n.json").read_text()
+    assert_anonymous(text, tmp_path)
+    result = json.loads(text)
+    assert (result["sources"], result["planted_photos"], result["search"]["photos"]) == ({"photos": 12}, 2, 200)
+    assert result["kinds"]["half size"]["recognised"][0] == result["kinds"]["half size"]["copies"] == 2
+    assert {name: len(values["seconds"]) for name, values in result["prep"]["photos"].items()} == {"find": 1, "none": 1}
+
+
 @pytest.mark.parametrize(
     ("module", "words", "message"),
     [
