@@ -36,7 +36,7 @@ from tests import ROOT
 __all__ = ["main"]
 
 LOADER, PREP, TOP1 = 1.5, 1.5, 0.76
-RECIPE = "imagenette_cpu_quick"  # 79.5 % of photos held out of 3 631 (benchmarks/results/imagenette-whole.json)
+RECIPE = "imagenette_cpu_quick"  # 79.5 % of photos held out of 3 631 (benchmarks/results/LOG.md, 24 November 2026)
 RESOLUTIONS = "96,128"  # of the recipe
 
 Value = tuple[str, float, float]  # name, value, least value

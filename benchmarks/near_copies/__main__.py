@@ -165,6 +165,7 @@ def judge(photos: Photos, pairs: dict[tuple[int, int], float]) -> dict[str, Any]
     listed = sorted(((value, *pair) for pair, value in natural.items() if value >= COUNTED), reverse=True)
     return {
         "thresholds": list(THRESHOLDS),
+        "only_reported": list(ONLY_REPORTED),
         "kinds": by_kind,
         "natural_candidates": len(natural),
         "natural_pairs": [[round(value, 4), photos.names[one], photos.names[other]] for value, one, other in listed],
