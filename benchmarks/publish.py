@@ -130,7 +130,8 @@ def is_current(path: Path, command: Sequence[str]) -> bool:
         measured, how = str(result["commit"]), str(result["command"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    if measured.endswith("-dirty") or shlex.split(how) != without_folders(shown(command)):
+    unfinished = result.get("missing")  # of trainings, in a file that is written after each
+    if unfinished or measured.endswith("-dirty") or shlex.split(how) != without_folders(shown(command)):
         return False
     changed = subprocess.run(
         ["git", "diff", "--quiet", measured, "--", *CODE], cwd=_ROOT, capture_output=True, check=False

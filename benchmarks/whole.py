@@ -379,7 +379,6 @@ def _run(options: WholeOptions) -> None:
         result["workers"] = {tool: _faster_workers(job) for tool, job in jobs.items()}
         result["runs"] = []
         (work / _SETUP).write_text(setup, encoding="utf-8")
-        write(options.out, result, quiet=True)
     _train(result, options, jobs)
     show_progress("")
     print(table(result))
@@ -414,17 +413,27 @@ def _faster_workers(job: Job) -> int:
 
 
 def _train(result: dict[str, Any], options: WholeOptions, jobs: Mapping[str, Job]) -> None:
-    """Add the trainings that the result lacks, and write it after each: a benchmark of hours may be stopped."""
+    """Add the trainings that the result lacks, and write it after each: a benchmark of hours may be stopped.
+
+    "missing" is the number of those that it still lacks.
+    """
     rates, runs = result["rates"], result["runs"]
     tried = range(max(map(len, rates.values())))
     todo = [(tool, rates[tool][number], seed) for number in tried for seed in options.seeds for tool in rates]
     done = {(each["tool"], each["lr"], each["seed"]) for each in runs}
+
+    def save() -> None:
+        result["missing"] = len(todo) - len(runs)
+        if options.rates and not result["missing"]:
+            result["best"] = best_rates(result)
+        write(options.out, result, quiet=True)
+
+    if not runs:
+        save()
     for tool, lr, seed in (each for each in todo if each not in done):
         show_progress(f"{tool}, seed {seed}, learning rate {lr:g}")
         runs.append(run(replace(jobs[tool], seed=seed, lr=lr, workers=result["workers"][tool])))
-        if options.rates and len(runs) == len(todo):
-            result["best"] = best_rates(result)
-        write(options.out, result, quiet=True)
+        save()
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -139,6 +139,11 @@ def test_a_result_of_another_command_is_measured_again(checkout: Path) -> None:
     assert not is_current(checkout / "benchmarks/results/y.json", COMMAND)
 
 
+def test_an_unfinished_result_is_continued(checkout: Path) -> None:
+    assert is_current(measure(checkout, missing=0), COMMAND)
+    assert not is_current(measure(checkout, missing=3), COMMAND)
+
+
 def test_pages_and_results_do_not_make_a_commit_dirty_but_code_does(checkout: Path) -> None:
     at = record.commit() or ""
     (checkout / "docs/x.md").write_text("new")

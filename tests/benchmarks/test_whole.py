@@ -111,8 +111,7 @@ def test_tools_and_recipes_train_the_same_photos_in_turns(
     assert len([*(work / "once/train").glob("*/*.jpg")]) == result["photos"]
     sizes = {path.name for path in (work / "shards").iterdir() if path.name.isdecimal()}
     assert sizes == {"32", "40", "48"}  # of the case and the recipe
-    log = [json.loads(line) for line in (work / "own/run/run.jsonl").read_text().splitlines()]
-    assert next(record for record in log if record["kind"] == "start")["recipe"]["seed"] == 3
+    assert tomllib.loads((work / "own/run/recipe.toml").read_text())["seed"] == 3
     printed = capsys.readouterr().out
     assert "timm-sizes" in printed
     assert "51.0 ± 0.0" in printed
@@ -292,12 +291,13 @@ def test_an_unfinished_benchmark_is_continued_and_no_training_is_repeated(
     assert "timm-sizes, seed 8: got status 1" in capsys.readouterr().err
     first = json.loads(out.read_text())
     assert [(run["tool"], run["seed"]) for run in first["runs"]] == [("timm", 7), ("timm-sizes", 7), ("timm", 8)]
+    assert first["missing"] == 1
     assert trained() == before + 4
     train.write_text(noted)
     assert main(words) == 0
     done = json.loads(out.read_text())
     assert trained() == 1
-    assert done["runs"][:3] == first["runs"]
+    assert (done["runs"][:3], done["missing"]) == (first["runs"], 0)
     assert [(run["tool"], run["seed"]) for run in done["runs"][3:]] == [("timm-sizes", 8)]
     content = out.read_bytes()
     assert main(words) == 0
