@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,24 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser
 
-from tests.support.browser import BROWSER, Browser, Tab
+from tests.support.browser import NEEDS_BROWSER, Tab, browser, open_tab
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="opens pages in a browser: no chromium or chrome is installed"),
-]
-FIELD = "document.querySelector('input[data-md-component=search-query]')"
-# waits for the results of a whole word: those of its beginning may come before
-RESULTS = """new Promise((done, failed) => {
-  const end = Date.now() + 30000, look = () => {
-    const links = [...document.querySelectorAll(".md-search-result__item > a")].map(link => link.href);
-    if (links.some(link => link.includes(WANTED))) done(links);
-    else if (Date.now() > end) failed(new Error(`found ${links}`));
-    else setTimeout(look, 50);
-  };
-  look();
-})"""
+pytestmark = [pytest.mark.slow, NEEDS_BROWSER]
+FIELD = "input[data-md-component=search-query]"
+FOUND = ".md-search-result__item > a"
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -52,21 +40,25 @@ def served(folder: Path) -> Iterator[str]:
 
 def search(tab: Tab, word: str, wanted: str) -> list[str]:
     """The addresses that the search finds for a typed `word`, once `wanted` is part of one."""
-    tab.run(f"{FIELD}.focus()")
-    for sign in word:
-        tab.call("Input.dispatchKeyEvent", type="keyDown", key=sign, text=sign)
-        tab.call("Input.dispatchKeyEvent", type="keyUp", key=sign)
-    links: list[str] = tab.run(RESULTS.replace("WANTED", json.dumps(wanted)))
-    return links
+    tab.page.locator(FIELD).press_sequentially(word)
+    # why wait: results for the beginning of the word may come before
+    tab.page.locator(f"{FOUND}[href*='{wanted}']").first.wait_for(state="attached")
+    return [str(link) for link in tab.page.locator(FOUND).evaluate_all("links => links.map(link => link.href)")]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Browser]:
+    with browser() as running:
+        yield running
 
 
 @pytest.mark.parametrize("protocol", ["http", "file"])
 @pytest.mark.parametrize("page", ["index.html", "learning_rate.html"])
-def test_a_word_typed_into_the_search_finds_pages(protocol: str, page: str, site: Path, tmp_path: Path) -> None:
-    with served(site) as address, Browser(tmp_path / "profile") as browser:
+def test_a_word_typed_into_the_search_finds_pages(protocol: str, page: str, site: Path, running: Browser) -> None:
+    with served(site) as address:
         root = address if protocol == "http" else f"{site.as_uri()}/"
-        with browser.open(root + page, width=1400) as tab:
+        with open_tab(running, root + page, width=1400) as tab:
             links = search(tab, "mixup_alpha", wanted="regularisation.html")
             assert all(link.startswith(root) for link in links)
             assert tab.errors() == []
-            assert [url for url in tab.requests() if not url.startswith((root, "data:", "about:"))] == []
+            assert [url for url in tab.requests if not url.startswith((root, "data:", "about:"))] == []
