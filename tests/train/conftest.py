@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from tests.conftest import make_photos
 from tests.support.cli import prep
+from tests.support.quick import shorten
 
 
 def stages(*tables: tuple[int, int, int]) -> str:
@@ -146,14 +146,8 @@ def trained(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measurements of `resolute plan` of a few steps, in a process that has just started."""
-    from resolute.train.planner import new_recipe, plan
-    from resolute.train.planner.measure import measure
-
-    for module in (plan, new_recipe):  # why: a worker of the tests may be half an hour old
-        monkeypatch.setattr(module, "process_age_s", lambda: 1.0)
-    monkeypatch.setattr("resolute.train.planner.measure.measure", functools.partial(measure, about_s=0.01))
-    monkeypatch.setattr(plan, "_with_doubled_batches", functools.partial(plan._with_doubled_batches, about_s=0.01))
+    """Starter recipes with one epoch of each stage, and measurements of `resolute plan` of a few steps."""
+    shorten(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -17,11 +17,10 @@ Run = Callable[[str], str]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """run(line): runs a line as a user types it in an empty folder with photos; returns the command after `next:`."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("resolute.train.recipe.starter._CPU", (1, 1, 1))  # an epoch of each stage
-    make_photos(tmp_path / "my photos", classes=2, each=20)
+    make_photos(tmp_path / "my photos", classes=2, each=10)
 
     def call(line: str) -> str:
         program, *words = shlex.split(line)
@@ -48,7 +47,6 @@ OTHER = "--set optim.lr=0.02 --set 'model.name=test_resnet'"
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick")
 def test_each_command_leads_to_the_next(run: Run) -> None:
     assert _chain(run, SHARDS) == ["shards", "train", "eval", "export"]
     shutil.rmtree("runs")  # else the next ones have another recipe than the run of this name
