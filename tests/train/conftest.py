@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from resolute.train.logs.metrics import read_log
 from tests.conftest import make_photos
 from tests.support.cli import prep
 from tests.support.quick import shorten
@@ -106,6 +107,11 @@ def without_clocks(log: Path) -> list[dict[str, Any]]:
         for record in records
         if record["kind"] != "checkpoint"
     ]
+
+
+def epochs_of(run: Path) -> list[dict[str, Any]]:
+    """The records of a run's epochs."""
+    return [record for record in read_log(run / "run.jsonl") if record["kind"] == "epoch"]
 
 
 def assert_equal_runs(got: Path, expected: Path) -> None:
