@@ -55,7 +55,7 @@ def test_each_command_leads_to_the_next(run: Run) -> None:
     assert _chain(run, "resolute lr --samples 100 --recipe demo") == ["lr"]
     steps = f"resolute lr-find 'my set' {OTHER} --steps 25 --max-lr 0.5"
     assert _chain(run, steps, last="train") == ["lr-find", "lr", "train"]
-    recipe = "resolute recipe 'my recipe.toml' --shards 'my set' --model test_resnet --budget 20s"
+    recipe = "resolute recipe 'my recipe.toml' --shards 'my set' --model test_resnet"
     assert _chain(run, recipe, last="train") == ["recipe", "train"]
     assert run("resolute train 'my set' --recipe 'my recipe.toml' --run again") == "resolute eval --run=runs/again"
     assert _chain(run, "resolute train --run again --more-epochs 2", last="eval") == ["train", "eval"]
