@@ -179,7 +179,7 @@ def empty_cache() -> None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished all launched work. Every call is marked `# sync:` with its reason."""
+    """Wait until the device has finished all launched work."""
     driver.synchronize(with_index(device))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import py_compile
@@ -98,11 +99,28 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     options = ("--no-deps", "--no-index", "--quiet", "--disable-pip-version-check")
-    run([sys.executable, "-m", "pip", "--python", python, "install", *options, wheel], folder)
+    run([sys.executable, "-m", "pip", "--python", python, "install", "--no-compile", *options, wheel], folder)
     purelib = run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], folder).strip()
     # Python does not read the .pth files of a folder that a .pth file names, so this checkout's stays without effect.
     Path(purelib, "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    _copy_compiled_functions(Path(purelib))
     return folder / "bin"
+
+
+def _copy_compiled_functions(purelib: Path) -> None:
+    """Give the installed package numba's caches of the checkout, with the times of its files, which the caches compare.
+
+    why: to compile all functions again takes a minute; tests/pipeline/test_jit.py tests that.
+    """
+    for folder, _, names in os.walk(ROOT / "resolute", followlinks=True):
+        installed = purelib / Path(folder).relative_to(ROOT)
+        for name in names:
+            path = Path(folder, name)
+            if name.endswith((".nbi", ".nbc")):
+                installed.mkdir(exist_ok=True)
+                shutil.copy2(path, installed)
+            elif name.endswith(".py"):
+                shutil.copystat(path, installed / name)
 
 
 @pytest.mark.slow
@@ -224,10 +242,10 @@ def test_a_base_install_shows_help_and_runs_what_needs_no_torch(tmp_path: Path) 
 
 
 def test_importing_everything_leaves_the_names_of_the_api_and_no_others() -> None:
-    public = "[name for name in dir(resolute) if not name.startswith('_')]"
-    code = f"import resolute, resolute.train.trainer, resolute.prep.build; print(*{public})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == sorted(name for name in resolute.__all__ if not name.startswith("_"))
+    for module in ("resolute.train.trainer", "resolute.prep.build"):
+        importlib.import_module(module)
+    public = [name for name in dir(resolute) if not name.startswith("_")]
+    assert public == sorted(name for name in resolute.__all__ if not name.startswith("_"))
 
 
 def test_no_advice_installs_the_project_that_has_the_name_resolute_on_the_package_index() -> None:

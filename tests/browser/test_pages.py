@@ -6,17 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser
 
 from resolute.train.logs.run_log import RunLogReader
 from resolute.train.report.page import write_page
-from tests.support.browser import BROWSER, Browser, Tab
+from tests.support.browser import NEEDS_BROWSER, Tab, browser, open_tab
 from tests.support.pages import PAGES
 from tests.support.synthetic_log import write_log
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="opens pages in a browser: no chromium or chrome is installed"),
-]
+pytestmark = [pytest.mark.slow, NEEDS_BROWSER]
 NARROW, WIDE = 400, 1400
 
 # what is cut off at the right
@@ -40,8 +38,8 @@ READING = f"{PLOT}.closest('.chart').querySelector('.read').textContent"
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as running:
+def running() -> Iterator[Browser]:
+    with browser() as running:
         yield running
 
 
@@ -50,7 +48,7 @@ def _tab_through(tab: Tab) -> tuple[int, int]:
     count = tab.run(f"{TARGETS}.length")
     reached, dull = set(), 0
     for _ in range(count):
-        tab.press("Tab")
+        tab.page.keyboard.press("Tab")
         index, shown = tab.run(FOCUS)
         reached.add(index)
         dull += index >= 0 and not shown
@@ -59,7 +57,7 @@ def _tab_through(tab: Tab) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_of_ours_is_readable_and_works_with_keys_and_screen_readers(
-    name: str, browser: Browser, tmp_path: Path, request: pytest.FixtureRequest
+    name: str, running: Browser, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """In a narrow dark window and in a wide light one."""
     path = tmp_path / f"{name}.html"
@@ -67,7 +65,7 @@ def test_a_page_of_ours_is_readable_and_works_with_keys_and_screen_readers(
     assert path.stat().st_size < 3_000_000
     colours = set()
     for width in (NARROW, WIDE):
-        with browser.open(path.as_uri(), width=width, dark=width == NARROW) as tab:
+        with open_tab(running, path.as_uri(), width=width, dark=width == NARROW) as tab:
             tab.run("document.querySelectorAll('details').forEach(node => node.open = true)")
             assert tab.run(OVERFLOW) == []
             colours.add(tab.run("getComputedStyle(document.body).color"))
@@ -76,27 +74,27 @@ def test_a_page_of_ours_is_readable_and_works_with_keys_and_screen_readers(
                 assert [role for role, label in roles if not label.strip()] == []
                 assert _tab_through(tab) == (0, 0)
             assert tab.errors() == []
-            assert [url for url in tab.requests() if not url.startswith((path.as_uri(), "data:"))] == []
+            assert [url for url in tab.requests if not url.startswith((path.as_uri(), "data:"))] == []
     assert len(colours) == 2
 
 
-def test_charts_show_their_values_at_the_pointer_and_at_the_place_set_by_keys(browser: Browser, tmp_path: Path) -> None:
+def test_charts_show_their_values_at_the_pointer_and_at_the_place_set_by_keys(running: Browser, tmp_path: Path) -> None:
     records = write_log(tmp_path / "run")
     steps = [record for record in records if record["kind"] == "step"]
     log = RunLogReader(tmp_path / "run" / "run.jsonl")
     log.read()
-    with browser.open(write_page(log, tmp_path / "run").as_uri(), width=NARROW) as tab:
+    with open_tab(running, write_page(log, tmp_path / "run").as_uri(), width=NARROW) as tab:
         tab.run(f"{PLOT}.scrollIntoView()")
         box = tab.run(f"{PLOT}.getBoundingClientRect().toJSON()")
-        tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=box["x"] + box["width"] / 2, y=box["y"] + 10)
+        tab.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 10)
         assert tab.run(READING).startswith(f"step 160 · compute {1e3 * steps[160]['compute_s']:.1f}")
         tab.run(f"{PLOT}.focus()")
-        tab.press("End")
+        tab.page.keyboard.press("End")
         assert tab.run(READING).startswith(f"step 319 · compute {1e3 * steps[319]['compute_s']:.1f}")
-        tab.press("ArrowLeft")
+        tab.page.keyboard.press("ArrowLeft")
         assert tab.run(READING).startswith("step 318 ")
         assert ("slider", "Values of Step time") in tab.accessible("slider")
         others = tab.run("[...document.querySelectorAll('.read')].map(read => read.textContent)")
         assert sum(text.startswith("step 318 ") for text in others) == 7  # all charts over steps
-        tab.press("Escape")
+        tab.page.keyboard.press("Escape")
         assert tab.run(READING).startswith("Longest step: ")

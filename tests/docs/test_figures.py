@@ -91,3 +91,9 @@ def test_check_names_what_is_out_of_date(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(figures, "stale", lambda: iter([(ROOT / "docs/gpu.md", "new")]))
     assert main(["--check"]) == 2
     assert "docs/gpu.md: got other figures than the result files have" in capsys.readouterr().err
+
+
+def test_the_links_of_readme_exist() -> None:
+    targets = [target for target in re.findall(r"\]\(([^)#]+)", README) if "://" not in target]
+    assert len(targets) > 20
+    assert [target for target in targets if not (ROOT / target).exists()] == []

@@ -1,16 +1,22 @@
-"""The site builds without warnings, loads nothing from other hosts, and has the files that its pages link to."""
+"""The site builds without warnings, loads nothing from other hosts, has what its pages link to, and can be searched."""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser
 
 import resolute
 from tests import ROOT
+from tests.support.browser import NEEDS_BROWSER, Tab, browser, open_tab
+from tests.support.http_server import serving
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +36,21 @@ class Loaded(HTMLParser):
         address = values.get("href" if loads else names.get(tag, ""))
         if address:
             self.addresses.append(address)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site of `docs/`. Any warning of the build is an error."""
+    out = tmp_path_factory.mktemp("site") / "out"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
 
 
 def test_pages_load_nothing_from_another_host(site: Path) -> None:
@@ -72,3 +93,36 @@ def test_the_api_has_the_names_that_users_import(site: Path) -> None:
     assert re.findall(r"resolute\.(?:pipeline|errors|train|prep)[\w.]*", text) == []
     for field in ("batch_size", "mixup_alpha", "soft_targets", "partner_labels", "global_size"):
         assert field in text
+
+
+# ---- the search, in a browser
+
+FIELD = "input[data-md-component=search-query]"
+FOUND = ".md-search-result__item > a"
+
+
+def search(tab: Tab, word: str, wanted: str) -> list[str]:
+    """The addresses that the search finds for a typed `word`, once `wanted` is part of one."""
+    tab.page.locator(FIELD).press_sequentially(word)
+    # why wait: results for the beginning of the word may come before
+    tab.page.locator(f"{FOUND}[href*='{wanted}']").first.wait_for(state="attached")
+    return [str(link) for link in tab.page.locator(FOUND).evaluate_all("links => links.map(link => link.href)")]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Browser]:
+    with browser() as running:
+        yield running
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize("protocol", ["http", "file"])
+@pytest.mark.parametrize("page", ["index.html", "learning_rate.html"])
+def test_a_word_typed_into_the_search_finds_pages(protocol: str, page: str, site: Path, running: Browser) -> None:
+    with serving(site) as port:
+        root = f"http://127.0.0.1:{port}/" if protocol == "http" else f"{site.as_uri()}/"
+        with open_tab(running, root + page, width=1400) as tab:
+            links = search(tab, "mixup_alpha", wanted="regularisation.html")
+            assert all(link.startswith(root) for link in links)
+            assert tab.errors() == []
+            assert [url for url in tab.requests if not url.startswith((root, "data:", "about:"))] == []

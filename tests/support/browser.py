@@ -1,193 +1,69 @@
-"""A headless Chromium, driven by the DevTools protocol over a pair of pipes: no package and no open port needed.
-
-Source: https://chromedevtools.github.io/devtools-protocol/ and `--remote-debugging-pipe`: messages are JSON, each ended
-by a zero byte; the browser reads them from descriptor 3 and writes its own to descriptor 4.
-"""
+"""A headless Chromium that is installed on this machine, driven by Playwright, which downloads none."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import select
 import shutil
-import subprocess
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-__all__ = ["BROWSER", "Browser", "Tab"]
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, sync_playwright
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-_TIMEOUT_S = 60.0
-_FLAGS = (
-    "--headless",
-    "--disable-gpu",
-    "--hide-scrollbars",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--remote-debugging-pipe",
+__all__ = ["NEEDS_BROWSER", "Tab", "browser", "open_tab"]
+
+_BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+NEEDS_BROWSER = pytest.mark.skipif(
+    _BROWSER is None, reason="opens pages in a browser: no chromium or chrome is installed"
 )
 
 
-class Browser:
-    """A running browser; a context manager. Raises `RuntimeError` if it ends or does not answer within 60 s."""
-
-    def __init__(self, profile: Path) -> None:
-        assert BROWSER is not None
-        theirs, self._write = os.pipe()
-        self._read, answers = os.pipe()
-        sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
-        words = [BROWSER, *_FLAGS, *sandbox, f"--user-data-dir={profile}", "about:blank"]
-        # why bash: it puts the pipes on descriptors 3 and 4 without a fork hook, which Python 3.12 warns about
-        self._process = subprocess.Popen(
-            ["bash", "-c", f'exec "$0" "$@" 3<&{theirs} 4>&{answers}', *words],
-            pass_fds=(theirs, answers),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(theirs)
-        os.close(answers)
-        self._buffer, self._number = b"", 0
-        self.events: list[dict[str, Any]] = []
-
-    def __enter__(self) -> Browser:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError, RuntimeError):
-            self.call("Browser.close")
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        os.close(self._write)
-        os.close(self._read)
-
-    def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
-        """The result of a command. Events that arrive before it are appended to `events`."""
-        self._number += 1
-        message = {"id": self._number, "method": method, "params": params}
-        message |= {"sessionId": session} if session else {}
-        os.write(self._write, json.dumps(message).encode() + b"\0")
-        while True:
-            answer = self._receive(time.monotonic() + _TIMEOUT_S)
-            if answer.get("id") == self._number:
-                if "error" in answer:
-                    raise RuntimeError(f"{method}: {answer['error']['message']}")
-                result: dict[str, Any] = answer["result"]
-                return result
-            self.events.append(answer)
-
-    def wait_for(self, method: str, session: str) -> None:
-        """Return after the next event `method` of a session."""
-        seen, end = 0, time.monotonic() + _TIMEOUT_S
-        while True:
-            if any(each.get("method") == method and each.get("sessionId") == session for each in self.events[seen:]):
-                return
-            seen = len(self.events)
-            self.events.append(self._receive(end))
-
-    def _receive(self, end: float) -> dict[str, Any]:
-        while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._read], [], [], max(0.0, end - time.monotonic()))
-            data = os.read(self._read, 1 << 20) if ready else b""
-            if not data:
-                raise RuntimeError("the browser ended" if ready else "the browser does not answer")
-            self._buffer += data
-        text, _, self._buffer = self._buffer.partition(b"\0")
-        message: dict[str, Any] = json.loads(text)
-        return message
-
-    @contextlib.contextmanager
-    def open(self, url: str, *, width: int, height: int = 900, dark: bool = False) -> Iterator[Tab]:
-        """A tab that has loaded `url`, in a window of `width` x `height` CSS px, without anything stored before."""
-        context = self.call("Target.createBrowserContext")["browserContextId"]
-        target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
-        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        try:
-            for domain in ("Page", "Runtime", "Log", "Network"):
-                self.call(f"{domain}.enable", session)
-            self.call(
-                "Emulation.setDeviceMetricsOverride",
-                session,
-                width=width,
-                height=height,
-                deviceScaleFactor=1,
-                mobile=False,
-            )
-            self.call(
-                "Emulation.setEmulatedMedia",
-                session,
-                features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
-            )
-            self.events.clear()
-            self.call("Page.navigate", session, url=url)
-            self.wait_for("Page.loadEventFired", session)
-            yield Tab(self, session, url)
-        finally:
-            self.call("Target.disposeBrowserContext", browserContextId=context)
-
-
 class Tab:
-    """A loaded page."""
+    """A loaded page, the addresses that it has asked for, and its uncaught exceptions, console warnings and errors."""
 
-    def __init__(self, browser: Browser, session: str, url: str) -> None:
-        self._browser, self._session, self.url = browser, session, url
+    def __init__(self, page: Page) -> None:
+        self.page, self.requests, self._errors = page, list[str](), list[str]()
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("requestfailed", lambda request: self._errors.append(f"not loaded: {request.url}"))
+        page.on("pageerror", self._add_error)
+        page.on("console", self._add_message)
 
-    def call(self, method: str, **params: Any) -> dict[str, Any]:
-        return self._browser.call(method, self._session, **params)
+    def _add_error(self, error: Error) -> None:
+        self._errors.append(str(error))
+
+    def _add_message(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning", "assert"):
+            self._errors.append(message.text)
 
     def run(self, script: str) -> Any:
-        """The value of a JavaScript expression, as JSON. Raises `RuntimeError` if it throws."""
-        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in answer:
-            raise RuntimeError(answer["exceptionDetails"]["exception"]["description"])
-        return answer["result"].get("value")
-
-    def press(self, key: str) -> None:
-        """Press and release a key: Tab, ArrowRight, Enter …"""
-        codes = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
-        for kind in ("rawKeyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key])
-
-    def requests(self) -> list[str]:
-        """The URLs that the page has asked for."""
-        return [event["params"]["request"]["url"] for event in self._events("Network.requestWillBeSent")]
+        """The value of a JavaScript expression, as JSON. Raises `playwright.sync_api.Error` if it throws."""
+        return self.page.evaluate(script)
 
     def errors(self) -> list[str]:
-        """Uncaught exceptions, and the warnings and errors of the console."""
+        """What went wrong since the page began to load."""
         self.run("new Promise(done => setTimeout(done, 0))")
-        thrown = [event["params"]["exceptionDetails"]["text"] for event in self._events("Runtime.exceptionThrown")]
-        printed = [
-            str(event["params"]["args"])
-            for event in self._events("Runtime.consoleAPICalled")
-            if event["params"]["type"] in ("error", "warning", "assert")
-        ]
-        logged = [
-            event["params"]["entry"]["text"]
-            for event in self._events("Log.entryAdded")
-            if event["params"]["entry"]["level"] in ("error", "warning")
-        ]
-        return thrown + printed + logged
-
-    def _events(self, method: str) -> list[dict[str, Any]]:
-        return [
-            event
-            for event in self._browser.events
-            if event.get("method") == method and event.get("sessionId") == self._session
-        ]
+        return self._errors
 
     def accessible(self, *roles: str) -> list[tuple[str, str]]:
         """(role, name) of the nodes of the accessibility tree with these roles, as a screen reader gets them."""
-        nodes = self.call("Accessibility.getFullAXTree")["nodes"]
-        named = [
-            (node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node.get("ignored")
-        ]
+        session = self.page.context.new_cdp_session(self.page)
+        nodes = [node for node in session.send("Accessibility.getFullAXTree")["nodes"] if not node.get("ignored")]
+        named = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes]
         return [(role, name) for role, name in named if role in roles]
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Browser]:
+    """A running browser."""
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=_BROWSER)
+
+
+@contextlib.contextmanager
+def open_tab(browser: Browser, url: str, *, width: int, height: int = 900, dark: bool = False) -> Iterator[Tab]:
+    """A tab that has loaded `url`, in a window of `width` x `height` CSS px, without anything stored before."""
+    scheme: Any = "dark" if dark else "light"
+    with browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme) as context:
+        tab = Tab(context.new_page())
+        tab.page.goto(url)
+        yield tab

@@ -5,15 +5,8 @@ Tensors on "meta" have no values, so nothing is computed; every operation that w
 
 from __future__ import annotations
 
-import ast
-import inspect
-import re
-import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -21,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import ROOT
 
-__all__ = ["DEVICE", "DeviceTrace", "functions_called", "unmarked_syncs"]
+__all__ = ["DEVICE", "DeviceTrace"]
 
 DEVICE = torch.device("meta")
 _PACKAGES = (str(ROOT / "resolute" / "pipeline"), str(ROOT / "resolute" / "train"))
@@ -87,70 +80,3 @@ class DeviceTrace(TorchDispatchMode):
 
 def _has_mask(args: Any) -> bool:
     return args[0].device == DEVICE and any(index is not None and index.dtype == torch.bool for index in args[1])
-
-
-@contextmanager
-def functions_called() -> Iterator[set[CodeType]]:
-    """The code of all functions of `pipeline` and `train` that this thread enters in the block."""
-    called: set[CodeType] = set()
-
-    def enter(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(_PACKAGES):
-            called.add(frame.f_code)
-
-    before = sys.getprofile()
-    sys.setprofile(enter)
-    try:
-        yield called
-    finally:
-        sys.setprofile(before)
-
-
-# Calls that wait for a device if their operand is a tensor on it. numpy() and from_numpy() need memory of the host.
-_METHODS = {"item", "tolist", "cpu", "nonzero", "synchronize", "is_nonzero", "elapsed_time", "elapsed_s", "wait"}
-_BUILTINS = {"float", "int", "bool"}
-_HOST_VALUE = re.compile(r"\bnp\.|\bspec\.")  # NumPy's results and a `BatchSpec` are on the host
-_MARK = re.compile(r"#.*\b(no )?sync: \w")
-
-
-def unmarked_syncs(function: CodeType | Callable[..., Any]) -> list[str]:
-    """Calls in a function's source that may wait for the device and have no comment `# sync: why` or `# no sync: why`.
-
-    Also copies without `non_blocking`, such as by `to()`, `copy_()` or `torch.tensor`, and a gradient scaler's `step`.
-    None for a function of a file that does not import torch.
-    """
-    path = Path(inspect.getsourcefile(function) or "").resolve().relative_to(ROOT)
-    if "import torch" not in (ROOT / path).read_text():
-        return []
-    lines, first = inspect.getsourcelines(function)
-    margin = len(lines[0]) - len(lines[0].lstrip())
-    try:
-        tree = ast.parse("".join(line[margin:] if line.strip() else line for line in lines))
-    except SyntaxError:  # a lambda, or a part of an expression; its function is read as well
-        return []
-    unmarked = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and (name := _may_wait(node)):
-            marked = any(_MARK.search(lines[line - 1]) for line in range(node.lineno, (node.end_lineno or 0) + 1))
-            if not marked:
-                code = lines[node.lineno - 1].strip()
-                unmarked[node.lineno] = f"{path}:{first + node.lineno - 1}: {name} in `{code}`"
-    return [unmarked[line] for line in sorted(unmarked)]
-
-
-def _may_wait(call: ast.Call) -> str | None:
-    if isinstance(call.func, ast.Name):
-        is_text = isinstance(call.args[0], ast.Constant) if call.args else True
-        is_host_value = is_text or _HOST_VALUE.search(ast.unparse(call.args[0]))
-        return f"{call.func.id}()" if call.func.id in _BUILTINS and not is_host_value else None
-    if not isinstance(call.func, ast.Attribute):
-        return None
-    owner, name = ast.unparse(call.func.value), call.func.attr
-    if _HOST_VALUE.search(owner):
-        return None
-    if name in _METHODS or (name == "step" and owner.endswith("scaler")):
-        return f"{name}()"
-    keys = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-    to_device = "device" in keys or any("device" in ast.unparse(argument) for argument in call.args)
-    moves = name == "copy_" or (name in ("to", "tensor", "as_tensor") and to_device)
-    return f"{name}()" if moves and keys.get("non_blocking") != "True" else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from resolute.train.logs.metrics import read_log
 from tests.conftest import make_photos
 from tests.support.cli import prep
+from tests.support.quick import shorten
 
 
 def stages(*tables: tuple[int, int, int]) -> str:
@@ -108,6 +109,11 @@ def without_clocks(log: Path) -> list[dict[str, Any]]:
     ]
 
 
+def epochs_of(run: Path) -> list[dict[str, Any]]:
+    """The records of a run's epochs."""
+    return [record for record in read_log(run / "run.jsonl") if record["kind"] == "epoch"]
+
+
 def assert_equal_runs(got: Path, expected: Path) -> None:
     """The same log (whatever was added to the shard set since), position, random state and, to the bit, weights."""
     ours, theirs = (
@@ -146,14 +152,8 @@ def trained(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measurements of `resolute plan` of a few steps, in a process that has just started."""
-    from resolute.train.planner import new_recipe, plan
-    from resolute.train.planner.measure import measure
-
-    for module in (plan, new_recipe):  # why: a worker of the tests may be half an hour old
-        monkeypatch.setattr(module, "process_age_s", lambda: 1.0)
-    monkeypatch.setattr("resolute.train.planner.measure.measure", functools.partial(measure, about_s=0.01))
-    monkeypatch.setattr(plan, "_with_doubled_batches", functools.partial(plan._with_doubled_batches, about_s=0.01))
+    """Starter recipes with one epoch of each stage, and measurements of `resolute plan` of a few steps."""
+    shorten(monkeypatch)
 
 
 @pytest.fixture(scope="session")

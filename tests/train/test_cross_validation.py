@@ -16,8 +16,7 @@ from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.train import trainer
 from resolute.train.cross_validation import outcome
 from resolute.train.learner import Learner
-from resolute.train.logs.metrics import read_log
-from tests.train.conftest import train_words, without_clocks
+from tests.train.conftest import epochs_of, train_words, without_clocks
 
 
 def train(folded: Path, out: Path, *more: str) -> int:
@@ -61,8 +60,7 @@ def test_each_fold_equals_the_run_of_that_fold_and_is_resumed(
     summary = json.loads((tmp_path / "cv" / "folds.json").read_text())
     top1 = []
     for k in (0, 2):
-        records = read_log(tmp_path / "cv" / f"fold-{k}" / "run.jsonl")
-        (epoch,) = [record for record in records if record["kind"] == "epoch"]
+        (epoch,) = epochs_of(tmp_path / "cv" / f"fold-{k}")
         assert epoch["samples"] == 30 - len(ShardSet.open(folded / "s").with_fold(k, 3).splits["val"])
         assert summary["folds"][str(k)]["best_top1"] == epoch["top1"]
         top1.append(epoch["top1"])

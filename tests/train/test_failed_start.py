@@ -18,6 +18,15 @@ def _fails(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
+def _break_warm_up(patch: pytest.MonkeyPatch) -> None:
+    """Warm-ups run out of memory."""
+
+    def fail(session: trainer._Session, **_: object) -> None:
+        raise DoesNotFit("train", 64, 8)
+
+    patch.setattr(trainer._Session, "_warm_up", fail)
+
+
 @pytest.mark.parametrize("folds", [(), ("--folds", "2")], ids=["run", "folds"])
 @pytest.mark.parametrize(
     ("settings", "message"),
@@ -117,10 +126,7 @@ def test_a_fold_that_does_not_start_leaves_the_others(
     assert main([*words(tmp_path), "--folds", "0/2"]) == 0
     before = {path: path.read_bytes() for path in (tmp_path / "tiny").rglob("*") if path.is_file()}
 
-    def fail(session: trainer._Session, **_: object) -> None:
-        raise DoesNotFit("train", 64, 8)
-
-    monkeypatch.setattr(trainer._Session, "_warm_up", fail)
+    _break_warm_up(monkeypatch)
     assert main([*words(tmp_path), "--folds", "1/2"]) == 2
     assert {path: path.read_bytes() for path in (tmp_path / "tiny").rglob("*") if path.is_file()} == before
     assert not (tmp_path / "tiny" / "fold-1").exists()
@@ -133,10 +139,7 @@ def test_the_log_of_a_run_that_was_killed_before_its_first_checkpoint_stays(
     for name in ("run.jsonl", "recipe.toml"):
         (tmp_path / "tiny" / name).write_text(f"an old {name}\n")
 
-    def fail(session: trainer._Session, **_: object) -> None:
-        raise DoesNotFit("train", 64, 8)
-
-    monkeypatch.setattr(trainer._Session, "_warm_up", fail)
+    _break_warm_up(monkeypatch)
     assert main(words(tmp_path)) == 2
     assert {path.name: path.read_text() for path in (tmp_path / "tiny").iterdir()} == {
         "run.jsonl": "an old run.jsonl\n",
@@ -159,13 +162,10 @@ def test_a_run_that_exists_and_other_files_stay(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fail(session: trainer._Session, **_: object) -> None:
-        raise DoesNotFit("train", 64, 8)
-
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "notes.txt").write_text("mine")
     with monkeypatch.context() as patch:
-        patch.setattr(trainer._Session, "_warm_up", fail)
+        _break_warm_up(patch)
         assert main(words(tmp_path)) == 2
     assert [path.name for path in (tmp_path / "tiny").iterdir()] == ["notes.txt"]
     assert main(words(tmp_path)) == 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from resolute.train.inference.saved_run import open_eval_set, open_saved_run, re
 from resolute.train.logs.metrics import read_log
 from resolute.train.validation import related_photos
 from tests.support.groups import with_groups, write_groups
-from tests.train.conftest import SMALL, assert_equal_runs, stop_at, train_words
+from tests.train.conftest import SMALL, assert_equal_runs, epochs_of, stop_at, train_words
 
 NEAR, GROUP = [(3, 0), (9, 4), (40, 9)], [(5, 4), (6, 12)]
 RELATED = [0, 4, 9, 12]
@@ -31,16 +32,17 @@ UNRELATED = "without a near copy or group-mate among the training photos"
 
 @pytest.fixture(scope="module")
 def related_run(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the set s, in which 4 of 15 validation samples are related to training samples, and its run."""
+    """A folder with the set s, in which 4 of 15 validation samples are related to training samples, and its run.
+
+    printed.txt: what the run printed.
+    """
     folder = tmp_path_factory.mktemp("related")
     with_groups(shard_root, folder / "s", near=NEAR, group=GROUP)
     (folder / "small.toml").write_text(SMALL)
-    assert main(train_words(folder / "s", folder / "small.toml", folder)) == 0
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main(train_words(folder / "s", folder / "small.toml", folder)) == 0
+    (folder / "printed.txt").write_text(printed.getvalue())
     return folder
-
-
-def epochs(run: Path) -> list[dict[str, Any]]:
-    return [record for record in read_log(run / "run.jsonl") if record["kind"] == "epoch"]
 
 
 def test_only_samples_with_a_partner_in_the_other_split_are_related(shard_root: Path, tmp_path: Path) -> None:
@@ -76,37 +78,44 @@ def test_eval_counts_the_samples_without_the_related_ones(
     assert f"note: top-1 unrelated: of the 11 of 15 photos {UNRELATED} of the run" in out
     written = json.loads((related_run / "small" / "eval.json").read_text())["rows"]
     assert [row["top1_unrelated"] for row in written] == [row["top1_unrelated"] for row in rows]
-    last = epochs(related_run / "small")[-1]
+    last = epochs_of(related_run / "small")[-1]
     assert {row["weights"]: row["top1_unrelated"] for row in rows}.keys() == {"raw", "ema"}
     assert {"top1_unrelated", "ema_top1_unrelated"} <= last.keys()
 
 
 @pytest.mark.slow
-def test_a_run_reports_both_numbers_and_another_set_has_one(
-    related_run: Path, shard_root: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "small.toml").write_text(SMALL)
-    assert main(train_words(related_run / "s", tmp_path / "small.toml", tmp_path)) == 0
-    out = capsys.readouterr().out
+def test_a_run_prints_and_draws_both_numbers(related_run: Path, trained: Path) -> None:
+    out = (related_run / "printed.txt").read_text()
     line = "4 of 15 validation photos have a near copy or group-mate among the training photos; top-1 is reported"
     assert f"{line} with and without them (top-1 unrelated)\n" in out
     assert "top-1 unrelated %" in out
     assert f"on the 11 of 15 photos {UNRELATED}\n" in out
-    start = read_log(tmp_path / "small" / "run.jsonl")[0]
+    page = (related_run / "small" / "report.html").read_text()
+    assert f"top-1 on the 11 photos {UNRELATED}" in page
+    assert "related" not in (trained / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_logs_both_numbers_and_is_trained_as_without_them(related_run: Path, trained: Path) -> None:
+    start = read_log(related_run / "small" / "run.jsonl")[0]
     assert (start["val_samples"], start["val_related"]) == (15, 4)
-    for own, other in zip(epochs(tmp_path / "small"), epochs(trained), strict=True):
+    assert "val_related" not in read_log(trained / "run.jsonl")[0]
+    for own, other in zip(epochs_of(related_run / "small"), epochs_of(trained), strict=True):
         assert {key for key in own if key not in other} == {"top1_unrelated", "ema_top1_unrelated"}
         assert own["top1"] == other["top1"]  # training does not change
         for name in ("top1_unrelated", "ema_top1_unrelated"):
             assert own[name] * 11 == pytest.approx(round(own[name] * 11), abs=1e-9)
-    page = (tmp_path / "small" / "report.html").read_text()
-    assert f"top-1 on the 11 photos {UNRELATED}" in page
-    assert "related" not in (trained / "report.html").read_text()
-    assert "val_related" not in read_log(trained / "run.jsonl")[0]
-    assert main(["compare", str(tmp_path / "small"), str(trained), "--out", str(tmp_path / "c.html")]) == 0
+
+
+@pytest.mark.slow
+def test_comparisons_have_both_numbers_and_other_sets_one(
+    related_run: Path, shard_root: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = str(related_run / "small"), ("--device", "cpu", "--json", str(tmp_path / "e.json"))
+    assert main(["compare", run, str(trained), "--out", str(tmp_path / "c.html")]) == 0
     assert f"The same on the validation photos {UNRELATED}: " in capsys.readouterr().out
-    assert main(["eval", str(tmp_path / "small"), "--shards", str(shard_root), "--device", "cpu"]) == 0
-    assert main(["eval", str(trained), "--device", "cpu", "--json", str(tmp_path / "e.json")]) == 0
+    assert main(["eval", run, "--shards", str(shard_root), *out]) == 0
+    assert main(["eval", str(trained), *out]) == 0
     assert "unrelated" not in capsys.readouterr().out
 
 
@@ -154,7 +163,7 @@ def test_folds_are_trained_weighted_and_predicted_from_samples_without_a_partner
             assert plan.class_samples.tolist() == np.bincount(labels, minlength=3).tolist()
             drawn = np.concatenate([plan.ids(index) for index in range(plan.phases[0].batches)])
             assert drawn.max() < len(train)
-        assert not any("unrelated" in key for key in epochs(tmp_path / "cv" / f"fold-{k}")[0])
+        assert not any("unrelated" in key for key in epochs_of(tmp_path / "cv" / f"fold-{k}")[0])
     assert predicted == held_out
     write_groups(tmp_path / "s", np.array([(*row[:2], row[2] // 2 + 1, 0) for row in rows], GROUP_RECORD))
     assert main(["eval", str(tmp_path / "cv" / "fold-0"), "--device", "cpu"]) == 2

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from resolute.train.recipe.schema import Distill
 from resolute.train.recipe.sections import AutoLoss
 from tests.support.exported import predict_exported
 from tests.support.retarget import retarget
-from tests.train.conftest import stages, train_words
+from tests.train.conftest import epochs_of, stages, train_words
 
 LABELS = ("first", "second", "any", "never")
 STAGES = stages((32, 3, 16), (48, 2, 16))
@@ -78,7 +79,7 @@ def run(shards: ShardSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_learns_and_keeps_evaluates_and_draws_the_epoch_with_the_best_metric(
     kind: str, shards: ShardSet, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    epochs = [record for record in read_log(run / "run.jsonl") if record["kind"] == "epoch"]
+    epochs = epochs_of(run)
     key = {"labels": "mAP", "values": "r2"}[kind]
     scores = [max(epoch[key], epoch[f"ema_{key}"]) for epoch in epochs]
     assert len(scores) == 5
@@ -191,51 +192,71 @@ def test_an_exported_program_writes_the_predictions_and_submissions_have_labels_
         assert float(theirs[name]) == pytest.approx(float(row[name]), abs=0.01 * (100 if kind == "values" else 1))
 
 
-def test_ignored_labels_train_validate_and_predict(shard_root: Path, tmp_path: Path) -> None:
-    plain = of_kind("labels", shard_root, tmp_path / "plain")
-    rng = np.random.default_rng(2)
-    of_kind("labels", shard_root, tmp_path / "set")
-    counted, rows = {}, {}
+@dataclasses.dataclass(frozen=True)
+class Ignored:
+    """A set with several labels, `plain`; the same with 30 % of its labels ignored, `shards`, and the run on it.
+
+    `labels`: {split: (samples, labels) of -1, 0 and 1}.
+    """
+
+    plain: ShardSet
+    shards: ShardSet
+    run: Path
+    labels: dict[str, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def ignored(shard_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Ignored:
+    folder = tmp_path_factory.mktemp("ignored")
+    plain = of_kind("labels", shard_root, folder / "plain")
+    of_kind("labels", shard_root, folder / "set")
+    rng, labels, rows = np.random.default_rng(2), {}, {}
     for name, split in plain.splits.items():
         dense = plain.target.decode(split.samples[:])
         dense[rng.random(dense.shape) < 0.3] = -1
-        counted[name] = dense
+        labels[name] = dense
         rows[name] = [[*np.flatnonzero(row == 1), *(IGNORED + np.flatnonzero(row == -1))] for row in dense]
-    shards = retarget(tmp_path / "set", Target(kind="labels", names=LABELS, ignored=True), rows)
-    run = train(shards, tmp_path / "runs")
-    saved = open_saved_run(run)
-    assert saved.head.target == shards.target
-    epochs = [record for record in read_log(run / "run.jsonl") if record["kind"] == "epoch"]
-    assert all(epoch["loss"] is not None and epoch["eval_loss"] > 0 for epoch in epochs)
+    shards = retarget(folder / "set", Target(kind="labels", names=LABELS, ignored=True), rows)
+    return Ignored(plain=plain, shards=shards, run=train(shards, folder / "runs"), labels=labels)
 
-    out, table = tmp_path / "eval.json", tmp_path / "p.csv"
+
+def _evaluated(run: Path, shards: ShardSet, folder: Path) -> list[dict[str, Any]]:
+    """The rows that `resolute eval` writes for a run on a set."""
+    out = folder / "eval.json"
     assert main(["eval", str(run), "--shards", shards.root, "--json", str(out), "--device", "cpu"]) == 0
-    evaluated = max(json.loads(out.read_text())["rows"], key=lambda row: row["mAP"])
-    assert evaluated["mAP"] == pytest.approx(saved.best_score, abs=1e-5)
-    positives = (counted["val"] == 1).sum(0).tolist()
-    assert [row["samples"] for row in evaluated["details"]["classes"]] == positives
-    assert main(["predict", str(run), "--src", shards.root, "--out", str(table), "--device", "cpu"]) == 0
+    rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"]
+    return rows
+
+
+def test_a_run_with_ignored_labels_has_finite_losses_and_evaluates_the_others(ignored: Ignored, tmp_path: Path) -> None:
+    saved = open_saved_run(ignored.run)
+    assert saved.head.target == ignored.shards.target
+    assert all(epoch["loss"] is not None and epoch["eval_loss"] > 0 for epoch in epochs_of(ignored.run))
+    best = max(_evaluated(ignored.run, ignored.shards, tmp_path), key=lambda row: row["mAP"])
+    assert best["mAP"] == pytest.approx(saved.best_score, abs=1e-5)
+    positives = (ignored.labels["val"] == 1).sum(0).tolist()
+    assert [row["samples"] for row in best["details"]["classes"]] == positives
+
+
+def test_predictions_of_a_set_with_ignored_labels_name_those_that_are_known(ignored: Ignored, tmp_path: Path) -> None:
+    table = tmp_path / "p.csv"
+    words = ["predict", str(ignored.run), "--src", ignored.shards.root, "--out", str(table), "--device", "cpu"]
+    assert main(words) == 0
     with table.open(newline="") as file:
         written = [row["labels"] for row in csv.DictReader(file)]
-    assert written == ["|".join(np.array(LABELS)[row == 1]) for row in counted["val"]]
-    assert (
-        main(
-            [
-                "show",
-                "--recipe",
-                str(tmp_path / "runs" / "r.toml"),
-                "--shards",
-                shards.root,
-                "--out",
-                str(tmp_path / "s.html"),
-            ]
-        )
-        == 0
-    )
-    assert "any ignored" in (tmp_path / "s.html").read_text(encoding="utf-8")
+    assert written == ["|".join(np.array(LABELS)[row == 1]) for row in ignored.labels["val"]]
 
-    # A run on a set without ignored labels leaves them out of the evaluation on one that has some, too.
-    other = train(plain, tmp_path / "others")
-    assert main(["eval", str(other), "--shards", shards.root, "--json", str(out), "--device", "cpu"]) == 0
-    details = json.loads(out.read_text())["rows"][0]["details"]
-    assert [row["samples"] for row in details["classes"]] == positives
+
+def test_ignored_labels_are_shown_as_such(ignored: Ignored, tmp_path: Path) -> None:
+    recipe, out = ignored.run.parent / "r.toml", tmp_path / "s.html"
+    assert main(["show", "--recipe", str(recipe), "--shards", ignored.shards.root, "--out", str(out)]) == 0
+    assert "any ignored" in out.read_text(encoding="utf-8")
+
+
+def test_a_run_without_ignored_labels_leaves_them_out_of_the_evaluation_of_a_set_with_some(
+    ignored: Ignored, tmp_path: Path
+) -> None:
+    other = train(ignored.plain, tmp_path / "others", RECIPE.replace(STAGES, stages((48, 1, 16))))
+    rows = _evaluated(other, ignored.shards, tmp_path)
+    positives = (ignored.labels["val"] == 1).sum(0).tolist()
+    assert [row["samples"] for row in rows[0]["details"]["classes"]] == positives

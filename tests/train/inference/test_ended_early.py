@@ -10,8 +10,7 @@ import pytest
 
 from resolute.cli import main
 from resolute.train.inference.saved_run import open_saved_run
-from resolute.train.logs.metrics import read_log
-from tests.train.conftest import stages, stop_at, train_words
+from tests.train.conftest import epochs_of, stages, stop_at, train_words
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +56,7 @@ def test_evaluation_predictions_and_exports_have_the_resolution_of_the_best_weig
     words = ["--shards", str(shard_root), "--device", "cpu", "--json", str(tmp_path / "e.json")]
     assert main(["eval", str(early / "second"), *words]) == 0
     (row,) = json.loads((tmp_path / "e.json").read_text())["rows"]
-    epochs = [record for record in read_log(early / "second" / "run.jsonl") if record["kind"] == "epoch"]
+    epochs = epochs_of(early / "second")
     best = max(epochs, key=lambda epoch: epoch["top1"])
     assert (row["res"], row["top1"], row["top5"]) == (32, best["top1"], best["top5"])
     words = ["--src", str(shard_root), "--out", str(tmp_path / "p.csv"), "--device", "cpu"]

@@ -18,9 +18,8 @@ from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
 from resolute.train.inference.evaluate import evaluate
 from resolute.train.inference.saved_run import open_saved_run
-from resolute.train.logs.metrics import read_log
 from resolute.train.recipe.schema import Recipe
-from tests.train.conftest import SMALL
+from tests.train.conftest import SMALL, epochs_of
 
 CPU = torch.device("cpu")
 
@@ -45,7 +44,7 @@ def test_an_evaluation_equals_the_validation_of_the_run(trained: Path, shard_roo
         == 0
     )
     result = json.loads((tmp_path / "e.json").read_text())
-    epoch = [record for record in read_log(trained / "run.jsonl") if record["kind"] == "epoch"][-1]
+    epoch = epochs_of(trained)[-1]
     assert result["flip"]  # the recipe's
     assert [(row["res"], row["samples"]) for row in result["rows"]] == [(48, 15)] * 2
     rows = {row["weights"]: (row["top1"], row["top5"]) for row in result["rows"]}
