@@ -13,7 +13,6 @@ if __name__ == "__main__":  # before the slow imports
 
     guard_process()
 
-import contextlib
 import io
 import os
 import shutil
@@ -94,23 +93,16 @@ def _browser() -> str:
 
 
 def screenshot(page: Path) -> bytes:
-    """The first screen of an HTML file as PNG with 64 colours. Raises `ResoluteError` if there is none."""
-    browser = _browser()
-    with tempfile.TemporaryDirectory() as folder:
-        shot = Path(folder) / "shot.png"
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(
-                [browser, *options, f"--screenshot={shot}", f"--window-size={_WIDTH},{_HEIGHT}", page.as_uri()],
-                capture_output=True,
-                timeout=300,
-                check=False,
-            )
-        if not shot.exists():
-            raise ResoluteError(f"{browser}: wrote no picture of {page}, expected one; try the command by hand")
-        out = io.BytesIO()
-        with Image.open(shot) as image:
-            image.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
+    """The first screen of an HTML file as PNG with 64 colours. Raises `ResoluteError` if it is too large."""
+    from playwright.sync_api import sync_playwright  # why here: only development environments have it
+
+    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=_browser()) as browser:
+        tab = browser.new_page(viewport={"width": _WIDTH, "height": _HEIGHT})
+        tab.goto(page.as_uri())
+        shot = tab.screenshot()
+    out = io.BytesIO()
+    with Image.open(io.BytesIO(shot)) as image:
+        image.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
     if len(out.getvalue()) > _MAX_BYTES:
         raise ResoluteError(
             f"{page}: got a picture of {len(out.getvalue())} bytes, expected at most {_MAX_BYTES}; "

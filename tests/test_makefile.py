@@ -46,6 +46,7 @@ COMMANDS = (
     "export",
     "report",
     "bench",
+    "bench-all",
     "recipe",
     "keys",
 )

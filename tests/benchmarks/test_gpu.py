@@ -162,6 +162,14 @@ def test_every_part_is_measured_on_a_cpu(
     for_device = gpu.Sizes.for_device
     tiny = {"tiny": ["--set=model.name='test_resnet'", "--set=scale_epochs=0.1"]}
     monkeypatch.setattr(gpu.Sizes, "for_device", lambda device: dataclasses.replace(for_device(device), recipes=tiny))
+    all_rows = gpu.rows
+
+    def some(*args: Any, **options: Any) -> list[gpu.Row]:
+        """A row of each part, and the training of both tools."""
+        firsts = {(row["part"], row.get("tool")): row for row in reversed(all_rows(*args, **options))}
+        return [*firsts.values()]
+
+    monkeypatch.setattr(gpu, "rows", some)
     assert gpu.main(words) == 0
     rows = read(tmp_path)["rows"]
     assert [row["failed"] for row in rows if "failed" in row] == []
@@ -169,8 +177,8 @@ def test_every_part_is_measured_on_a_cpu(
     for feed in results["feed"]:
         for res in ("32", "48"):
             assert feed["res"][res]["alone"]["images_per_s"] > 0
-    assert [len(change["step_s"]) for change in results["change"]] == [2] * 9
-    ours, once = results["training"]
+    assert [len(change["step_s"]) for change in results["change"]] == [2]
+    ours, once = sorted(results["training"], key=lambda each: str(each["tool"]))
     assert ours["photos"] + ours["validated"] == 48
     assert [len(each["curve"]) for each in (ours, once)] == [2, 2]
     assert results["recipe"][0]["seconds_to"].keys() == {"0.9", "0.94"}

@@ -303,11 +303,13 @@ def test_an_unfinished_benchmark_is_continued_and_no_training_is_repeated(
     assert main(words) == 0
     assert (trained(), out.read_bytes()) == (0, content)
 
+    words = [*command, "--tools", "timm", "--seeds", "7"]
+
     def anew(*more: str) -> bool:
         """Whether the command trains everything."""
         assert main([*words, *more]) == 0
-        assert [run["seed"] for run in json.loads(out.read_text())["runs"]] == [7, 7, 8, 8]
-        return trained() == before + 4
+        assert len(json.loads(out.read_text())["runs"]) == 1
+        return trained() == 2 + 1
 
     assert anew("--epochs", "32=1,48=2")
     assert anew()  # another command wrote the file

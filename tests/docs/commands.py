@@ -19,6 +19,7 @@ LEFT_OUT = {
     ("docs/several_gpus.md", ".*"): "needs eight GPUs; CPU: tests/train/devices/test_distributed.py",
     ("", "make env|pip install .*"): "installs the environment that the tests run in; tests/test_package.py: the wheel",
     ("", "make (test|check)"): "would run this test again",
+    ("", "make test-gpu"): "needs a GPU",
     ("", "resolute bench .*"): "takes 90 s by design; tests/benchmarks/test_programs.py runs it on tiny data",
     ("docs/gpu.md", r"python -m resolute.benchmarks\.gpu .*"): "needs a GPU; CPU: tests/benchmarks/test_gpu.py",
     ("", r"python -m resolute.benchmarks\.\w+"): "writes into the checkout; tests/docs/test_figures.py compares",

@@ -22,11 +22,10 @@ from resolute.pipeline.loader.loader import Loader
 from resolute.train.learner import Learner
 from resolute.train.lr_find import RangeTest, doubt, range_test, suggestion
 from resolute.train.recipe.schema import Recipe
-from tests import ROOT
 from tests.support.networks import CPU
 from tests.train.conftest import stages
 
-STORED = json.loads((ROOT / "benchmarks" / "results" / "lr-find-sweeps.json").read_text())
+STORED = json.loads(Path(__file__).with_name("lr_find_sweeps.json").read_text())
 STAGES = f"{stages((32, 2, 16))}optim.lr_scale = 2.0\n{stages((48, 1, 8))}"
 
 
