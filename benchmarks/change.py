@@ -30,7 +30,7 @@ from typing import Any
 from resolute.cli import program
 from resolute.errors import ResoluteError
 
-from .cli import show_progress, spread, summarize, text_table
+from .cli import default_file, show_progress, spread, summarize, text_table
 from .loaders.registry import LOADERS
 from .loaders.run import Runner, compare
 from .options import ChangeOptions
@@ -165,7 +165,7 @@ def main(words: Sequence[str] | None = None) -> int:
             result = measure(runner, batches=options.batches)
             return {"change": result}, table(result)
 
-        compare(options, both, out=options.out, rates=False, least=2)
+        compare(options, both, out=options.out or default_file("change"), rates=False, least=2)
 
     return program(
         "python -m resolute.benchmarks.change",

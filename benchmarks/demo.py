@@ -30,6 +30,7 @@ from resolute.errors import ResoluteError
 from resolute.files import check_output, output_file
 from resolute.settings import setting, settings
 
+from .cli import default_file
 from .record import check_writable, header, write
 
 __all__ = ["DemoOptions", "main", "screenshot"]
@@ -49,12 +50,13 @@ _COLOURS, _MAX_BYTES = 64, 100_000  # of the picture
 
 @settings("")
 class DemoOptions:
-    out: Path = setting(Path("bench/demo.json"), "JSON file to write")
+    out: Path | None = setting(None, "JSON file to write (default: bench/demo.json)")
     picture: Path | None = setting(None, "picture of the run's report to write (.png)")
 
 
 def _run(options: DemoOptions) -> None:
-    check_writable(options.out)
+    out = options.out or default_file("demo")
+    check_writable(out)
     if options.picture:
         check_output(options.picture, setting="--picture", suffixes=(".png",))
         _browser()
@@ -81,7 +83,7 @@ def _run(options: DemoOptions) -> None:
             picture = screenshot(Path(folder, "runs/demo/report.html"))
             with output_file(options.picture) as file:
                 file.write(picture)
-    write(options.out, {**result, "steps": steps})
+    write(out, {**result, "steps": steps})
 
 
 def _browser() -> str:

@@ -29,7 +29,7 @@ from PIL import Image
 
 from resolute.cli import program
 
-from .cli import repeated, show_progress, spread, summarize, text_table
+from .cli import default_file, repeated, show_progress, spread, summarize, text_table
 from .loaders.registry import LOADERS
 from .loaders.run import Runner, compare
 from .loaders.tars import Tars
@@ -196,7 +196,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
 
     def work(options: LoaderOptions) -> None:
-        compare(options, _measure, out=options.out, rates=True, seconds=options.seconds)
+        compare(options, _measure, out=options.out or default_file("loader"), rates=True, seconds=options.seconds)
 
     return program(
         "python -m resolute.benchmarks.loader",

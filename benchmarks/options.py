@@ -54,13 +54,13 @@ class PeerOptions(SetOptions):
 @settings("")
 class LoaderOptions(PeerOptions):
     seconds: float = setting(5.0, "length of a measurement", gt=0, le=3600)
-    out: Path = setting(Path("bench/loader.json"), "JSON file to write")
+    out: Path | None = setting(None, "JSON file to write (default: bench/loader.json)")
 
 
 @settings("")
 class ChangeOptions(PeerOptions):
     batches: int = setting(40, "batches at each resolution", ge=1)
-    out: Path = setting(Path("bench/change.json"), "JSON file to write")
+    out: Path | None = setting(None, "JSON file to write (default: bench/change.json)")
 
 
 @settings("")

@@ -34,6 +34,7 @@ from resolute.errors import ResoluteError
 from resolute.settings import described, setting, settings
 from resolute.train.logs.run_log import RunLogReader
 
+from .cli import default_file
 from .record import check_writable, header, write
 from .tools import timed
 
@@ -52,7 +53,7 @@ class SiblingsOptions:
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = setting(
         (0, 1, 2, 3, 4), "one division and training each", min_length=1
     )
-    out: Path = setting(Path("benchmarks/results/siblings.json"), "JSON file to write")
+    out: Path | None = setting(None, "JSON file to write (default: bench/siblings.json)")
 
 
 def make_sets(src: Path, root: Path, *, originals: int, share: float) -> dict[str, int]:
@@ -122,7 +123,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _measure(options: SiblingsOptions) -> None:
-    check_writable(options.out)
+    out = options.out or default_file("siblings")
+    check_writable(out)
     result = header(rounds=len(options.seeds))
     with tempfile.TemporaryDirectory(prefix="resolute-siblings-") as temporary:
         root = Path(temporary)
@@ -136,7 +138,7 @@ def _measure(options: SiblingsOptions) -> None:
                 print(f"seed {seed}, {side}: {runs[-1]}", flush=True)
     result |= {"photos": counts, "val_frac": float(_VAL_FRAC), "seeds": options.seeds, "sides": sides}
     result["summary"] = {side: _summary(runs) for side, runs in sides.items()}
-    write(options.out, result)
+    write(out, result)
 
 
 def _summary(runs: Sequence[dict[str, float | None]]) -> dict[str, Any]:

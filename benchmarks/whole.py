@@ -56,7 +56,7 @@ from resolute.machine import available_cpus
 from resolute.settings import setting, settings
 from resolute.train.recipe.schema import Recipe
 
-from .cli import chosen, show_progress, text_table
+from .cli import chosen, default_file, show_progress, text_table
 from .record import check_writable, digest, header, write
 from .tools import CASES, TOOLS, Case, Curve, Job, kind, prepare, prepared, run, run_curve
 
@@ -110,7 +110,7 @@ class WholeOptions:
     )
     bf16: bool = setting(False, "train in bf16, if the CPU has its instructions")
     work: Path = setting(Path("whole"), "folder to work in, which is emptied first unless the command continues")
-    out: Path = setting(Path("benchmarks/results/whole.json"), "JSON file to write")
+    out: Path | None = setting(None, "JSON file to write (default: bench/whole.json)")
 
 
 def hash_rule(one_of: int) -> Callable[[str], bool]:
@@ -323,7 +323,8 @@ def _rates(options: WholeOptions, tools: Sequence[str], case: Case) -> dict[str,
 
 
 def _run(options: WholeOptions) -> None:
-    check_writable(options.out)
+    out = options.out or default_file("whole")
+    check_writable(out)
     if len({*options.seeds}) < len(options.seeds):
         raise ResoluteError(f"--seeds: got {','.join(map(str, options.seeds))}, expected different ones; correct it")
     tools, recipes, case = _chosen_tools(options), _named(options.recipes), _case(options)
@@ -367,7 +368,7 @@ def _run(options: WholeOptions) -> None:
     }
     same = ("command", "commit", "versions", "case", "threads", "rates", "recipes")
     setup = digest({name: result[name] for name in same} | {"cpu": result["machine"]["cpu"], "links": links})
-    before = _unfinished(options.out, setup)
+    before = _unfinished(out, setup)
     if before and _content(work / _SETUP) == setup and all(job.files.exists() for job in jobs.values()):
         result = before
     else:
@@ -379,12 +380,12 @@ def _run(options: WholeOptions) -> None:
         result["workers"] = {tool: _faster_workers(job) for tool, job in jobs.items()}
         result["runs"] = []
         (work / _SETUP).write_text(setup, encoding="utf-8")
-    _train(result, options, jobs)
+    _train(result, options, jobs, out)
     show_progress("")
     print(table(result))
     if best := result.get("best"):
         print("--lr", ",".join(f"{tool}={each['lr']:g}" for tool, each in best.items()))
-    print(f"\nwritten: {options.out}")
+    print(f"\nwritten: {out}")
 
 
 def _content(path: Path) -> str:
@@ -412,7 +413,7 @@ def _faster_workers(job: Job) -> int:
     return int(min(tried, key=lambda each: float(each["wall_s"]))["workers"])
 
 
-def _train(result: dict[str, Any], options: WholeOptions, jobs: Mapping[str, Job]) -> None:
+def _train(result: dict[str, Any], options: WholeOptions, jobs: Mapping[str, Job], out: Path) -> None:
     """Add the trainings that the result lacks, and write it after each: a benchmark of hours may be stopped.
 
     "missing" is the number of those that it still lacks.
@@ -426,7 +427,7 @@ def _train(result: dict[str, Any], options: WholeOptions, jobs: Mapping[str, Job
         result["missing"] = len(todo) - len(runs)
         if options.rates and not result["missing"]:
             result["best"] = best_rates(result)
-        write(options.out, result, quiet=True)
+        write(out, result, quiet=True)
 
     if not runs:
         save()
