@@ -225,6 +225,7 @@ def test_without_torch_the_loader_says_what_to_install_and_the_rest_of_the_libra
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_base_install_shows_help_and_runs_what_needs_no_torch(tmp_path: Path) -> None:
     (tmp_path / "run.jsonl").touch()
     code = f"""if True:

@@ -215,6 +215,7 @@ def test_a_finished_set_is_recognised_and_a_resolution_is_added_by_jobs(jobs: Jo
     assert made == tree(tmp_path / "fresh")
 
 
+@pytest.mark.slow
 def test_jobs_repair_damage_detected_by_verify(jobs: Jobs, prep: Prep, single: dict[str, str]) -> None:
     assert prep("--src", jobs.src, *SIZES, "--out", jobs.out).status == 0
     for damaged in ("48/train-000001.tar", "index/train-48.npy", "records/val-000000-32.rec"):

@@ -120,6 +120,7 @@ def test_an_interrupted_warm_up_leaves_no_folder(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_fold_that_does_not_start_leaves_the_others(
     words: Callable[[Path], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_page_that_is_not_drawn_leaves_no_folder_of_runs(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_exists_and_other_files_stay(
     words: Callable[[Path], list[str]],
     tmp_path: Path,

@@ -45,6 +45,7 @@ def test_the_recipe_of_more_epochs_is_the_last_stage_and_is_read_back_from_its_f
     assert parsed.values() == more.values()
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_from_its_weights_resumes_and_says_how(
     trained: Path,
     shard_root: Path,

@@ -29,6 +29,7 @@ def _unevenness(strata: NDArray[np.int64], folds: NDArray[np.integer[Any]], coun
     return float((table / table.sum(0)).std(0).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_folds_are_as_even_as_those_of_scikit_learn(seed: int) -> None:
     model_selection = pytest.importorskip("sklearn.model_selection")

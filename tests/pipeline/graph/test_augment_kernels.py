@@ -103,6 +103,7 @@ CASES: dict[int, list[list[float]]] = {
 }
 
 
+@pytest.mark.slow
 def test_every_operation_is_within_one_level_of_pillow_and_torchvision() -> None:
     """Every photo under every operation; affine: bilinear and black outside."""
     listed = [(kind, v) for kind, all_ in CASES.items() for v in all_]

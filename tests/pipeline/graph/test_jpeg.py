@@ -192,6 +192,7 @@ def test_difficult_files_give_pixels_or_are_refused_as_before() -> None:
 # ---- damaged files ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_accepted_changed_file_has_the_pixels_of_dalis_decoder() -> None:
     """Changes in the header and in the scan; a third is accepted, for example where only values changed."""
     rng, accepted = np.random.default_rng(5), 0
@@ -223,6 +224,7 @@ def in_child(*words: str, **variables: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_changed_files_are_read_and_written_nowhere_outside() -> None:
     """Between pages that may not be touched; ten million were once (see LOG.md)."""
     out = in_child("tests.support.jpeg_fuzz", "--files=10000")

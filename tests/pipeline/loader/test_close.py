@@ -238,6 +238,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_a_remote_set_that_a_forked_process_uses_is_refused_in_one_line(tmp_path: Path) -> None:
     """obstore's threads do not exist there: requests would wait for ever."""
     done = Command("tests.support.execute", [_REMOTE], folder=ROOT, scratch=tmp_path).end()

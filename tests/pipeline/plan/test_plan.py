@@ -161,6 +161,7 @@ def test_flips_and_mixing_of_batches_follow_their_probabilities(shard_set: Shard
     assert all(len(np.unique(spec.modes)) == 1 for spec in specs)
 
 
+@pytest.mark.slow
 def test_the_fingerprint_changes_if_and_only_if_batches_change(
     shard_set: ShardSet, forked: Callable[..., Ended]
 ) -> None:

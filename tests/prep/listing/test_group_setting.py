@@ -114,6 +114,7 @@ def test_groups_come_from_names_a_file_a_list_or_parquet(tmp_path: Path, kind: s
     assert {*map(frozenset, found.values())} == {frozenset({"train"}), frozenset({"val"})}
 
 
+@pytest.mark.slow
 def test_a_group_keeps_its_split_when_photos_are_added_even_if_the_others_are_gone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

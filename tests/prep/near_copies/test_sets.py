@@ -115,6 +115,7 @@ def test_groups_are_listed_told_and_kept_together(
     assert sorted(sizes[1:].tolist()) == [2, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_given", [False, True], ids=["drawn", "given"])
 def test_what_the_warning_says_puts_each_group_on_one_side(
     drawings: Path, planted: list[set[str]], tmp_path: Path, prep: Prep, is_given: bool
@@ -150,6 +151,7 @@ def test_folds_keep_near_copies_together(drawings: Path, planted: list[set[str]]
     assert sorted(fold_of) == sorted(keys.tolist())
 
 
+@pytest.mark.slow
 def test_a_killed_run_gives_the_same_bytes(
     drawings: Path, planted: list[set[str]], tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +173,7 @@ def test_a_killed_run_gives_the_same_bytes(
     assert tree(tmp_path / "s") == tree(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_another_resolution_and_a_repair_change_no_group(
     drawings: Path, planted: list[set[str]], tmp_path: Path, prep: Prep
 ) -> None:
@@ -190,6 +193,7 @@ def test_another_resolution_and_a_repair_change_no_group(
         (out / "48" / "train-000000.tar").unlink()
 
 
+@pytest.mark.slow
 def test_an_extension_finds_copies_of_older_photos(drawings: Path, tmp_path: Path, prep: Prep) -> None:
     out = tmp_path / "s"
     (tmp_path / "val.txt").write_text("ant/000.jpg\nbat/001.jpg\n")

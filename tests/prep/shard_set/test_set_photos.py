@@ -104,6 +104,7 @@ def write_class_photos(root: Path, numbers: range) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_a_set_is_extended_resumed_and_repaired(tmp_path: Path, prep: Prep) -> None:
     out = tmp_path / "s"
     argv = ("--src", write_class_photos(tmp_path / "p", range(4)), "--out", out, "--val-frac", 0)

@@ -168,6 +168,7 @@ def changing_run(settings: Settings, change: Callable[[], None]) -> str:
     return str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["zip", "tar"])
 def test_a_run_whose_archive_is_replaced_ends_and_is_not_continued_with_the_other_one(tmp_path: Path, how: str) -> None:
     path, other = PACK[how](tmp_path / f"p.{how}", members(0)), PACK[how](tmp_path / f"q.{how}", members(1))

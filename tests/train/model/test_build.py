@@ -204,6 +204,7 @@ def test_a_compiled_network_keeps_names_and_results_and_is_not_recompiled() -> N
     plain.load_state_dict(learner.state_dict())
 
 
+@pytest.mark.slow
 def test_a_run_with_every_feature_resumes_bit_identically(tmp_path: Path) -> None:
     teacher = save_weights(tiny_network(), tmp_path / "teacher.safetensors")
     tables: dict[str, Any] = {

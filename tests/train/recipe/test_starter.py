@@ -83,6 +83,7 @@ def test_a_named_model_has_no_arguments_of_another_one(shard_root: Path) -> None
     assert (recipe.model.name, recipe.model.kwargs) == ("test_vit", {})
 
 
+@pytest.mark.slow
 def test_a_run_without_a_recipe_keeps_its_own_and_resumes(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,6 +114,7 @@ def test_the_command_writes_a_recipe_that_trains_and_never_over_another_file(
     assert "mine.toml: exists already, expected a new file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_with_a_budget_the_epochs_fit_into_it(
     shard_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
