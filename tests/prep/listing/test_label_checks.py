@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
-import zipfile
 from collections.abc import Callable, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +14,24 @@ from resolute.errors import ResoluteError
 from resolute.prep.listing.class_file import read_classes
 from resolute.prep.listing.label_checks import alike
 from resolute.prep.sources.targets import is_word_for_none
+from tests.support.listing import list_inputs, refusal
 from tests.support.manifests import read_joined
-from tests.support.source_formats import jpeg
+from tests.support.source_formats import jpeg, pack_samples, pack_zip
 
 Prep = Callable[..., Any]
 WORDS = ("nan", "None", "NULL", "N/A", "no_label", "Unlabeled", "unknown", "?")
-TABLES = ("csv", "jsonl", "parquet", "list")
-FORMS = (*TABLES, "folders", "zip", "samples")
+FORMS = ("csv", "jsonl", "parquet", "list", "folders", "zip", "samples")
 
 
 class Case:
     """Photos with these labels in several forms; `run` gives the classes, or the message if prep refuses."""
 
-    def __init__(self, folder: Path, prep: Prep) -> None:
-        self.folder, self._prep = folder, prep
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-    def run(self, labels: Sequence[str | None], form: str = "csv", *more: object) -> list[str] | str:
+    def run(self, labels: Sequence[str | None], form: str = "csv", **settings: Any) -> list[str] | str:
         photos, table = self.folder / form / "photos", self.folder / form / f"t.{form}"
-        words: list[object] = ["--src", photos, "--labels", table]
+        src: dict[str, Any] = {"src": photos, "labels": table}
         rows = [(f"{i:03d}.jpg", label) for i, label in enumerate(labels)]
         for i, (name, label) in enumerate(rows):
             path = photos / (label or "") / name if form == "folders" else photos / name
@@ -51,100 +47,88 @@ class Case:
             duckdb.sql(f"COPY (SELECT image, label::VARCHAR AS label FROM '{source}') TO '{table}'")
         elif form == "list":
             (photos / "l.txt").write_text("".join(f"{name} {label or ''}\n" for name, label in rows))
-            words = ["--src", photos / "l.txt"]
+            src = {"src": photos / "l.txt"}
         elif form == "zip":
-            with zipfile.ZipFile(self.folder / "a.zip", "w") as zipped:
-                for i, (name, label) in enumerate(rows):
-                    zipped.writestr(f"{label}/{name}", jpeg(i))
-            words = ["--src", self.folder / "a.zip", "--kind", "archive"]
+            files = [(f"{label}/{name}", jpeg(i)) for i, (name, label) in enumerate(rows)]
+            src = {"src": pack_zip(self.folder / "a.zip", files), "kind": "archive"}
         elif form == "samples":
-            with tarfile.open(self.folder / "a.tar", "w") as tar:
-                for i, (name, label) in enumerate(rows):
-                    for file, content in ((name, jpeg(i)), (f"{name[:3]}.txt", str(label).encode())):
-                        member = tarfile.TarInfo(file)
-                        member.size = len(content)
-                        tar.addfile(member, io.BytesIO(content))
-            words = ["--src", self.folder / "a.tar"]
+            samples = [(name, jpeg(i), {"txt": str(label).encode()}) for i, (name, label) in enumerate(rows)]
+            src = {"src": pack_samples(self.folder / "a.tar", samples)}
         else:
-            words = ["--src", photos, "--kind", "folders"]
-        out = self.folder / f"{form}-set"
-        ran = self._prep(*words, "--out", out, "--res", "32", "--val-frac", 0, "--rebuild", *more)
-        if ran.status:
-            assert ran.status == 2
-            assert not (out / "manifest.json").exists()
-            return str(ran.err.splitlines()[-1])
-        self.out, self.err = ran.out, ran.err
-        classes: list[str] = read_joined(out)["classes"]
-        return classes
+            src = {"src": photos, "kind": "folders"}
+        try:
+            self.listed = list_inputs(self.folder / "work", **src, **settings)
+        except ResoluteError as error:
+            return str(error)
+        return self.listed.classes
 
 
 @pytest.fixture
-def case(tmp_path: Path, prep: Prep) -> Case:
-    return Case(tmp_path, prep)
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
 
 
-@pytest.mark.parametrize(("form", "word"), [*product(TABLES, WORDS), *product(FORMS[-3:], ("nan", "unknown", "?"))])
+def write_photos(folder: Path, *names: str) -> None:
+    """Photos of different contents."""
+    for i, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(jpeg(i) + bytes(i))
+
+
+@pytest.mark.parametrize(("form", "word"), [*(("csv", word) for word in WORDS), *((form, "nan") for form in FORMS[1:])])
 def test_words_for_a_missing_label_are_asked_about(case: Case, form: str, word: str) -> None:
     labels = ["cat", "dog", word, "cat"]
     assert f"002.jpg has the label {word!r}, expected a class; leave such photos out with" in case.run(labels, form)
-    assert case.run(labels, form, "--unlabelled", "drop") == ["cat", "dog"]
-    assert "1 unlabelled" in case.out
-    assert case.run(labels, form, "--unlabelled", "keep") == sorted(["cat", "dog", word])
+    assert case.run(labels, form, unlabelled="drop") == ["cat", "dog"]
+    assert "1 unlabelled" in case.listed.ignored
+    assert case.run(labels, form, unlabelled="keep") == sorted(["cat", "dog", word])
 
 
 @pytest.mark.parametrize("form", ["csv", "folders", "zip"])
 def test_a_word_that_classes_lists_is_a_class(case: Case, form: str) -> None:
     (case.folder / "classes.txt").write_text("none\nscratch\n")
     for unlabelled in ("refuse", "drop"):
-        options = ("--classes", case.folder / "classes.txt", "--unlabelled", unlabelled)
-        assert case.run(["none", "scratch", "none"], form, *options) == ["none", "scratch"]
+        found = case.run(["none", "scratch"], form, classes=case.folder / "classes.txt", unlabelled=unlabelled)
+        assert found == ["none", "scratch"]
 
 
-def test_the_words_that_are_classes_of_a_set_stay_classes_when_it_is_extended(case: Case, prep: Prep) -> None:
-    labels = ["cat", "unknown", "cat"]
-    for form in ("csv", "folders"):
-        assert case.run(labels, form, "--unlabelled", "keep") == ["cat", "unknown"]
-    photos, table = case.folder / "csv" / "photos", case.folder / "csv" / "t.csv"
-    (photos / "003.jpg").write_bytes(jpeg(3))
+def test_the_words_that_are_classes_of_a_set_stay_classes_when_it_is_extended(tmp_path: Path, prep: Prep) -> None:
+    photos, table = tmp_path / "photos", tmp_path / "t.csv"
+    write_photos(photos, *(f"{i:03d}.jpg" for i in range(4)))
+    table.write_text("image,label\n000.jpg,cat\n001.jpg,unknown\n002.jpg,cat\n")
+    words = ("--src", photos, "--labels", table, "--out", tmp_path / "s", "--val-frac", 0)
+    assert prep(*words, "--res", "32", "--unlabelled", "keep").status == 0
     table.write_text(table.read_text() + "003.jpg,unknown\n")
-    ran = prep("--src", photos, "--labels", table, "--out", case.folder / "csv-set", "--val-frac", 0, "--extend")
+    ran = prep(*words, "--extend")
     assert ran.status == 0, ran.err
+    assert read_joined(tmp_path / "s")["classes"] == ["cat", "unknown"]
     table.write_text(table.read_text() + "003.jpg,nan\n")
-    ran = prep("--src", photos, "--labels", table, "--out", case.folder / "csv-set", "--val-frac", 0, "--extend")
-    assert "has the label 'nan'" in ran.err
+    assert "has the label 'nan'" in prep(*words, "--extend").err
 
 
 @pytest.mark.parametrize("kind", ["folders", "archive"])
-def test_a_folder_of_unlabelled_photos_is_left_out_before_others_are_judged(case: Case, prep: Prep, kind: str) -> None:
-    for i, label in enumerate(("cat", "dog", "unlabeled", "unlabeled")):
-        path = case.folder / "photos" / label / f"{i}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(jpeg(i))
-    src = case.folder / "photos"
+def test_a_folder_of_unlabelled_photos_is_left_out_before_others_are_judged(tmp_path: Path, kind: str) -> None:
+    src, work = tmp_path / "photos", tmp_path / "work"
+    names = ("cat/0.jpg", "dog/1.jpg", "unlabeled/2.jpg", "unlabeled/3.jpg")
+    write_photos(src, *names)
     if kind == "archive":
-        with zipfile.ZipFile(case.folder / "a.zip", "w") as zipped:
-            for path in sorted(src.rglob("*.jpg")):
-                zipped.write(path, path.relative_to(src))
-        src = case.folder / "a.zip"
-    words = ("--src", src, "--out", case.folder / "s", "--res", "32", "--val-frac", 0)
-    assert f"UNLABELLED=drop to leave out unlabeled, or KIND={kind} if" in prep(*words).err
-    assert "has the label 'unlabeled'" in prep(*words, "--kind", kind).err
-    ran = prep(*words, "--unlabelled", "drop")
-    assert ran.status == 0, ran.err
-    assert "2 unlabelled" in ran.out
-    assert read_joined(case.folder / "s")["classes"] == ["cat", "dog"]
+        src = pack_zip(tmp_path / "a.zip", [(name, (src / name).read_bytes()) for name in names])
+    assert f"UNLABELLED=drop to leave out unlabeled, or KIND={kind} if" in refusal(work, src=src)
+    assert "has the label 'unlabeled'" in refusal(work, src=src, kind=kind)
+    listed = list_inputs(work, src=src, unlabelled="drop")
+    assert "2 unlabelled" in listed.ignored
+    assert listed.classes == ["cat", "dog"]
 
 
-def test_a_word_for_no_label_in_the_validation_part_is_asked_about(case: Case, prep: Prep) -> None:
-    for i, name in enumerate(("train/cat/1.jpg", "train/dog/22.jpg", "val/cat/333.jpg", "val/unknown/4444.jpg")):
-        path = case.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(jpeg(i))
-    words = ("--src", case.folder / "train", "--val", case.folder / "val", "--out", case.folder / "s", "--res", "32")
+def test_a_word_for_no_label_in_the_validation_part_is_asked_about(tmp_path: Path, prep: Prep) -> None:
+    write_photos(tmp_path, "train/cat/1.jpg", "train/dog/22.jpg", "val/cat/333.jpg", "val/unknown/4444.jpg")
+    words = ("--src", tmp_path / "train", "--val", tmp_path / "val", "--out", tmp_path / "s", "--res", "32")
     assert "unknown/4444.jpg has the label 'unknown'" in prep(*words).err
+    assert not (tmp_path / "s").exists()
     ran = prep(*words, "--unlabelled", "drop")
     assert ran.status == 0, ran.err
     assert "1 unlabelled" in ran.out
+    assert read_joined(tmp_path / "s")["classes"] == ["cat", "dog"]
 
 
 @pytest.mark.parametrize(
@@ -160,39 +144,38 @@ def test_words_that_are_written_for_no_label(text: str, is_one: bool) -> None:
 
 def test_a_word_for_a_missing_label_among_several_labels_is_asked_about(case: Case) -> None:
     labels = ["cat|dog", "dog|unknown", "cat"]
-    assert "001.jpg has the label 'unknown'" in case.run(labels, "csv", "--target", "labels:bar")
-    assert case.run(labels, "csv", "--target", "labels:bar", "--unlabelled", "drop") == ["cat", "dog"]
+    assert "001.jpg has the label 'unknown'" in case.run(labels, target="labels:bar")
+    assert case.run(labels, target="labels:bar", unlabelled="drop") == ["cat", "dog"]
 
 
 def test_class_numbers_stay_numbers_when_words_are_dropped(case: Case) -> None:
     labels = [*(str(i % 11) for i in range(22)), "nan"]
-    assert case.run(labels, "csv", "--unlabelled", "drop") == [str(i) for i in range(11)]
+    assert case.run(labels, unlabelled="drop") == [str(i) for i in range(11)]
     assert case.run([f"{i % 11}.0" for i in range(22)]) == [str(i) for i in range(11)], "as pandas writes them"
 
 
 def test_words_for_a_missing_number_are_unlabelled(case: Case) -> None:
     labels = ["0.5", "nan", "0.25", None]
     assert "001.jpg is unlabelled" in case.run(labels)
-    assert case.run(labels, "csv", "--unlabelled", "drop") == []
-    assert "2 unlabelled" in case.out
+    assert case.run(labels, unlabelled="drop") == []
+    assert "2 unlabelled" in case.listed.ignored
 
 
-def test_photos_without_some_of_several_numbers_are_asked_about(case: Case, prep: Prep) -> None:
-    case.run(["0.5", "0.25", "0.125"])
-    photos, table = case.folder / "csv" / "photos", case.folder / "csv" / "t.csv"
-    words = ("--src", photos, "--labels", table, "--out", case.folder / "s", "--res", "32", "--val-frac", 0)
+def test_photos_without_some_of_several_numbers_are_asked_about(tmp_path: Path) -> None:
+    table, work = tmp_path / "t.csv", tmp_path / "work"
+    write_photos(tmp_path / "photos", *(f"{i:03d}.jpg" for i in range(3)))
+    source = {"src": tmp_path / "photos", "labels": table}
     for cell, got in (("nan", "'nan'"), ("", "nothing"), ("None", "'None'")):
         table.write_text(f"image,a,b\n000.jpg,1.5,2\n001.jpg,1,{cell}\n002.jpg,2,3\n")
-        assert f"line 3: got {got} in column b, expected a number" in prep(*words, "--rebuild").err
-        assert "1 unlabelled" in prep(*words, "--rebuild", "--unlabelled", "drop").out
+        assert f"line 3: got {got} in column b, expected a number" in refusal(work, **source)
+        assert "1 unlabelled" in list_inputs(work, **source, unlabelled="drop").ignored
     table.write_text("image,a,b\n000.jpg,1.5,2\n001.jpg,1,inf\n")
-    assert "line 3: got 'inf' in column b" in prep(*words, "--rebuild", "--unlabelled", "drop").err
+    assert "line 3: got 'inf' in column b" in refusal(work, **source, unlabelled="drop")
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_floats_that_are_all_whole_are_asked_about(tmp_path: Path, prep: Prep, form: str) -> None:
-    for i in range(4):
-        (tmp_path / f"{i}.jpg").write_bytes(jpeg(i))
+def test_floats_that_are_all_whole_are_asked_about(tmp_path: Path, form: str) -> None:
+    write_photos(tmp_path, *(f"{i}.jpg" for i in range(4)))
     rows = [{"image": f"{i}.jpg", "label": float(i % 2)} for i in range(4)]
     table = tmp_path / f"t.{form}"
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -200,12 +183,11 @@ def test_floats_that_are_all_whole_are_asked_about(tmp_path: Path, prep: Prep, f
         table.write_text((tmp_path / "rows.jsonl").read_text())
     else:
         duckdb.sql(f"COPY (SELECT image, label::DOUBLE AS label FROM '{tmp_path}/rows.jsonl') TO '{table}'")
-    words = ("--src", tmp_path, "--labels", table, "--res", "32", "--val-frac", 0, "--out", f"{tmp_path}-set")
-    assert "set TARGET=class for class numbers, or TARGET=values for numbers to predict" in prep(*words).err
-    for target, kind in (("class", "class"), ("values", "values")):
-        assert prep(*words, "--target", target, "--rebuild").status == 0
-        manifest = json.loads(Path(f"{tmp_path}-set", "manifest.json").read_text())
-        assert manifest["classes"] == (["0", "1"] if kind == "class" else [])
+    work = tmp_path.with_name(f"{tmp_path.name}-work")
+    message = refusal(work, src=tmp_path, labels=table)
+    assert "set TARGET=class for class numbers, or TARGET=values for numbers to predict" in message
+    assert list_inputs(work, src=tmp_path, labels=table, target="class").classes == ["0", "1"]
+    assert list_inputs(work, src=tmp_path, labels=table, target="values").classes == []
 
 
 @pytest.mark.parametrize(
@@ -240,7 +222,7 @@ def test_class_names_that_differ_in_form_alone_are_asked_about(case: Case, form:
     message = case.run(labels, form)
     assert "got 'T-shirt' (2 photos) and 't shirt' (1 photo), expected one name for a class" in message
     (case.folder / "classes.txt").write_text("T-shirt\nt shirt\ndog\n")
-    assert case.run(labels, form, "--classes", case.folder / "classes.txt") == ["T-shirt", "t shirt", "dog"]
+    assert case.run(labels, form, classes=case.folder / "classes.txt") == ["T-shirt", "t shirt", "dog"]
 
 
 def test_blanks_around_a_label_mean_nothing_in_any_table(case: Case) -> None:
@@ -260,26 +242,26 @@ def test_nearly_a_class_per_photo_is_asked_about(case: Case, form: str, label: s
     if form in ("jsonl", "parquet", "samples") and looks == "to predict":  # texts in JSON are names
         looks = "names or numbers of the photos"
     assert ("a folder for each photo" if form in ("folders", "zip") else looks) in message
-    assert len(case.run(labels, form, "--target", "class")) >= 12
+    assert len(case.run(labels, form, target="class")) >= 12
     assert len(case.run([label.format(i % 6) for i in range(12)], form)) >= 6
 
 
 def test_large_gaps_between_class_numbers_are_asked_about(case: Case) -> None:
     labels = ["0", "1", "900012", "0", "1", "900012"]
+    (case.folder / "names.json").write_text('{"0": "cat", "1": "dog", "900012": "elk"}')
     for form in ("csv", "list"):
         message = case.run(labels, form)
         assert "got 3 different ones such as 0, 1 and 900012, which would make 900013 classes" in message
-        (case.folder / "names.json").write_text('{"0": "cat", "1": "dog", "900012": "elk"}')
-        assert case.run(labels, form, "--classes", case.folder / "names.json") == ["cat", "dog", "elk"]
+        assert case.run(labels, form, classes=case.folder / "names.json") == ["cat", "dog", "elk"]
     assert len(case.run(["0", "1", "27"] * 2)) == 28, "small gaps are no question"
 
 
 def test_numbers_that_count_from_one_are_said(case: Case) -> None:
+    (case.folder / "names.json").write_text('{"1": "cat", "2": "dog", "3": "elk"}')
     for form in ("csv", "list"):
         assert case.run(["1", "2", "3", "1", "2", "3"], form) == ["0", "1", "2", "3"]
-        assert "the labels count from 1 to 3, so that output 0 of a model stays unused" in case.out + case.err
-        (case.folder / "names.json").write_text('{"1": "cat", "2": "dog", "3": "elk"}')
-        assert case.run(["1", "2", "3"], form, "--classes", case.folder / "names.json") == ["cat", "dog", "elk"]
+        assert "the labels count from 1 to 3, so that output 0 of a model stays unused" in case.listed.said
+        assert case.run(["1", "2", "3"], form, classes=case.folder / "names.json") == ["cat", "dog", "elk"]
 
 
 def test_few_captions_are_doubted_and_few_names_are_not(case: Case) -> None:
@@ -287,14 +269,11 @@ def test_few_captions_are_doubted_and_few_names_are_not(case: Case) -> None:
     assert len(case.run([f"dog {i}" for i in range(7)], "folders")) == 7
 
 
-def test_a_label_of_the_validation_part_that_differs_in_form_is_explained(case: Case, prep: Prep) -> None:
-    for name in ("train/cat/1.jpg", "train/dog/2.jpg", "val/Cat/3.jpg"):
-        path = case.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(jpeg(len(name)))
-    ran = prep("--src", case.folder / "train", "--val", case.folder / "val", "--out", case.folder / "s", "--res", "32")
-    assert "got 1 such as 'Cat', expected only those of" in ran.err
-    assert "('cat' differs only in form)" in ran.err
+def test_a_label_of_the_validation_part_that_differs_in_form_is_explained(tmp_path: Path) -> None:
+    write_photos(tmp_path, "train/cat/1.jpg", "train/dog/2.jpg", "val/Cat/3.jpg")
+    message = refusal(tmp_path / "work", src=tmp_path / "train", val=tmp_path / "val", val_frac=None)
+    assert "got 1 such as 'Cat', expected only those of" in message
+    assert "('cat' differs only in form)" in message
 
 
 @pytest.mark.parametrize(
@@ -318,87 +297,86 @@ def test_a_label_of_the_validation_part_that_differs_in_form_is_explained(case: 
         "0: cat\n1: dog\n2: elk",
     ],
 )
-def test_classes_may_be_names_or_a_map(case: Case, text: str) -> None:
+def test_classes_may_be_names_or_a_map(tmp_path: Path, text: str) -> None:
+    (tmp_path / "classes").write_text(text)
+    assert read_classes(tmp_path / "classes").names == ("cat", "dog", "elk")
+
+
+@pytest.mark.parametrize("text", ['{"cat": 0, "elk": 2, "dog": 1}', "cat\ndog\nelk\n"])
+def test_labels_are_numbers_or_names_of_the_file_of_classes(case: Case, text: str) -> None:
     path = case.folder / "classes"
     path.write_text(text)
-    assert read_classes(path).names == ("cat", "dog", "elk")
-    assert case.run(["0", "2", "1", "0"], "csv", "--classes", path) == ["cat", "dog", "elk"]
-    assert case.run(["cat", "elk", "dog"], "folders", "--classes", path) == ["cat", "dog", "elk"]
+    assert case.run(["0", "2", "1", "0"], classes=path) == ["cat", "dog", "elk"]
+    assert case.run(["cat", "elk", "dog"], "folders", classes=path) == ["cat", "dog", "elk"]
 
 
 @pytest.mark.parametrize("form", ["csv", "folders", "zip"])
-def test_labels_that_are_numbers_with_zeros_in_front_are_looked_up_in_a_map(case: Case, form: str) -> None:
-    (case.folder / "names.json").write_text('{"0": "cat", "1": "dog", "2": "elk"}')
+def test_labels_that_are_numbers_with_zeros_in_front_are_looked_up_in_a_map(tmp_path: Path, form: str) -> None:
+    names = tmp_path / "names.json"
+    names.write_text('{"0": "cat", "1": "dog", "2": "elk"}')
     for labels in (["00000", "00002", "00001"], ["cat", "elk", "dog"]):
-        case.folder = case.folder / labels[0]
-        case.folder.mkdir()
-        assert case.run(labels, form, "--classes", case.folder.parent / "names.json") == ["cat", "dog", "elk"]
-        case.folder = case.folder.parent
-    assert "classes that" in case.run(["0", "1", "7"], "folders", "--classes", case.folder / "names.json")
+        (tmp_path / labels[0]).mkdir()
+        assert Case(tmp_path / labels[0]).run(labels, form, classes=names) == ["cat", "dog", "elk"]
+    assert "classes that" in Case(tmp_path).run(["0", "1", "7"], "folders", classes=names)
 
 
-def test_names_that_are_numbers_are_matched_by_name_in_both_parts(case: Case, prep: Prep) -> None:
-    (case.folder / "c.txt").write_text("747\n767\n")
-    for part, labels in (("train", ("767", "747")), ("val", ("767", "767"))):
-        (case.folder / part).mkdir()
-        for i, label in enumerate(labels):
-            (case.folder / part / f"{label}-{i}.jpg").write_bytes(jpeg(i + 10 * len(part)))
-        rows = "".join(f"{label}-{i}.jpg,{label}\n" for i, label in enumerate(labels))
-        (case.folder / f"{part}.csv").write_text("image,label\n" + rows)
-    tables = ("--labels", case.folder / "train.csv", "--val-labels", case.folder / "val.csv")
-    folders = ("--src", case.folder / "train", "--val", case.folder / "val", "--out", case.folder / "s")
-    ran = prep(*folders, *tables, "--classes", case.folder / "c.txt", "--res", "32")
-    assert ran.status == 0, ran.err
-    with tarfile.open(next((case.folder / "s" / "32").glob("val-*.tar"))) as tar:
-        files = [tar.extractfile(member) for member in tar if member.name.endswith(".cls")]
-        assert {int(file.read()) for file in files if file is not None} == {1}
+def labelled_parts(folder: Path, train: Sequence[object], val: Sequence[object]) -> dict[str, Path]:
+    """SRC and VAL, and their tables, of photos with these labels."""
+    for part, labels in (("train", train), ("val", val)):
+        (folder / part).mkdir()
+        for i, _ in enumerate(labels):
+            (folder / part / f"{part}{i}.jpg").write_bytes(jpeg(i + 10 * len(part)))
+        rows = "".join(f"{part}{i}.jpg,{label}\n" for i, label in enumerate(labels))
+        (folder / f"{part}.csv").write_text("image,label\n" + rows)
+    tables = {"labels": folder / "train.csv", "val_labels": folder / "val.csv"}
+    return {"src": folder / "train", "val": folder / "val", **tables}
+
+
+def test_names_that_are_numbers_are_matched_by_name_in_both_parts(tmp_path: Path) -> None:
+    (tmp_path / "c.txt").write_text("747\n767\n")
+    source = labelled_parts(tmp_path, ("767", "747"), ("767", "767"))
+    listed = list_inputs(tmp_path / "work", **source, classes=tmp_path / "c.txt", val_frac=None)
+    assert listed.inputs.sources["val"].labels.tolist() == [1, 1]
+    assert listed.inputs.sources["train"].labels.tolist() == [1, 0]
 
 
 def test_names_that_are_numbers_in_another_order_are_asked_about(case: Case) -> None:
     (case.folder / "c.txt").write_text("1\n0\n")
+    (case.folder / "c.json").write_text('{"1": "1", "0": "0"}')
     for form in ("csv", "list"):
-        message = case.run(["1", "0", "1"], form, "--classes", case.folder / "c.txt")
+        message = case.run(["1", "0", "1"], form, classes=case.folder / "c.txt")
         assert "got 1 in place 0 (from 0), expected one meaning of the label 1, its name or its place" in message
-        (case.folder / "c.json").write_text('{"1": "1", "0": "0"}')
-        assert case.run(["1", "0", "1"], form, "--classes", case.folder / "c.json") == ["0", "1"]
-    assert case.run(["1", "0", "1"], "folders", "--classes", case.folder / "c.txt") == ["1", "0"], "always names"
+        assert case.run(["1", "0", "1"], form, classes=case.folder / "c.json") == ["0", "1"]
+    assert case.run(["1", "0", "1"], "folders", classes=case.folder / "c.txt") == ["1", "0"], "always names"
 
 
 def test_names_of_classes_with_numbers_are_told_to_be_written_as_a_list(case: Case) -> None:
     (case.folder / "c").write_text("Alpha 1\nBeta 2\n")
+    (case.folder / "c.json").write_text('["Alpha 1", "Beta 2"]')
     for form in ("csv", "folders"):
-        message = case.run(["Alpha 1", "Beta 2"], form, "--classes", case.folder / "c")
+        message = case.run(["Alpha 1", "Beta 2"], form, classes=case.folder / "c")
         assert "read as a map of numbers and names (if these are names with numbers, write a JSON list)" in message
-        (case.folder / "c.json").write_text('["Alpha 1", "Beta 2"]')
-        assert case.run(["Alpha 1", "Beta 2"], form, "--classes", case.folder / "c.json") == ["Alpha 1", "Beta 2"]
+        assert case.run(["Alpha 1", "Beta 2"], form, classes=case.folder / "c.json") == ["Alpha 1", "Beta 2"]
 
 
 def test_a_label_that_differs_in_form_from_a_listed_class_is_explained(case: Case) -> None:
     (case.folder / "c").write_text("golden retriever\nbeagle\n")
     for form in ("csv", "folders"):
-        message = case.run(["golden_retriever", "beagle"], form, "--classes", case.folder / "c")
+        message = case.run(["golden_retriever", "beagle"], form, classes=case.folder / "c")
         assert "'golden_retriever'" in message
         assert "('golden retriever' differs only in form)" in message
 
 
-def test_a_map_may_count_from_one_also_for_the_validation_part(case: Case, prep: Prep) -> None:
-    path = case.folder / "classes.txt"
+def test_a_map_may_count_from_one_also_for_the_validation_part(tmp_path: Path) -> None:
+    path, work = tmp_path / "classes.txt", tmp_path / "work"
     path.write_text("1 001.Black_footed\n2 002.Laysan\n")
-    for part, numbers in (("train", (1, 2, 1, 2)), ("val", (2, 1))):
-        (case.folder / part).mkdir()
-        for i, _ in enumerate(numbers):
-            (case.folder / part / f"{part}{i}.jpg").write_bytes(jpeg(i + 10 * len(part)))
-        rows = "".join(f"{part}{i}.jpg,{number}\n" for i, number in enumerate(numbers))
-        (case.folder / f"{part}.csv").write_text("image,label\n" + rows)
-    tables = ("--labels", case.folder / "train.csv", "--val-labels", case.folder / "val.csv", "--classes", path)
-    folders = ("--src", case.folder / "train", "--val", case.folder / "val", "--out", case.folder / "s")
-    ran = prep(*folders, *tables, "--res", "32")
-    assert ran.status == 0, ran.err
-    assert "read as a map of numbers and names: 1 is 001.Black_footed, 2 is 002.Laysan" in ran.err
-    manifest = read_joined(case.folder / "s")
-    assert manifest["classes"] == ["001.Black_footed", "002.Laysan"]
-    (case.folder / "val.csv").write_text("image,label\nval0.jpg,3\nval1.jpg,1\n")
-    assert "got 3 in line 2, expected one of its 2, 1 to 2" in prep(*folders, *tables, "--rebuild", "--res", "32").err
+    source = labelled_parts(tmp_path, (1, 2, 1, 2), (2, 1))
+    listed = list_inputs(work, **source, classes=path, val_frac=None)
+    assert "read as a map of numbers and names: 1 is 001.Black_footed, 2 is 002.Laysan" in listed.said
+    assert listed.classes == ["001.Black_footed", "002.Laysan"]
+    (tmp_path / "val.csv").write_text("image,label\nval0.jpg,3\nval1.jpg,1\n")
+    message = refusal(work, **source, classes=path, val_frac=None)
+    assert "got 3 in line 2, expected one of its 2, 1 to 2" in message
 
 
 @pytest.mark.parametrize(
