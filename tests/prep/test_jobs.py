@@ -131,12 +131,9 @@ def test_killed_and_overlapping_jobs_produce_the_bytes_of_a_single_prep(tmp_path
     assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
 
 
-@SLOW
+@pytest.mark.usefixtures("quick_retries")
 @pytest.mark.parametrize("kind", ["folder", "tar.gz"])
-def test_a_job_without_the_photos_ends_with_one_line_and_rejects_none(
-    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    monkeypatch.setattr("resolute.prep.storage.retry.WAITS_S", (0.0, 0.0))
+def test_a_job_without_the_photos_ends_with_one_line_and_rejects_none(jobs: Jobs, tmp_path: Path, kind: str) -> None:
     lost = jobs.src
     if kind == "tar.gz":  # unpacked photos lie in OUT, which then is what the machine lacks
         jobs.src = pack(tmp_path, kind, make_tree(tmp_path / "tree"), "top/")
