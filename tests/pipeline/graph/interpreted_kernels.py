@@ -85,7 +85,7 @@ def levels(images: torch.Tensor) -> NDArray[np.int64]:
 def test_every_operation_equals_that_of_the_cpu(res: int) -> None:
     """All values at 7 px; at 67 px a program writes two blocks, and the last program of an image only a part of one.
 
-    Planted mistakes that it finds: truncation instead of rounding, a channel of its neighbour, the end of an image that
+    Planted mistakes that it finds: a mean that is not rounded, a channel of its neighbour, the end of an image that
     is not written, a histogram of a part of it.
     """
     cases = every_case(res) if res == 7 else one_case(res)
@@ -106,7 +106,7 @@ def test_every_operation_equals_that_of_the_cpu(res: int) -> None:
 def test_random_policies_equal_the_cpu_graph() -> None:
     """Slots in alternating buffers, then erasing: a whole batch against the CPU graph.
 
-    Planted mistakes that it finds: one buffer for all slots, a slot of another image.
+    Planted mistakes that it finds: one buffer for all slots, the first operation in every slot.
     """
     augment = Augment(
         policy="randaugment",
@@ -122,7 +122,7 @@ def test_random_policies_equal_the_cpu_graph() -> None:
 
 
 def test_boxes_may_be_empty_or_cover_the_image_and_a_partner_may_be_the_image_itself() -> None:
-    """Planted mistakes that it finds: a box one pixel too wide, a partner that is read after it was erased twice."""
+    """Planted mistakes that it finds: a box one pixel too wide, a partner that is not erased."""
     res = 6
     edges = np.array([(0, 0, 0, 0), (0, 0, 6, 6), (5, 5, 1, 1), (0, 5, 6, 1), (5, 0, 1, 6), (0, 0, 1, 1)], np.int32)
     n = len(edges)
