@@ -12,6 +12,8 @@ from resolute import Loader, Plan, ShardSet, Stage
 from resolute.pipeline.examples import plain, timm_loop
 from tests import ROOT
 
+from .conftest import tiny_resnet18
+
 WORDS = ["--res", "32,48", "--epochs", "1", "--batch-size", "25"]
 
 
@@ -24,6 +26,7 @@ def test_a_resumed_run_of_plain_ends_with_the_same_weights(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole run has the default device, the CPU, and resolutions."""
+    monkeypatch.setattr(plain, "resnet18", tiny_resnet18)
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)  # a machine with a GPU, which gives other bits
         whole = plain.main([str(shard_root), *WORDS[2:], "--checkpoint", str(tmp_path / "whole.pt")])
