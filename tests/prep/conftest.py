@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from resolute.prep.run import pool
+from resolute.prep.sources import fetch
+from resolute.prep.storage import retry
+from tests.support import quick_worker
 from tests.support.cli import prep as main
 
 CLASSES = ("apple", "bee", "cat")
@@ -110,3 +115,11 @@ def work(tmp_path: Path) -> Path:
     """An empty folder apart from the photos, for catalogs and scan caches."""
     (tmp_path / "work").mkdir()
     return tmp_path / "work"
+
+
+@pytest.fixture
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process and the workers that it starts ask a failing server or disk again at once."""
+    monkeypatch.setattr(fetch, "_REMOTE_WAITS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(retry, "WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(pool, "Pool", partial(pool.Pool, serve=quick_worker.serve))

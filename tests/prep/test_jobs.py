@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +16,10 @@ import pytest
 import resolute.prep.convert.codecs as codecs
 from resolute.prep.run import work
 from resolute.prep.storage.output import LOCK, open_output
-from tests import ROOT
 from tests.conftest import make_photos
 from tests.support.cli import prep as main
 from tests.support.cli import verify
+from tests.support.commands import Ended
 from tests.support.s3 import s3_server  # noqa: F401  # a fixture
 from tests.support.source_formats import make_tree, pack, pack_table
 from tests.support.trees import tree
@@ -117,26 +115,23 @@ def test_overlapping_ranges_in_any_order_produce_the_bytes_of_a_single_prep(
 
 
 @SLOW
-def test_killed_and_overlapping_jobs_produce_the_bytes_of_a_single_prep(tmp_path: Path, prep: Prep) -> None:
-    photos = make_photos(tmp_path / "many", classes=2, each=60)
+def test_killed_and_overlapping_jobs_produce_the_bytes_of_a_single_prep(
+    tmp_path: Path, prep: Prep, forked: Callable[..., Ended]
+) -> None:
+    photos = make_photos(tmp_path / "many", classes=2, each=30)
     argv = ("--src", photos, "--res", "32,48", "--shard-samples", "1")
-    command = [sys.executable, str(ROOT / "tests" / "support" / "kill_jobs.py"), "6", "0", str(tmp_path / "s")]
-    here = {**os.environ, "PYTHONPATH": str(ROOT)}  # why: a script's own folder is on its path, not this one
-    done = subprocess.run([*command, *map(str, argv)], cwd=ROOT, env=here, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    met = re.search(r"^(\d+) of 24 kills met", done.stdout, re.MULTILINE)
+    done = forked("tests.support.kill_jobs", 4, 0, tmp_path / "s", *argv)
+    assert done.status == 0, done.out + done.err
+    met = re.search(r"^(\d+) of 16 kills met", done.out, re.MULTILINE)
     assert met is not None
-    assert int(met[1]) >= 12, done.stdout
+    assert int(met[1]) >= 8, done.out
     assert prep(*argv, "--out", tmp_path / "fresh").status == 0
     assert tree(tmp_path / "s") == tree(tmp_path / "fresh")
 
 
-@SLOW
+@pytest.mark.usefixtures("quick_retries")
 @pytest.mark.parametrize("kind", ["folder", "tar.gz"])
-def test_a_job_without_the_photos_ends_with_one_line_and_rejects_none(
-    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    monkeypatch.setattr("resolute.prep.storage.retry.WAITS_S", (0.0, 0.0))
+def test_a_job_without_the_photos_ends_with_one_line_and_rejects_none(jobs: Jobs, tmp_path: Path, kind: str) -> None:
     lost = jobs.src
     if kind == "tar.gz":  # unpacked photos lie in OUT, which then is what the machine lacks
         jobs.src = pack(tmp_path, kind, make_tree(tmp_path / "tree"), "top/")

@@ -1,7 +1,6 @@
 """The loader's GPU path on a machine without a GPU: the very graph for a GPU, with CPU kernels of the same operators.
 
-In a process with TRITON_INTERPRET=1 Triton's kernels take part. Elsewhere `FinishOnCpu` stands in for `finish`, and
-policies are refused.
+`ApplySlotOnCpu` and `FinishOnCpu` stand in for Triton's kernels, which `interpreted_kernels.py` tests by themselves.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-import triton
 from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
 
 from resolute.pipeline.graph import batch_pipeline, gpu_augment
+from resolute.pipeline.graph.kernels import augment as pixels
 from resolute.pipeline.loader.loader import Loader
 from resolute.pipeline.plan.augment_params import CUTMIX, MIXUP, NOISE_PX
 from resolute.pipeline.plan.autoaugment import VALUES
@@ -70,20 +69,37 @@ class FinishOnCpu:
         target.copy_(mixed if target.dtype == torch.uint8 else mixed * scales[:3] + scales[3:])
 
 
-class Refused:
-    """Stands in for `apply_slot`."""
+class ApplySlotOnCpu:
+    """Does what the kernel `apply_slot` does: the operation of a slot, with the CPU's compiled function."""
 
     def __getitem__(self, grid: Any) -> Any:
-        raise AssertionError("policies need a process with TRITON_INTERPRET=1")
+        return self._launch
+
+    def _launch(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        stored_as: torch.Tensor,
+        slot: int,
+        slots: int,
+        words: int,
+        *others: int,
+        **options: Any,
+    ) -> None:
+        assert tuple(stored_as.shape) == (len(source), words)
+        rows: Any = stored_as.numpy().view(row_dtype(slots))[:, 0]
+        images = source.numpy().copy()
+        for image, row in zip(images, rows, strict=True):
+            pixels.apply_ops(image, row["kinds"][slot : slot + 1].copy(), row["values"][slot : slot + 1].copy())
+        target.copy_(torch.from_numpy(images))
 
 
 class GpuLoader(Loader):
     """`Loader(plan, device="cuda")` whose data stays on the CPU: what would go to a GPU is left where it is."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, plan: Plan, *, device: str = "cuda", **options: Any) -> None:
-        for name, instead in (("finish", FinishOnCpu()), ("apply_slot", Refused())):
-            if isinstance(getattr(gpu_augment, name), triton.JITFunction):  # not with TRITON_INTERPRET=1
-                monkeypatch.setattr(gpu_augment, name, instead)
+        monkeypatch.setattr(gpu_augment, "finish", FinishOnCpu())
+        monkeypatch.setattr(gpu_augment, "apply_slot", ApplySlotOnCpu())
         define, decode, kernels = batch_pipeline._graph, fn.decoders.image, gpu_augment.GpuAugment
 
         def on_cpu(*, device_id: int, **keys: Any) -> Any:

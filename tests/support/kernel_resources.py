@@ -1,4 +1,4 @@
-"""Compiles every Triton kernel ahead of time for four GPU generations, and lists the resources that each uses.
+"""Compiles every Triton kernel ahead of time for three GPU generations, and lists the resources that each uses.
 
 Needs no GPU. The signatures, constants and specialisations are those of the launches of `GpuAugment`, recorded from
 it. Per kernel and compute capability: registers and local memory per thread (which is where registers are spilled to),
@@ -29,7 +29,7 @@ from resolute.pipeline.plan.augment_params import NOISE_PX, AugmentOps
 
 __all__ = ["CAPABILITIES", "Launch", "compiled", "launches", "over_budget", "specialization", "variants"]
 
-CAPABILITIES = (75, 80, 90, 100)
+CAPABILITIES = (75, 90, 100)
 # Registers per thread. why these: loads take hundreds of cycles, during which other warps have to run. 96 registers
 # leave 20 warps of a multiprocessor, 5 per scheduler, each with 12 independent loads. `finish` does little but load and
 # store: 72 leave 28 warps with 10.5 KiB of loads in flight. An A100 (2 TB/s, 0.5 us a load, 108 multiprocessors) moves

@@ -1,6 +1,6 @@
 """Make a set by `resolute jobs plan`, `range` and `finish`, and kill each of them, again and again, at random moments.
 
-`python tests/support/kill_jobs.py KILLS SEED OUT ARGUMENTS-OF-PREP…`. Two jobs with overlapping ranges run at a time.
+`python -m tests.support.kill_jobs KILLS SEED OUT ARGUMENTS-OF-PREP…`. Two jobs with overlapping ranges run at a time.
 Prints a line a kill, and the number of kills that met a running process.
 """
 
@@ -22,7 +22,7 @@ def run(kills: int, seed: int, out: Path, argv: list[str]) -> int:
     place = ["--out", str(out)]
     shards = ["range", *place, "--workers", "2", "--range"]
     met = 0
-    for commands in ([["plan", *argv, *place]], [[*shards, ":80"], [*shards, "40:"]], [["finish", *place]]):
+    for commands in ([["plan", *argv, *place]], [[*shards, ":40"], [*shards, "20:"]], [["finish", *place]]):
         for n in range(kills):
             children = [attempt(command) for command in commands]
             time.sleep(rng.uniform(0, 0.25))

@@ -1,6 +1,6 @@
 """Run prep and kill it at random moments, again and again, and then let it finish. Prints one line per kill.
 
-`python tests/support/kill_prep.py KILLS SEED SHARDS ARGUMENTS-OF-PREP…`. SHARDS: how many the set gets;
+`python -m tests.support.kill_prep KILLS SEED SHARDS ARGUMENTS-OF-PREP…`. SHARDS: how many the set gets;
 its larger size must be 48 px. Worker processes are forked, so that a run starts in a tenth of a second.
 """
 
@@ -30,6 +30,7 @@ def attempt(argv: list[str]) -> int:
     if child == 0:
         os.setsid()
         process_pool.open_pool = partial(process_pool.open_pool, method="fork")
+        process_pool.start_fork_server = lambda: None  # why: nothing would use it
         try:
             status = main(argv)
         except BaseException:
@@ -54,12 +55,12 @@ def wait_for_lock(out: Path) -> None:
 
 
 def run(kills: int, seed: int, argv: list[str]) -> int:
-    """Kill at random moments, on average later each time, and the last four times after the last shard."""
+    """Kill at random moments, on average later each time, and the last two times after the last shard."""
     rng = random.Random(seed)
     out = Path(argv[argv.index("--out") + 1])
     for n in range(kills):
         child = attempt(argv)
-        late = n >= kills - 4
+        late = n >= kills - 2
         goal = SHARDS if late else rng.randrange(1 + SHARDS * n // kills)
         until = time.monotonic() + 120
         while finished_shards(out) < goal:

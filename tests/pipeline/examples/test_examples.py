@@ -13,6 +13,8 @@ from resolute.pipeline.examples import plain, timm_loop
 from resolute.pipeline.examples.start import Options, ResumingOptions
 from tests import ROOT
 
+from .conftest import tiny_resnet18
+
 SHORT: dict[str, Any] = {"epochs": 1, "batch_size": 25}
 
 
@@ -25,6 +27,7 @@ def test_a_resumed_run_of_plain_ends_with_the_same_weights(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole run has the default device, the CPU, and resolutions."""
+    monkeypatch.setattr(plain, "resnet18", tiny_resnet18)
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)  # a machine with a GPU, which gives other bits
         whole = plain.train(ResumingOptions(shards=str(shard_root), checkpoint=tmp_path / "whole.pt", **SHORT))

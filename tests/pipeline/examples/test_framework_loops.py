@@ -15,6 +15,8 @@ from resolute.pipeline.examples import accelerate_loop
 from resolute.pipeline.examples.start import ResumingOptions
 from tests.support.commands import Ended
 
+from .conftest import tiny_resnet18
+
 # why: the packages of others may warn of each other's ageing interfaces
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 WORDS = ["--res", "32,48", "--epochs", "1", "--batch-size", "25", "--checkpoint"]
@@ -31,7 +33,10 @@ def example(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     pytest.importorskip(request.param)
     for name in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "ACCELERATE_USE_CPU"):
         monkeypatch.setenv(name, "1")
-    return importlib.import_module(f"resolute.pipeline.examples.{request.param}_loop")
+    module = importlib.import_module(f"resolute.pipeline.examples.{request.param}_loop")
+    if request.param == "lightning":
+        monkeypatch.setattr(module, "resnet18", tiny_resnet18)
+    return module
 
 
 def test_a_resumed_run_ends_with_the_same_weights(

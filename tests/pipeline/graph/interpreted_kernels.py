@@ -5,7 +5,6 @@ The oracles are the CPU's compiled functions, which equal Pillow (`test_augment_
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from resolute.pipeline.dataset.shard_set import ShardSet
-from resolute.pipeline.graph import gpu_augment as launch
 from resolute.pipeline.graph.gpu_augment import GpuAugment
 from resolute.pipeline.graph.kernels import augment as pixels
 from resolute.pipeline.plan import autoaugment as p
@@ -26,12 +23,11 @@ from resolute.pipeline.plan.augment_params import (
     erase_noise,
     used_ops,
 )
-from resolute.pipeline.plan.plan import BatchSpec, Plan
-from resolute.pipeline.plan.stage import Augment, Stage
+from resolute.pipeline.plan.plan import BatchSpec
+from resolute.pipeline.plan.stage import Augment
 from tests.pipeline.graph.test_augment_kernels import CASES, MEAN, STD, run
 from tests.support.batch_spec import batch_spec as spec
 from tests.support.batch_spec import drawn_rows
-from tests.support.gpu_on_cpu import GpuLoader
 
 # the interpreter of Triton 3.6, which torch 2.10 brings
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
@@ -85,12 +81,16 @@ def levels(images: torch.Tensor) -> NDArray[np.int64]:
     return rounded.astype(np.int64)
 
 
-@pytest.mark.parametrize("res", [1, 7, 67])
+@pytest.mark.parametrize("res", [7, 67])
 def test_every_operation_equals_that_of_the_cpu(res: int) -> None:
-    """All values at 7 px; at 67 px a program writes two blocks, and the last program of an image only a part of one."""
+    """All values at 7 px; at 67 px a program writes two blocks, and the last program of an image only a part of one.
+
+    Planted mistakes that it finds: a mean that is not rounded, a channel of its neighbour, the end of an image that
+    is not written, a histogram of a part of it.
+    """
     cases = every_case(res) if res == 7 else one_case(res)
     listed = [(kind, v) for kind, all_ in cases.items() for v in all_]
-    images = {7: photos(res)[::3], 67: photos(res, 1)}.get(res, photos(res))
+    images = photos(res)[::3] if res == 7 else photos(res, 1)
     kinds = np.repeat(np.array([kind for kind, _ in listed], np.int32), len(images))[:, None]
     values = np.repeat(np.array([v for _, v in listed], np.float32), len(images), axis=0)[:, None]
     images = np.tile(images, (len(listed), 1, 1, 1))
@@ -103,30 +103,26 @@ def test_every_operation_equals_that_of_the_cpu(res: int) -> None:
         assert np.abs(expected - ours).max() <= (kind[0] == p.BLUR), (kind, value)
 
 
-@pytest.mark.parametrize(
-    ("augment", "n"),
-    [
-        (Augment(policy="autoaugment"), 6),
-        (
-            Augment(
-                policy="randaugment",
-                jitter=(0.4, 0.4, 0.4, 0.1),
-                grey_prob=0.3,
-                random_erasing_prob=0.5,
-                random_erasing_fill="noise",
-            ),
-            6,
-        ),
-    ],
-)
-def test_random_policies_equal_the_cpu_graph(augment: Augment, n: int) -> None:
-    """Slots in alternating buffers, then erasing: whole batches against the CPU graph."""
+def test_random_policies_equal_the_cpu_graph() -> None:
+    """Slots in alternating buffers, then erasing: a whole batch against the CPU graph.
+
+    Planted mistakes that it finds: one buffer for all slots, the first operation in every slot.
+    """
+    augment = Augment(
+        policy="randaugment",
+        jitter=(0.4, 0.4, 0.4, 0.1),
+        grey_prob=0.3,
+        random_erasing_prob=0.5,
+        random_erasing_fill="noise",
+    )
+    n = 6
     images, used = photos(19, n), used_ops([augment])
     batch_spec = spec(n, res=19, rows=drawn_rows(augment, np.arange(n), res=19, seed=n), hflip=0)
     np.testing.assert_array_equal(levels(augmented(images, batch_spec, used)), run(images, batch_spec, used))
 
 
 def test_boxes_may_be_empty_or_cover_the_image_and_a_partner_may_be_the_image_itself() -> None:
+    """Planted mistakes that it finds: a box one pixel too wide, a partner that is not erased."""
     res = 6
     edges = np.array([(0, 0, 0, 0), (0, 0, 6, 6), (5, 5, 1, 1), (0, 5, 6, 1), (5, 0, 1, 6), (0, 0, 1, 1)], np.int32)
     n = len(edges)
@@ -168,23 +164,20 @@ def every_step(n: int) -> tuple[BatchSpec, AugmentOps]:
     return batch_spec, used_ops([augment])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_every_dtype_is_the_rounded_float32(dtype: torch.dtype) -> None:
+def test_half_precision_is_the_rounded_float32() -> None:
+    """bfloat16 on a device alone: the interpreter truncates it. Planted mistake that it finds: sums in float16."""
     (batch_spec, used), images = every_step(5), photos(11, 5)
     exact, rounded = (
-        augmented(images, batch_spec, used, dtype=kind, mean=MEAN, std=STD) for kind in (torch.float32, dtype)
+        augmented(images, batch_spec, used, dtype=kind, mean=MEAN, std=STD) for kind in (torch.float32, torch.float16)
     )
-    assert rounded.dtype == dtype
+    assert rounded.dtype == torch.float16
     assert rounded.permute(0, 3, 1, 2).is_contiguous(memory_format=torch.channels_last)
-    if dtype == torch.bfloat16:  # why: Triton's interpreter truncates, devices round to the nearest
-        torch.testing.assert_close(rounded.float(), exact, rtol=2**-7, atol=0)
-    else:
-        assert torch.equal(rounded, exact.to(dtype))
+    assert torch.equal(rounded, exact.half())
 
 
 def test_levels_that_are_not_normalised_are_those_of_the_mixed_images() -> None:
-    """uint8 output, and `normalise` afterwards."""
-    (batch_spec, used), images = every_step(8), photos(11, 8)
+    """uint8 output, and `normalise` afterwards. Planted mistake that it finds: normalisation without the mean."""
+    (batch_spec, used), images = every_step(6), photos(11, 6)
     normalised = augmented(images, batch_spec, used, mean=MEAN, std=STD)
     kernels = GpuAugment(
         used, mean=MEAN, std=STD, noise=erase_noise(MEAN, STD), dtype=torch.float32, device=CPU, as_bytes=True
@@ -196,38 +189,3 @@ def test_levels_that_are_not_normalised_are_those_of_the_mixed_images() -> None:
     assert torch.equal(kernels.normalise(got), normalised)
     exact = (got.double() / 255 - torch.tensor(MEAN).double()) / torch.tensor(STD).double()
     torch.testing.assert_close(normalised.double(), exact, rtol=1e-6, atol=1e-6)
-
-
-def test_in_the_loader_each_batch_gets_its_own_parameters(monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet) -> None:
-    """Decoded and resized by DALI's operators; the kernels then do what the CPU's graph does to the same images."""
-    resized = []
-
-    class Recording(GpuAugment):
-        def __call__(self, images: Any, *others: Any) -> torch.Tensor:
-            resized.append(np.asarray(images).copy())
-            return super().__call__(images, *others)
-
-    augment = Augment(
-        policy="randaugment",
-        grey_prob=0.2,
-        random_erasing_prob=0.5,
-        mixup_alpha=0.5,
-        cutmix_alpha=1.0,
-        mixup_mode="elem",
-        vflip_prob=0.5,
-    )
-    stages = [
-        Stage(res=res, epochs=1, batch_size=size, fraction=0.06, augment=augment)
-        for res, size in ((32, 1), (48, 2), (32, 3))
-    ]
-    plan = Plan(shard_set, [*stages, Stage(res=32, epochs=1, batch_size=2, fraction=0.06)], eval_batch_size=None)
-    monkeypatch.setattr(launch, "GpuAugment", Recording)
-    with GpuLoader(monkeypatch, plan, batches_ahead=3) as loader:
-        resized.clear()  # of the warm-up
-        for batch, images in zip(loader, resized, strict=False):  # why in this order: the loader fills the list
-            got = batch.images.permute(0, 2, 3, 1) * torch.tensor(STD) + torch.tensor(MEAN)
-            rows = batch.spec.rows.copy()
-            rows["hflip"] = rows["vflip"] = 0
-            unflipped = replace(batch.spec, rows=rows)
-            np.testing.assert_array_equal(levels(got * 255), run(images, unflipped, used_ops([augment])))
-    assert len(resized) == plan.total_batches >= 8

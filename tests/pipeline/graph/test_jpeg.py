@@ -198,7 +198,7 @@ def test_an_accepted_changed_file_has_the_pixels_of_dalis_decoder() -> None:
     rng, accepted = np.random.default_rng(5), 0
     jpegs, regions, pixels = list[bytes](), list[Region](), []
     files = jpeg_fuzz.bases()
-    for k in range(3000):
+    for k in range(1000):
         base = np.frombuffer(files[k % len(files)], np.uint8)
         scratch = np.zeros(len(base), np.uint8)
         jpeg = scratch[: jpeg_fuzz.changed(base, scratch, rng)].tobytes()
@@ -210,7 +210,7 @@ def test_an_accepted_changed_file_has_the_pixels_of_dalis_decoder() -> None:
             jpegs.append(jpeg)
             regions.append(region)
             pixels.append(got)
-    assert accepted > 300
+    assert accepted > 100
     for k, expected in enumerate(regions_by_dali(jpegs, regions)):
         np.testing.assert_array_equal(pixels[k], expected, err_msg=f"{k}: {regions[k]}")
 
@@ -227,8 +227,8 @@ def in_child(*words: str, **variables: str) -> str:
 @pytest.mark.slow
 def test_changed_files_are_read_and_written_nowhere_outside() -> None:
     """Between pages that may not be touched; ten million were once (see LOG.md)."""
-    out = in_child("tests.support.jpeg_fuzz", "--files=10000")
-    assert out.startswith("10000 files, ")
+    out = in_child("tests.support.jpeg_fuzz", "--files=3000")
+    assert out.startswith("3000 files, ")
     assert out.endswith(" 0 whole ones wrong\n")
 
 

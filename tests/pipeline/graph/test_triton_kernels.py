@@ -1,4 +1,4 @@
-"""GPU augmentation without a GPU: kernels are interpreted and compiled for four architectures, launches checked."""
+"""GPU augmentation without a GPU: kernels are interpreted and compiled for three architectures, launches checked."""
 
 from __future__ import annotations
 
@@ -61,9 +61,12 @@ def test_interpreted_kernels_equal_the_cpu() -> None:
 def test_every_kernel_compiles_within_its_budget(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capability: int
 ) -> None:
-    """bfloat16 too, which a T4 (7.5) has no instructions for; of the GPUs between, the largest kernels."""
+    """bfloat16 too, which a T4 (7.5) has no instructions for; for newer GPUs, the largest kernels.
+
+    Planted mistakes that it finds: a constant whose type the oldest GPU lacks, twice the block (registers spill).
+    """
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    every = capability in (CAPABILITIES[0], CAPABILITIES[-1])
+    every = capability == CAPABILITIES[0]
     measured = [
         {"kernel": name, "capability": capability, **compiled(launch, capability)}
         for name, launch in variants()

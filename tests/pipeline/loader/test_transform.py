@@ -21,7 +21,6 @@ AUGMENTS: dict[str, dict[str, Any]] = {
     "policy": {"policy": "randaugment", "random_erasing_prob": 0.5, "mixup_alpha": 0.8, "mixup_prob": 0.5},
 }
 MEANS, STDS = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
-# policies of the GPU path need Triton's interpreter, see interpreted_kernels.py
 ON_BOTH = [("policy", False), ("mixing", True)]
 
 

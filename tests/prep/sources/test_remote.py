@@ -178,7 +178,7 @@ def test_a_worker_asks_the_servers_of_the_list_whether_the_network_works(
         assert reason.startswith("unavailable host: ")
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("quick_retries")
 def test_a_set_is_made_without_the_photos_of_a_web_server_that_is_gone(
     tmp_path: Path, prep: Callable[..., Any]
 ) -> None:
