@@ -36,8 +36,8 @@ def list_inputs(work: Path, **settings: Any) -> Listed:
     Raises `ResoluteError` as prep does before it converts anything.
     """
     work.mkdir(exist_ok=True)
-    texts = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
-    all_settings = Settings(**{"out": str(work / "out"), "val_frac": 0} | texts)
+    texts: dict[str, Any] = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    all_settings = Settings(**{"out": str(work / "out"), "val_frac": 0, **texts})
     database = Database(Path(tempfile.mkdtemp(dir=work)))
     sources, ignored = list_sources(all_settings, database, work / "scan_cache")
     inputs = split_inputs(all_settings, sources, ignored)
