@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,17 +18,9 @@ from resolute.prep.sources import fetch
 from resolute.prep.storage import retry
 from tests.support import quick_worker
 from tests.support.cli import prep as main
+from tests.support.refusals import Ran
 
 CLASSES = ("apple", "bee", "cat")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ran:
-    """The result of a command line: exit status, stdout, stderr."""
-
-    status: int
-    out: str
-    err: str
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -104,8 +95,7 @@ def prep(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
             words += ["--workers", "2"]
         capfd.readouterr()
         status = main(words)
-        out, err = capfd.readouterr()
-        return Ran(status=status, out=out, err=err)
+        return Ran(status, *capfd.readouterr())
 
     return run
 

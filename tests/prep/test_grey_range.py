@@ -42,7 +42,7 @@ def brightest_stored(out: Path) -> int:
 
 @pytest.mark.parametrize(
     ("brightest", "bits", "suffix"),
-    [(4095, 12, "png"), (4095, 12, "tif"), (3000, 12, "TIFF"), (16383, 14, "PNG"), (1000, 10, "tif"), (200, 8, "png")],
+    [(3000, 12, "png"), (16383, 14, "TIFF"), (200, 8, "tif")],
 )
 def test_dark_16_bit_photos_are_asked_about_before_anything_is_written(
     tmp_path: Path, prep: Prep, brightest: int, bits: int, suffix: str

@@ -20,6 +20,8 @@ from tests.conftest import make_photos
 from tests.support.cli import prep as main
 from tests.support.cli import verify
 from tests.support.commands import Ended
+from tests.support.damage import flip
+from tests.support.refusals import Ran, refused
 from tests.support.s3 import s3_server  # noqa: F401  # a fixture
 from tests.support.source_formats import make_tree, pack, pack_table
 from tests.support.trees import tree
@@ -37,18 +39,18 @@ class Jobs:
     out: Any
     capfd: pytest.CaptureFixture[str]
 
-    def _run(self, *words: object) -> tuple[int, str, str]:
+    def _run(self, *words: object) -> Ran:
         self.capfd.readouterr()
         status = main([str(word) for word in (*words, "--out", self.out)])
-        return status, *self.capfd.readouterr()
+        return Ran(status, *self.capfd.readouterr())
 
-    def plan(self, *more: object) -> tuple[int, str, str]:
+    def plan(self, *more: object) -> Ran:
         return self._run("plan", "--src", self.src, *SIZES, *more)
 
-    def range(self, part: str) -> tuple[int, str, str]:
+    def range(self, part: str) -> Ran:
         return self._run("range", f"--range={part}", "--workers", 2)
 
-    def finish(self) -> tuple[int, str, str]:
+    def finish(self) -> Ran:
         return self._run("finish")
 
     def convert(self, *ranges: str) -> None:
@@ -74,21 +76,6 @@ def single(photo_template: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     out = tmp_path_factory.mktemp("single") / "set"
     assert main(["--src", photo_template, *SIZES, "--out", out, "--workers", 2]) == 0
     return tree(out)
-
-
-def refused(ran: tuple[int, str, str], *words: str) -> None:
-    """Exactly one line, *where: got X, expected Y; do Z*, that contains `words`."""
-    status, out, err = ran
-    assert (status, out, err.count("\n")) == (2, "", 1), (out, err)
-    assert re.match(r"resolute (jobs \w+|shards): .+: .*got .+; .+", err), err
-    for word in words:
-        assert word in err
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def test_overlapping_ranges_in_any_order_produce_the_bytes_of_a_single_prep(

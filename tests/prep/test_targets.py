@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import re
 import shutil
 import tarfile
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +22,7 @@ from resolute.pipeline.plan.plan import Plan
 from resolute.pipeline.plan.stage import Stage
 from tests.support.cli import prep as main
 from tests.support.cli import verify
+from tests.support.refusals import refused
 from tests.support.source_formats import pack_samples
 from tests.support.trees import tree
 
@@ -206,17 +206,6 @@ def test_blank_and_uncertain_of_class_folders_are_refused(case: Case) -> None:
     for setting in ("blank", "uncertain"):
         ran = case.prep("--src", case.photos, "--out", case.out, "--res", "32", f"--{setting}", "0")
         refused(ran, f"{setting.upper()}: has no effect for KIND=folders")
-
-
-def refused(ran: Any, *words: str) -> None:
-    """One line, *where: got X, expected Y; do Z*, that contains `words`."""
-    lines = [
-        line for line in ran.err.splitlines() if "(TARGET=" not in line and not line.startswith("resolute shards:   ")
-    ]
-    assert (ran.status, ran.out, len(lines)) == (2, "", 1), (ran.out, ran.err)
-    assert re.fullmatch(r"resolute shards: .+: .*got .+expected .+; .+", lines[0]), ran.err
-    for word in words:
-        assert word in ran.err
 
 
 @pytest.mark.parametrize("kind", ["labels", "values"])

@@ -29,6 +29,7 @@ from resolute.prep.storage.output import LocalStore
 from resolute.prep.verify import verify
 from tests import ROOT
 from tests.support.cli import verify as main
+from tests.support.damage import flip
 from tests.support.manifests import read_joined, update_manifest
 from tests.support.s3 import s3_server  # noqa: F401  # a fixture
 from tests.support.trees import tree
@@ -45,14 +46,6 @@ def whole(shard_root: Path, tmp_path: Path) -> Path:
 def files(folder: Path) -> list[str]:
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     return sorted(names - OUTSIDE)
-
-
-def flip(path: Path, at: int, bits: int = 1) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        (old,) = file.read(1)
-        file.seek(at)
-        file.write(bytes([old ^ bits]))
 
 
 def test_an_intact_set_is_reported_as_sound_in_one_line(whole: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from resolute.pipeline.dataset.shard_set import ShardSet
+
+
+def flip(path: Path, at: int | None = None, bits: int = 1) -> None:
+    """Change `bits` of the byte `at` of a file, by default of the one in its middle."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if at is None else at] ^= bits
+    path.write_bytes(data)
 
 
 def damage_sample(

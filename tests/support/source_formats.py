@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from resolute.prep.listing.database import Database
@@ -34,6 +35,16 @@ def jpeg(number: int, kind: str = "JPEG") -> bytes:
     out = io.BytesIO()
     Image.new("RGB", (8, 8), (number * 7 % 256, number * 31 % 256, 90)).save(out, kind)
     return out.getvalue() + bytes(number % 5)  # why: sizes differ
+
+
+def noise_photos(folder: Path, names: Iterable[str], first: int = 0) -> Path:
+    """Photos of noise with these names in `folder`, all different; other ones for another `first`."""
+    for seed, name in enumerate(names, first):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        noise = np.random.default_rng(seed).integers(0, 256, (40, 48, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(path)
+    return folder
 
 
 def make_tree(root: Path) -> dict[str, bytes]:

@@ -134,7 +134,7 @@ def test_requests_to_a_failing_store_are_retried(
         proxy.requests.clear()
         proxy.etags = etags  # without, a body that breaks off cannot be continued
         proxy.each = [500, 503, 429, "cut", "short", "drop", "hang"]
-        names = ["32/a.tar", "index/a.npy", *MORE]
+        names = ["32/a.tar", "index/a.npy", *sorted(MORE)[:6]]
         with ThreadPoolExecutor(8) as pool:
             got = list(pool.map(lambda name: files.read(name, 0, len(SET[name])), names))
         assert got == [SET[name] for name in names]

@@ -13,15 +13,10 @@ import pytest
 
 from resolute.prep.listing.copies import find_copies, leaders
 from tests.support.cli import prep as run_prep
+from tests.support.refusals import refused
 from tests.support.source_formats import jpeg, list_source, make_tree, pack
 
 Prep = Callable[..., Any]
-
-
-def refused(ran: Any, *words: str) -> None:
-    assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1), (ran.out, ran.err)
-    for word in words:
-        assert word in ran.err
 
 
 def test_a_file_in_src_and_val_is_refused_before_the_conversion(

@@ -11,27 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
 
 from resolute.errors import ResoluteError
 from resolute.pipeline.dataset.shard_set import ShardSet
 from resolute.prep.listing.splits import _hold_out_groups
 from resolute.prep.sources.tables.group_column import hint_at_group, parse_group
 from tests.support.cli import prep
+from tests.support.source_formats import noise_photos as photos
 
 PATIENTS = [f"p{n // 4}" for n in range(48)]  # four photos of each, one after another
 LABELS = ["cat" if n % 8 < 4 else "dog" for n in range(48)]
 NAMES = [f"{n:03d}.jpg" for n in range(48)]
-
-
-def photos(folder: Path, names: Sequence[str], first: int = 0) -> Path:
-    """Photos of noise, all different."""
-    for seed, name in enumerate(names, first):
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        noise = np.random.default_rng(seed).integers(0, 256, (40, 48, 3), dtype=np.uint8)
-        Image.fromarray(noise).save(path)
-    return folder
 
 
 def table(path: Path, names: Sequence[str], patients: Sequence[str], heads: str = "filename,label,patient_id") -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,9 +79,15 @@ def originals() -> list[Image.Image]:
 
 
 @pytest.fixture
-def drawings(tmp_path: Path) -> Path:
+def drawings(tmp_path: Path, drawings_template: Path) -> Path:
     """tmp_path/photos: two classes of 30 drawn photos, of which no two are alike."""
-    root = tmp_path / "photos"
+    return Path(shutil.copytree(drawings_template, tmp_path / "photos"))
+
+
+@pytest.fixture(scope="session")
+def drawings_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `drawings` copies; never changed."""
+    root = tmp_path_factory.mktemp("drawings") / "photos"
     for number in range(60):
         folder = root / ("ant", "bat")[number % 2]
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests import ROOT
 from tests.conftest import make_photos
 from tests.support.cli import verify
 from tests.support.commands import Command, Ended
+from tests.support.damage import flip
 from tests.support.manifests import read_joined
 from tests.support.trees import tree
 
@@ -142,7 +144,7 @@ def test_a_run_killed_five_times_produces_the_same_bytes(
 def test_an_interrupted_prep_leaves_no_process_and_is_resumed(
     argv: tuple[object, ...], tmp_path: Path, prep: Prep, sent: signal.Signals
 ) -> None:
-    argv = (*argv[:-1], 2)
+    argv = (*argv[:-1], 5)
     command = Command("shards", [*argv, "--workers", 2], folder=ROOT, scratch=tmp_path)
     deadline = time.monotonic() + 40
     while not list((tmp_path / "s").glob("32/train-*.tar*")) and time.monotonic() < deadline:
@@ -176,35 +178,26 @@ def _alive(group: int) -> list[int]:
     return alive
 
 
-def flip(at: int) -> Damage:
-    def damage(path: Path) -> None:
-        data = bytearray(path.read_bytes())
-        data[at] ^= 1
-        path.write_bytes(data)
-
-    return damage
-
-
 DAMAGE: dict[str, dict[str, Damage]] = {
     "shards and records": {
-        "48/train-000001.tar": flip(5000),
+        "48/train-000001.tar": partial(flip, at=5000),
         "32/train-000002.tar": Path.unlink,
         "32/val-000000.tar": lambda path: os.truncate(path, 20_000),
-        "32/train-000000.idx": flip(9),
-        "records/train-000000-48.rec": flip(700),
+        "32/train-000000.idx": partial(flip, at=9),
+        "records/train-000000-48.rec": partial(flip, at=700),
         "records/val-000000-48.rec": Path.unlink,
     },
     "derived files": {
-        "index/train-48.npy": flip(200),
+        "index/train-48.npy": partial(flip, at=200),
         "index/val-48.npy": Path.unlink,
-        "index/val.npy": flip(140),
-        "index/val.sources.jsonl": flip(4),
-        "_info.json": flip(60),
+        "index/val.npy": partial(flip, at=140),
+        "index/val.sources.jsonl": partial(flip, at=4),
+        "_info.json": partial(flip, at=60),
     },
-    "manifest": {"manifest.json": flip(60)},
-    "manifest of a generation": {"manifest.g000.32-48.json": flip(60)},
+    "manifest": {"manifest.json": partial(flip, at=60)},
+    "manifest of a generation": {"manifest.g000.32-48.json": partial(flip, at=60)},
     "lost manifest of a generation": {"manifest.g000.32-48.json": Path.unlink},
-    "plan": {"records/plan.json": flip(60)},
+    "plan": {"records/plan.json": partial(flip, at=60)},
 }
 
 
