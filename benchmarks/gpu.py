@@ -13,8 +13,9 @@ feed      a loader alone, and ResNet-50 and ResNet-18 on its batches and on one 
           ours decodes on the CPU and on the GPU (`--decode gpu`)
 change    training steps across the changes of size
 training  photos to accuracy, whole commands: ours, a plain DataLoader on photos that were resized once, timm's
-          train.py; 16 epochs to 160 px, the same settings for all, none of them tuned on a GPU
-recipe    the included recipe `imagenette_cpu_whole`, and a longer one of a wider network, until 90 and 94 %
+          train.py; 16 epochs to 160 px, the same settings for all, none of them tuned on a GPU; and the included
+          recipe `imagenette_cpu_whole`
+ranks     our training with one process, two, and one for each GPU; where there are fewer GPUs, processes share one
 
 `--device cpu` is a trial with tiny sizes, whose figures mean nothing.
 """
@@ -29,19 +30,18 @@ if __name__ == "__main__":  # before the slow imports
 import contextlib
 import dataclasses
 import datetime
-import hashlib
 import itertools
 import json
+import multiprocessing
 import os
-import selectors
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -50,6 +50,8 @@ from resolute.errors import ResoluteError
 from resolute.files import check_output
 from resolute.machine import available_cpus
 from resolute.settings import described, setting, settings
+from resolute.train.recipe import RECIPES
+from resolute.train.recipe.schema import Recipe
 
 from . import change, whole
 from .cli import chosen, default_file, repeated, spread, text_table
@@ -57,16 +59,17 @@ from .loaders.job import Job
 from .loaders.registry import GPU_LOADERS
 from .loaders.run import Runner
 from .record import commit, digest, find_device, header, write
+from .tools import call, timed
 
 __all__ = ["PARTS", "Sizes", "main", "missing", "rows", "tables"]
 
 Row = dict[str, Any]  # "part", and what it measures: the name of a row, and all that its measurement depends on
-PARTS = ("feed", "change", "training", "recipe")
-_LIMITS_S = {"feed": 240, "change": 120, "training": 240, "recipe": 400}
+PARTS = ("feed", "change", "training", "ranks")
+_LIMITS_S = {"feed": 240, "change": 120, "training": 400, "ranks": 240}
 _PREPARATION_S = 120
 _LEAST_S = 15  # no row begins with less time left
-_GOALS = (0.90, 0.94)  # top-1 of the recipes
-_HELD_OUT = 10  # one of so many photos is validated on
+_HELD_OUT = whole.hash_rule(10)  # a tenth of the photos is validated on
+_SPAWN = multiprocessing.get_context("spawn")  # why: CUDA does not work in a forked process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +85,9 @@ class Sizes:
     change_batch_size: int
     seeds: tuple[int, ...]
     case: whole.Case
-    recipes: Mapping[str, Sequence[str]]  # {name: words after `resolute train`}
+    recipe: Path
+    scale_epochs: float  # of the recipe
+    processes: tuple[int, ...]  # of `ranks`
 
     @classmethod
     def for_device(cls, device: str) -> Sizes:
@@ -106,10 +111,12 @@ class Sizes:
                 change_batch_size=8,
                 seeds=(0,),
                 case=dataclasses.replace(case, stages=((32, 1), (48, 1)), batch_size=16, eval_batch_size=16, lr=0.1),
-                recipes={"tiny": ["--recipe=imagenette_cpu_quick", "--set=scale_epochs=0.2"]},
+                recipe=RECIPES / "imagenette_cpu_quick.toml",
+                scale_epochs=0.2,
+                processes=(2,),
             )
-        included = ["--recipe=imagenette_cpu_whole", "--set=eval.every_epochs=1"]
-        wider = "model.kwargs={channels=[64,128,256,512],layers=[2,2,2,2],stem_width=32,stem_type='deep'}"
+        import torch  # why here: command line errors should not wait for the import
+
         return cls(
             resolutions=(128, 160, 224),
             copies=13,
@@ -120,10 +127,9 @@ class Sizes:
             change_batch_size=256,
             seeds=(0, 1, 2),
             case=case,
-            recipes={
-                "imagenette_cpu_whole": included,
-                "wider, three times the epochs": [*included, "--set=scale_epochs=3", f"--set={wider}"],
-            },
+            recipe=RECIPES / "imagenette_cpu_whole.toml",
+            scale_epochs=1.0,
+            processes=tuple(sorted({1, 2, max(1, torch.cuda.device_count())})),
         )
 
 
@@ -138,11 +144,9 @@ def rows(sizes: Sizes, *, loaders: Sequence[str], tools: Sequence[str]) -> list[
         return [{"part": "feed", "loader": name, "cores": count, **values} for count in cores for name in names]
 
     def training(seed: int) -> list[Row]:
-        return [
-            {"part": "training", "tool": tool, "model": model, "seed": seed}
-            for model in reversed(sizes.models)
-            for tool in tools
-        ]
+        pairs = itertools.product(reversed(sizes.models), tools)
+        compared = [{"part": "training", "tool": tool, "model": model, "seed": seed} for model, tool in pairs]
+        return [*compared, {"part": "training", "tool": sizes.recipe.stem, "seed": seed}]
 
     changes = [
         {
@@ -163,12 +167,14 @@ def rows(sizes: Sizes, *, loaders: Sequence[str], tools: Sequence[str]) -> list[
         *feed(big, [large, *({middle} - {large})]),
         *training(sizes.seeds[0]),
         *changes,
-        *({"part": "recipe", "name": name, "seed": sizes.seeds[0]} for name in sizes.recipes),
+        *(
+            {"part": "ranks", "model": sizes.models[0], "batch_size": big, "processes": count}
+            for count in sizes.processes
+        ),
         *feed(big, sorted(rest, key=lambda count: count == small)),
         *itertools.chain.from_iterable(training(seed) for seed in sizes.seeds[1:]),
         *itertools.chain.from_iterable(feed(size, sizes.cores[::-1]) for size in others),
         *feed(big, [large], [name for name in ("ours", "v2") if name in feeds], compiled=True),
-        *({"part": "recipe", "name": name, "seed": seed} for seed in sizes.seeds[1:] for name in sizes.recipes),
     ]
     return ordered
 
@@ -195,15 +201,12 @@ def _opened(out: Path, settings: dict[str, Any], device: Any) -> dict[str, Any]:
         raise ResoluteError(f"{out}: not a result of this command; name another --out") from None
     if held != digest(result):
         raise ResoluteError(f"{out}: changed since it was written; restore it, or name another --out")
-    variable = ("load_before", "load_after")
-    pairs = [
-        *((name, result["machine"].get(name), value) for name, value in new["machine"].items() if name not in variable),
-        *((name, result["versions"].get(name), value) for name, value in new["versions"].items()),
-        ("settings", result["settings"], json.loads(json.dumps(settings))),
-    ]
-    for name, there, here in pairs:
-        if there != here:
-            raise ResoluteError(f"{out}: measured with {name} {there}, got {here} here; name another --out")
+    now = json.loads(json.dumps(new))
+    for field in ("machine", "versions", "settings"):
+        for name, here in now[field].items():
+            there = result[field].get(name)
+            if there != here and name not in ("load_before", "load_after"):
+                raise ResoluteError(f"{out}: measured with {name} {there}, got {here} here; name another --out")
     return {**result, "command": new["command"]}
 
 
@@ -211,60 +214,39 @@ def _opened(out: Path, settings: dict[str, Any], device: Any) -> dict[str, Any]:
 
 
 class _Worker:
-    """A `gpu_rows` process, started when it is needed, and again after a row that failed."""
+    """A process that runs `serve(connection, log, setup)`, started when it is needed, and again after a failed row."""
 
-    def __init__(self, setup: dict[str, Any], log: Path) -> None:
-        self._setup, self._log = setup, log
-        self._process: subprocess.Popen[str] | None = None
+    def __init__(self, serve: Callable[..., None], setup: Any, log: Path) -> None:
+        self._serve, self._setup, self._log = serve, setup, log
+        self._process: Any = None
 
     def measure(self, row: Row, limit_s: float) -> dict[str, Any]:
         """Raises `ResoluteError` if the row fails or takes longer."""
         if self._process is None:
-            with self._log.open("ab") as log:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "resolute.benchmarks.gpu_rows", json.dumps(self._setup)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
-                    start_new_session=True,
-                    env={**os.environ, "PYTHONWARNINGS": "ignore"},  # torchvision warns in each worker
-                )
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended; its log says why
-            process.stdin.write(json.dumps(row) + "\n")
-            process.stdin.flush()
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            in_time = selector.select(limit_s)
-        answer = process.stdout.readline() if in_time else ""
-        if answer:
-            return dict(json.loads(answer))
+            self._connection, theirs = _SPAWN.Pipe()
+            self._process = _SPAWN.Process(target=self._serve, args=(theirs, self._log, self._setup))
+            self._process.start()
+            theirs.close()  # so that the end of the process ends the connection
+        try:
+            self._connection.send(row)
+            if self._connection.poll(limit_s):
+                return dict(self._connection.recv())
+            problem = f"no result after {limit_s:.0f} s"
+        except (EOFError, OSError):  # the process has ended; its log says why
+            lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
+            problem = lines[-1][:300]
         self.close()
-        raise ResoluteError(_last_line(self._log) if in_time else f"no result after {limit_s:.0f} s")
+        raise ResoluteError(problem)
 
     def close(self) -> None:
+        """End the process and those that it started."""
         if self._process is not None:
-            _kill(self._process)
+            with contextlib.suppress(ProcessLookupError):  # why both: it may not lead a group yet
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()
+            self._process.join()
+            self._connection.close()
             self._process = None
-
-
-def _kill(process: subprocess.Popen[Any]) -> None:
-    """End a process and those that it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(BrokenPipeError):  # what it has not read is lost
-                pipe.close()
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
-    return lines[-1][:300]
 
 
 class _Bench:
@@ -274,8 +256,12 @@ class _Bench:
         self._options, self._sizes, self._device = options, sizes, device
         self.work = options.work.resolve()
         self.work.mkdir(parents=True, exist_ok=True)
-        setup = {"shards": str(self._set("feed")), "device": device, "resolutions": sizes.resolutions}
-        self._worker = _Worker({**setup, "seconds": sizes.seconds}, self.work / "rows.log")
+        from . import gpu_rows  # why here: --help should not wait for slow imports
+
+        setup = gpu_rows.Setup(
+            shards=str(self._set("feed")), device=device, resolutions=sizes.resolutions, seconds=sizes.seconds
+        )
+        self._worker = _Worker(gpu_rows.serve, setup, self.work / "rows.log")
 
     def close(self) -> None:
         self._worker.close()
@@ -284,8 +270,8 @@ class _Bench:
         """The result of a row. Raises `ResoluteError` if it fails or takes longer."""
         if row["part"] == "training":
             return self._training(row, limit_s)
-        if row["part"] == "recipe":
-            return self._recipe(row, limit_s)
+        if row["part"] == "ranks":
+            return self._ranks(row, limit_s)
         self._feed_set()
         if row.get("loader") == "ffcv":
             return self._ffcv(row, limit_s)
@@ -314,7 +300,8 @@ class _Bench:
                 link.symlink_to(path.resolve())
             res = ",".join(map(str, self._sizes.resolutions))
             words = ["shards", f"--src={folder / 'photos'}", f"--out={folder / 'shards'}", f"--res={res}"]
-            return {"prep_s": self._run("feed", words, _PREPARATION_S)}
+            command = [sys.executable, "-m", "resolute", *words]
+            return {"prep_s": timed(command, folder / "prep.log", name="prep", limit_s=_PREPARATION_S)}
 
         self._once("feed", make)
 
@@ -322,7 +309,7 @@ class _Bench:
         """{"photos", "validated", "prep_s": {tool: s}} of the photos that are trained on."""
 
         def make(folder: Path) -> dict[str, Any]:
-            trained, validated = whole.write_photos(self._options.training_photos, _held_out, folder / "photos")
+            trained, validated = whole.write_photos(self._options.training_photos, _HELD_OUT, folder / "photos")
             prep_s = {
                 name: whole.prepare(self._job({"tool": tool, "model": "", "seed": 0}))
                 for name, tool in (("ours", "ours"), ("once", "plain-once"))
@@ -337,53 +324,63 @@ class _Bench:
     # ---- parts
 
     def _job(self, row: Row) -> whole.Job:
-        case, folder = dataclasses.replace(self._sizes.case, model=row["model"]), self.work / "training"
+        """The training of a row; one without a model is that of the recipe."""
+        case, folder, recipe = self._sizes.case, self.work / "training", None
+        if "model" in row:
+            case = dataclasses.replace(case, model=row["model"])
+        else:
+            recipe = Recipe.load(self._sizes.recipe)
         return whole.Job(
             case=case,
             tool=row["tool"],
             seed=row["seed"],
-            lr=case.lr,
+            lr=recipe.optim.lr if recipe else case.lr,
             workers=available_cpus(),
             threads=available_cpus(),
             bf16=self._device != "cpu",
             photos=folder / "photos",
-            shards=folder / "shards",
+            shards=self._set("recipe" if recipe else "training"),
             timm=self._options.timm and self._options.timm.resolve(),
             ffcv_python=None,
             folder=folder / row["tool"],
             device=self._device,
+            recipe=self._sizes.recipe if recipe else None,
+            sizes=recipe.resolutions if recipe else (),
+            scale_epochs=self._sizes.scale_epochs if recipe else 1.0,
         )
 
     def _training(self, row: Row, limit_s: float) -> dict[str, Any]:
-        made = self._training_sets()
-        return {**whole.run(self._job(row), limit_s=limit_s), **made}
+        made, job = self._training_sets(), self._job(row)
+        if job.recipe:
+            made |= self._once("recipe", lambda _: {"prep_s": {"ours": whole.prepare(job)}})
+        return {**whole.run(job, limit_s=limit_s), **made}
 
-    def _recipe(self, row: Row, limit_s: float) -> dict[str, Any]:
-        """{"wall_s", "top1", "curve", "seconds_to": {top-1: s}}, seconds from the start of the command."""
+    def _ranks(self, row: Row, limit_s: float) -> dict[str, Any]:
+        """{"devices", "wall_s", "images_per_s": {px: [epoch]}} of a training with some processes, in all."""
+        # why here: --help should not wait for slow imports
+        import torch
 
-        def make(folder: Path) -> dict[str, Any]:
-            source = self.work / "training/photos"
-            words = ["shards", f"--src={source / 'train'}", f"--val={source / 'val'}", f"--out={folder / 'shards'}"]
-            return {"prep_s": self._run("recipe", [*words, "--res=96,128,160,192,224"], _PREPARATION_S)}
+        from resolute.train.logs.metrics import read_log
 
         self._training_sets()
-        made = self._once("recipe", make)
-        words = [
-            "train",
-            f"--shards={self._set('recipe')}",
-            *self._sizes.recipes[row["name"]],
-            f"--set=seed={row['seed']}",
-            "--run=run",
-            f"--runs={self.work / 'recipe'}",
-            f"--device={self._device}",
-        ]
-        shutil.rmtree(self.work / "recipe/run", ignore_errors=True)
-        began = time.time()
-        wall_s = self._run("recipe", words, limit_s)
-        curve = whole.run_curve(self.work / "recipe/run/run.jsonl", began)
-        reached = {str(goal): whole.time_to(curve, goal) for goal in _GOALS}
-        top1 = max(curve[-1]["top1"], curve[-1].get("ema_top1", 0.0))  # of the better weights
-        return {**made, "wall_s": wall_s, "top1": top1, "curve": curve, "seconds_to": reached}
+        count, devices = row["processes"], torch.cuda.device_count() if self._device != "cpu" else 0
+        ours = self._job({"tool": "ours", "model": row["model"], "seed": 0})
+        job = dataclasses.replace(
+            ours,
+            case=dataclasses.replace(ours.case, batch_size=row["batch_size"]),
+            threads=max(1, ours.threads // count),  # of each process
+            folder=self.work / "training/ranks",
+        )
+        shutil.rmtree(job.folder, ignore_errors=True)
+        job.folder.mkdir(parents=True)
+        command = [sys.executable, *call(job)[0], f"--gpus={count}"]
+        shared = {"RESOLUTE_SHARE_GPU": "1"} if 0 < devices < count else {}
+        wall_s = timed(command, job.folder / "out.log", name="ranks", limit_s=limit_s, environment=shared)
+        rates: dict[str, list[float]] = {}
+        for record in read_log(job.folder / "run/run.jsonl"):
+            if record["kind"] == "epoch":
+                rates.setdefault(str(record["res"]), []).append(record["images_per_s"])
+        return {"devices": min(devices, count), "wall_s": wall_s, "images_per_s": rates}
 
     def _ffcv(self, row: Row, limit_s: float) -> dict[str, Any]:
         """FFCV alone: its interpreter cannot import the training step."""
@@ -414,31 +411,6 @@ class _Bench:
         alone = {str(res): {"alone": runner.run("ffcv", resolutions=(res,))} for res in self._sizes.resolutions}
         return {"workers": row["cores"], "tried": {}, "res": alone}
 
-    def _run(self, name: str, words: Sequence[str], limit_s: float) -> float:
-        """Seconds of `resolute WORDS`. Raises `ResoluteError` with the last line of its output if it fails."""
-        log, began = self.work / f"{name}.log", time.perf_counter()
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "resolute", *words],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                status = process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                raise ResoluteError(f"no result after {limit_s:.0f} s") from None
-            finally:
-                _kill(process)
-        if status:
-            raise ResoluteError(f"status {status}: {_last_line(log)}")
-        return time.perf_counter() - began
-
-
-def _held_out(name: str) -> bool:
-    """Whether a photo CLASS/NAME is validated on: by a hash, so that nobody chose them."""
-    return int(hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest(), 16) % _HELD_OUT == 0
-
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
@@ -452,7 +424,8 @@ def tables(result: Mapping[str, Any]) -> str:
         *_feed_tables(result),
         *_change_table(result),
         *_training_tables(result),
-        *_other_lines(result),
+        *_ranks_table(result),
+        *(f"failed: {_name(each['row'])}: {each['failed']}" for each in result["rows"] if "failed" in each),
     ]
     return "\n\n".join(texts)
 
@@ -464,54 +437,45 @@ def _measured(result: Mapping[str, Any], part: str) -> list[tuple[Row, dict[str,
 
 
 def _feed_tables(result: Mapping[str, Any]) -> Iterator[str]:
-    sizes = [str(res) for res in result["settings"]["resolutions"]]
-    feeds = _measured(result, "feed")
+    feeds, resolutions = _measured(result, "feed"), result["settings"]["resolutions"]
+    feeds.sort(key=lambda each: ([*GPU_LOADERS].index(each[0]["loader"]), each[0]["cores"]))
     kinds = {(row["batch_size"], row["compile"]) for row, _ in feeds}
     for batch_size, compiled in sorted(kinds, key=lambda kind: (-kind[0], kind[1])):
         own = [each for each in feeds if (each[0]["batch_size"], each[0]["compile"]) == (batch_size, compiled)]
-        own.sort(key=lambda each: ([*GPU_LOADERS].index(each[0]["loader"]), each[0]["cores"]))
         if not compiled:
-            lines = [
-                [
-                    GPU_LOADERS[row["loader"]].title,
-                    str(row["cores"]),
-                    str(outcome["workers"]),
-                    *(f"{outcome['res'][res]['alone']['images_per_s']:,.0f}" for res in sizes),
-                    *(f"{outcome['res'][res]['alone']['cpu_s_per_1000']:.2f}" for res in sizes),
-                ]
-                for row, outcome in own
-            ]
-            head = ["loader", "cores", "workers", *(f"{res} px" for res in sizes), *(f"CPU s, {res}" for res in sizes)]
-            yield text_table(f"loader alone, batches of {batch_size}: images/s, CPU s per 1 000 images", head, lines)
-        for model in dict.fromkeys(model for row, _ in own for model in row["models"]):
-            lines = []
-            for row, outcome in own:
-                values = [outcome["res"][res].get(model) for res in sizes]
-                if None in values:
-                    continue
-                lines.append(
-                    [
-                        GPU_LOADERS[row["loader"]].title,
-                        str(row["cores"]),
-                        *(f"{each['live']['images_per_s']:,.0f}" for each in values),
-                        *(f"{_live_ratio(each):.3f}" for each in values),
-                        *(f"{each['live']['cores_busy']:.1f}" for each in values),
-                    ]
-                )
-            head = [
-                "loader",
-                "cores",
-                *(f"{res} px" for res in sizes),
-                *(f"ratio {res}" for res in sizes),
-                *(f"busy {res}" for res in sizes),
-            ]
+            title = f"loader alone, batches of {batch_size}: images/s, CPU s per 1 000 images"
+            yield _feed_table(title, resolutions, own, ("{} px", "CPU s, {}"), _alone)
+        trained = [each for each in own if each[0]["loader"] != "ffcv"]  # which is measured alone
+        for model in dict.fromkeys(model for row, _ in trained for model in row["models"]):
             title = f"{model}{', compiled' * compiled}, batches of {batch_size}: images/s, live ÷ synthetic, busy cores"
-            yield text_table(title, head, lines)
+            yield _feed_table(title, resolutions, trained, ("{} px", "ratio {}", "busy {}"), partial(_live, model))
 
 
-def _live_ratio(values: Mapping[str, Any]) -> float:
-    """Live ÷ synthetic images/s, the mean of before and after."""
-    return float(values["live"]["images_per_s"] / statistics.fmean(values["synthetic"]))
+def _feed_table(
+    title: str,
+    resolutions: Sequence[int],
+    measured: Sequence[tuple[Row, dict[str, Any]]],
+    heads: Sequence[str],
+    texts: Callable[[dict[str, Any]], tuple[str, ...]],
+) -> str:
+    """`heads`: with {} for the resolution, one for each of the `texts` of the values at a resolution."""
+    lines = []
+    for row, outcome in measured:
+        columns = zip(*(texts(outcome["res"][str(res)]) for res in resolutions), strict=True)
+        first = (GPU_LOADERS[row["loader"]].title, str(row["cores"]), str(outcome["workers"]))
+        lines.append([*first, *itertools.chain.from_iterable(columns)])
+    names = [head.format(res) for head in heads for res in resolutions]
+    return text_table(title, ["loader", "cores", "workers", *names], lines)
+
+
+def _alone(values: dict[str, Any]) -> tuple[str, ...]:
+    return f"{values['alone']['images_per_s']:,.0f}", f"{values['alone']['cpu_s_per_1000']:.2f}"
+
+
+def _live(model: str, values: dict[str, Any]) -> tuple[str, ...]:
+    live, synthetic = values[model]["live"], statistics.fmean(values[model]["synthetic"])  # before and after
+    rate = live["images_per_s"]
+    return f"{rate:,.0f}", f"{rate / synthetic:.3f}", f"{live['cores_busy']:.1f}"
 
 
 def _change_table(result: Mapping[str, Any]) -> Iterator[str]:
@@ -542,34 +506,29 @@ def _change_table(result: Mapping[str, Any]) -> Iterator[str]:
 
 def _training_tables(result: Mapping[str, Any]) -> Iterator[str]:
     measured = _measured(result, "training")
-    for model in dict.fromkeys(row["model"] for row, _ in measured):
-        runs = [{**outcome, "round": 0} for row, outcome in measured if row["model"] == model]
+    for model in dict.fromkeys(row.get("model") for row, _ in measured):
+        runs = [outcome for row, outcome in measured if row.get("model") == model]
         yield whole.table(
             {"case": {"model": model}, "photos": runs[0]["photos"], "prep_s": runs[0]["prep_s"], "runs": runs}
         )
 
 
-def _other_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    measured = _measured(result, "recipe")
+def _ranks_table(result: Mapping[str, Any]) -> Iterator[str]:
+    measured = sorted(_measured(result, "ranks"), key=lambda each: each[0]["processes"])
     if measured:
-        lines = []
-        for name in dict.fromkeys(row["name"] for row, _ in measured):
-            own = [outcome for row, outcome in measured if row["name"] == name]
-            reached = [[each["seconds_to"][str(goal)] for each in own] for goal in _GOALS]
-            lines.append(
-                [
-                    name,
-                    str(len(own)),
-                    spread(repeated([100 * each["top1"] for each in own]), 1),
-                    spread(repeated([each["wall_s"] for each in own]), 1),
-                    *("not reached" if None in each else spread(repeated(each), 1) for each in reached),
-                ]
-            )
-        goals = [f"s to {100 * goal:.0f} %" for goal in _GOALS]
-        yield text_table("included recipe, from the start of the command", ["", "seeds", "top-1", "s", *goals], lines)
-    failed = [f"failed: {_name(each['row'])}: {each['failed']}" for each in result["rows"] if "failed" in each]
-    if failed:
-        yield "\n".join(failed)
+        row, outcome = measured[0]
+        sizes = [*outcome["images_per_s"]]
+        lines = [
+            [
+                str(row["processes"]),
+                str(outcome["devices"] or "CPU"),
+                *(spread(repeated(outcome["images_per_s"][res])) for res in sizes),
+                f"{outcome['wall_s']:.1f}",
+            ]
+            for row, outcome in measured
+        ]
+        title = f"{row['model']}, batches of {row['batch_size']} over all processes: images/s of all, epoch by epoch"
+        yield text_table(title, ["processes", "GPUs", *(f"{res} px" for res in sizes), "s"], lines)
 
 
 def _name(row: Row) -> str:
@@ -622,7 +581,7 @@ def _run(options: GpuOptions) -> None:
         "resolutions": sizes.resolutions,
         "seconds": sizes.seconds,
         "case": dataclasses.asdict(sizes.case),
-        "recipes": sizes.recipes,
+        "recipe": sizes.recipe.read_text(encoding="utf-8"),
     }
     result = _opened(out, about, device)
     bench = _Bench(options, sizes, device.type)

@@ -1,27 +1,15 @@
-"""The process that measures rows of `resolute.benchmarks.gpu` that train: it keeps networks whose kernels are tuned.
-
-    python -m resolute.benchmarks.gpu_rows SETUP      # SETUP: JSON, see `Setup`
-
-Reads a row, a line of JSON, from standard input, measures it, and writes its result as a line of JSON to standard
-output, until the input ends. A row that fails ends the process, whose last line of error says why.
-"""
+"""The process that measures rows of `resolute.benchmarks.gpu` that train: it keeps networks whose kernels are tuned."""
 
 from __future__ import annotations
-
-if __name__ == "__main__":  # before the slow imports
-    from resolute.console import guard_process
-
-    guard_process()
 
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +22,7 @@ from .loaders.job import Job
 from .loaders.registry import GPU_LOADERS
 from .trainer import Trainer
 
-__all__ = ["Measurements", "Setup", "main"]
+__all__ = ["Measurements", "Setup", "serve"]
 
 _FASTEST = 100_000  # images/s: an upper bound, so that no loader runs out of batches
 _WARM_UP = 4  # batches that are not timed: more than are prefetched on the device
@@ -49,11 +37,6 @@ class Setup:
     device: str
     resolutions: tuple[int, ...]
     seconds: float
-
-    @classmethod
-    def from_json(cls, text: str) -> Setup:
-        values: dict[str, Any] = json.loads(text)
-        return cls(**{**values, "resolutions": tuple(values["resolutions"])})
 
 
 class Measurements:
@@ -162,19 +145,17 @@ class Measurements:
                 os.sched_setaffinity(int(thread.name), self._cpus[:cores])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    (setup,) = sys.argv[1:] if argv is None else argv
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # the libraries' output
-    measurements = Measurements(Setup.from_json(setup))
-    with answers:
-        for line in sys.stdin:
-            answers.write(json.dumps(measurements.run(json.loads(line))) + "\n")
-            answers.flush()
-    return 0
+def serve(connection: Connection, log: Path, setup: Setup) -> None:
+    """Receive rows and send their results, until the connection ends; all output goes to `log`.
 
-
-if __name__ == "__main__":
-    from resolute.console import run_main
-
-    run_main(main)
+    A row that fails ends the process; the last line of the log says why.
+    """
+    os.setsid()  # so that it can be ended together with the loaders' processes
+    os.environ["PYTHONWARNINGS"] = "ignore"  # of those processes: torchvision warns in each
+    with log.open("ab") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    measurements = Measurements(setup)
+    with contextlib.suppress(EOFError):
+        while True:
+            connection.send(measurements.run(connection.recv()))

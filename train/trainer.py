@@ -396,7 +396,7 @@ class _Session:
     def _announce_warm_up(self) -> None:
         count = sum(len(self._shapes(stages)) for stages in self.learner.stages_by_graph)
         line = f"warming up: a step of each of {counted(count, 'shape')}"
-        if self.learner.device.type != "cpu":  # source: benchmarks/results/gpu-check-h200.json
+        if self.learner.device.type != "cpu":  # source: benchmarks/results/LOG.md, 2026-11-26
             line += ", for which kernels are compiled and tuned (40 s for a ResNet-50 at three resolutions on an H200)"
         if self.recipe.precision.compile:
             line += "; compiling the network takes about half a minute for each resolution"

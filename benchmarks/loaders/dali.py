@@ -48,7 +48,7 @@ def _read(tars: Tars) -> Any:
 @pipeline_def
 def _gpu_graph(job: Job, tars: Tars, res: int) -> Any:
     jpegs, labels = _read(tars)
-    # why 1.0: DALI's default of 0.65 was half as fast on an H200 (docs/gpu.md)
+    # why 1.0: DALI's default of 0.65 was half as fast on an H200 (benchmarks/results/LOG.md)
     images = fn.decoders.image(jpegs, device="mixed", output_type=types.RGB, hw_decoder_load=1.0)
     images = fn.random_resized_crop(
         images,

@@ -106,7 +106,7 @@ class Loader(Iterator[Batch]):
                        whole images; a fault of the GPU's decoder library can end the process
         hw_decoder_load  with decode "gpu", fraction of the JPEGs that the GPU's JPEG engine decodes, if it has one
                        (A100, H100, ...); its cores decode the rest. None: all. On an H200 the engine alone decoded
-                       twice as many images/s as with DALI's default of 0.65 (docs/gpu.md)
+                       twice as many images/s as with DALI's default of 0.65 (benchmarks/results/LOG.md)
         dtype          of the images: torch.float32, float16 or bfloat16; or uint8, which are not normalised
         mean, std      of values in 0..1
         transform      called with each batch's images, (N, 3, res, res) uint8 on their device in channels_last memory,

@@ -63,6 +63,24 @@ def test_batches_of_a_device_that_lags_behind_the_host_are_their_own(shard_set: 
         assert ((ours.cpu() - theirs).abs() * 0.226 * 255).mean() < 1.0
 
 
+def test_batches_that_are_dropped_before_the_device_read_them_are_not_overwritten(shard_set: ShardSet) -> None:
+    """The device is about 0.1 s late at every sixth batch, which is more than are in flight."""
+    plan = Plan(shard_set, STAGES, seed=1, eval_batch_size=7)
+    sums = []
+    for late in (False, True):
+        with Loader(plan, device="cuda") as loader:
+            taken = []
+            for number, batch in enumerate(loader):
+                if late and number % 6 == 0:
+                    torch.cuda._sleep(200_000_000)
+                taken.append(batch.images.double().sum())
+                del batch
+                if not late:
+                    torch.cuda.synchronize()  # sync: nothing is late
+        sums.append(torch.stack(taken).tolist())
+    assert sums[0] == sums[1]
+
+
 @pytest.mark.parametrize("amp", ["bf16", "fp16", "off"])
 def test_a_learner_overfits_a_single_batch(shard_set: ShardSet, amp: str) -> None:
     table = {
