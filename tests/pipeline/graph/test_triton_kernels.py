@@ -61,10 +61,7 @@ def test_interpreted_kernels_equal_the_cpu() -> None:
 def test_every_kernel_compiles_within_its_budget(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capability: int
 ) -> None:
-    """bfloat16 too, which a T4 (7.5) has no instructions for; for newer GPUs, the largest kernels.
-
-    Planted mistakes that it finds: a constant whose type the oldest GPU lacks, twice the block (registers spill).
-    """
+    """bfloat16 too, which a T4 (7.5) has no instructions for; for newer GPUs, the largest kernels."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     every = capability == CAPABILITIES[0]
     measured = [

@@ -50,8 +50,7 @@ def plan_of(shards: ShardSet, **keys: Any) -> Plan:
 def test_batches_of_the_gpu_path_equal_those_of_the_cpu_path(
     monkeypatch: pytest.MonkeyPatch, shard_set: ShardSet, mixing: str, decode: Any, dtype: torch.dtype
 ) -> None:
-    """Planted mistakes that it finds: rows of the batch before; slots that another batch uses; labels of another batch;
-    no flip in the resize; a resolution that is not the batch's."""
+    """Planted mistakes that it finds: rows of the batch before; slots that another batch uses."""
     plan = plan_of(shard_set, **MIXING[mixing])
     with Loader(plan) as on_cpu, GpuLoader(monkeypatch, plan, decode=decode, dtype=dtype, batches_ahead=3) as on_gpu:
         assert on_gpu._graph._on_cpu is False
