@@ -136,9 +136,9 @@ class Ignored:
 def trace_loader(monkeypatch: pytest.MonkeyPatch, shards: ShardSet, augment: Augment) -> tuple[DeviceTrace, int]:
     """The trace of the loader's batches, and their number."""
     plan = Plan(shards, [Stage(res=res, epochs=1, batch_size=8, augment=augment) for res in (32, 48)], seed=1)
-    for kernel in ("apply_slot", "finish"):
-        monkeypatch.setattr(gpu_augment, kernel, Ignored())
     with GpuLoader(monkeypatch, plan) as loader:
+        for kernel in ("apply_slot", "finish"):
+            monkeypatch.setattr(gpu_augment, kernel, Ignored())
         loader.device = DEVICE
         assert loader._graph._gpu_augment is not None
         loader._graph._gpu_augment._device = DEVICE
