@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     with_long = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in with_long)
     # why skipped: CUDA kernels need a GPU; the same graph and kernels are tested on every CPU in tests/pipeline/graph
-    skip = pytest.mark.skip(reason="no NVIDIA GPU here, and the test runs CUDA kernels; `make test-gpu` runs it on a GPU")
+    skip = pytest.mark.skip(reason="no NVIDIA GPU here; `make test-gpu` runs these tests on a GPU")
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(skip)
