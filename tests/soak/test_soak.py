@@ -55,7 +55,7 @@ def test_a_run_that_differs_from_the_undisturbed_run_is_detected(tmp_path: Path)
 @pytest.mark.slow
 def test_a_short_soak_has_no_findings(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
-    words = ["--only", "prep-folder", "--seed", 4, "--index", 0, "--out", out]
+    words = ["--only", "prep-folder", "--seed", 2, "--index", 131, "--out", out]
     done = subprocess.run(
         [sys.executable, "-m", "tests.soak", *map(str, words)], cwd=ROOT, text=True, capture_output=True, timeout=900
     )
@@ -63,4 +63,5 @@ def test_a_short_soak_has_no_findings(tmp_path: Path) -> None:
     result = json.loads(out.read_text())
     assert result["findings"] == []
     assert result["cycles"] == {"prep-folder": 1}
-    assert result["kills"] + result["faults"] >= 1  # a fast machine may end a command before its event
+    # why at least one: the first event of this cycle is a SIGKILL at an eighth of the time, while Python still imports
+    assert result["kills"] >= 1
