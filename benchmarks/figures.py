@@ -72,7 +72,7 @@ def processor(name: str) -> str:
 
 def trainings(name: str) -> dict[str, Mapping[str, Any]]:
     """{tool or recipe: its row of `whole.summary`}."""
-    from .whole import summary
+    from .whole.summary import summary
 
     return {row["tool"]: row for row in summary(result(name))}
 

@@ -53,13 +53,16 @@ from resolute.settings import described, setting, settings
 from resolute.train.recipe import RECIPES
 from resolute.train.recipe.schema import Recipe
 
-from . import change, whole
+from . import change
 from .cli import chosen, default_file, repeated, spread, text_table
 from .loaders.job import Job
 from .loaders.registry import GPU_LOADERS
 from .loaders.run import Runner
 from .record import commit, digest, find_device, header, write
-from .tools import call, timed
+from .whole import tools as whole
+from .whole.photos import hash_rule, write_photos
+from .whole.summary import table as trainings_table
+from .whole.tools import call, timed
 
 __all__ = ["PARTS", "Sizes", "main", "missing", "rows", "tables"]
 
@@ -68,7 +71,7 @@ PARTS = ("feed", "change", "training", "ranks")
 _LIMITS_S = {"feed": 240, "change": 120, "training": 400, "ranks": 240}
 _PREPARATION_S = 120
 _LEAST_S = 15  # no row begins with less time left
-_HELD_OUT = whole.hash_rule(10)  # a tenth of the photos is validated on
+_HELD_OUT = hash_rule(10)  # a tenth of the photos is validated on
 _SPAWN = multiprocessing.get_context("spawn")  # why: CUDA does not work in a forked process
 
 
@@ -309,7 +312,7 @@ class _Bench:
         """{"photos", "validated", "prep_s": {tool: s}} of the photos that are trained on."""
 
         def make(folder: Path) -> dict[str, Any]:
-            trained, validated = whole.write_photos(self._options.training_photos, _HELD_OUT, folder / "photos")
+            trained, validated = write_photos(self._options.training_photos, _HELD_OUT, folder / "photos")
             prep_s = {
                 name: whole.prepare(self._job({"tool": tool, "model": "", "seed": 0}))
                 for name, tool in (("ours", "ours"), ("once", "plain-once"))
@@ -508,7 +511,7 @@ def _training_tables(result: Mapping[str, Any]) -> Iterator[str]:
     measured = _measured(result, "training")
     for model in dict.fromkeys(row.get("model") for row, _ in measured):
         runs = [outcome for row, outcome in measured if row.get("model") == model]
-        yield whole.table(
+        yield trainings_table(
             {"case": {"model": model}, "photos": runs[0]["photos"], "prep_s": runs[0]["prep_s"], "runs": runs}
         )
 

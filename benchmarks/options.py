@@ -42,7 +42,7 @@ class BenchOptions(SetOptions):
 
 @settings("")
 class PeerOptions(SetOptions):
-    """Which loaders are compared; the set has to be a folder."""
+    """Options of the programs that compare loaders. Other tools read the set's files, so it must be a local folder."""
 
     only: tuple[str, ...] = setting((), "loaders to measure (default: all that are available)")
     workers: int = setting(2, "processes or threads per loader, and cores that they share", ge=1)
@@ -65,7 +65,7 @@ class ChangeOptions(PeerOptions):
 
 @settings("")
 class BenchAllOptions:
-    """Where to find what the published measurements need."""
+    """Options of `resolute bench-all`: the data and the other tools that its measurements read."""
 
     data: Annotated[Path, described("folder of the data sets: clothing10, imagenette224, imagenette224_more, …")]
     publish: bool = setting(False, "renew the files in benchmarks/results and the pages; else write to bench/all")
@@ -73,5 +73,5 @@ class BenchAllOptions:
     timm: Path | None = setting(None, "checkout of timm, whose train.py is compared")
     ffcv_python: str | None = setting(None, "interpreter with FFCV (benchmarks/loaders/ffcv.py says how)")
     img2dataset: str | None = setting(None, "interpreter with img2dataset")
-    minutes: float = setting(600.0, "no measurement begins later", gt=0)
-    work: Path = setting(Path("bench/work"), "folder to work in, kept for the next time")
+    minutes: float = setting(600.0, "start no measurement after that many minutes", gt=0)
+    work: Path = setting(Path("bench/work"), "folder for shards and other working files, kept between runs")

@@ -31,21 +31,25 @@ __all__ = ["MEASUREMENTS", "Measurement", "busy_cores", "is_current", "main", "s
 
 _ROOT = Path(__file__).resolve().parents[1]
 _BUSY = 0.1  # cores that other work may use
-_LOOK_S = 3.0  # for how long this is looked at
+_LOOK_S = 3.0  # time over which the use of the cores is averaged
 _CALM_S = 300.0  # how long to wait for other work to end
+_WEIGHTS = Path("lite0/model.safetensors")  # in the checkout, as benchmarks/recipes/finetune_lite0.toml names it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """A result file and its command.
 
-    words: {data}, {work}, {results}, {timm}, {ffcv} and {img2dataset} stand for the folder of the photos, the folder to
-    work in, that of the results, a checkout of timm, and interpreters. sets: of shards that it reads, in {work}.
+    words: a template of the command. {data}: the folder of the data sets; {work}: of working files; {results}: of the
+    result files; {timm}: a checkout of timm; {ffcv}, {img2dataset}: interpreters that have these packages. sets: names
+    of the shard sets that it reads, which are made in {work} if they are missing. weights: whether it needs the folder
+    lite0 with pretrained weights.
     """
 
     name: str
     words: str
     sets: tuple[str, ...] = ()
+    weights: bool = False
 
     def command(self, places: Mapping[str, str], out: Path) -> list[str]:
         """The words after the interpreter."""
@@ -53,18 +57,18 @@ class Measurement:
         return ["-m", *words, "--out", str(out)]
 
 
+# {placeholder: the option without which its measurements are left out}
+_NEEDED = {"timm": "--timm", "ffcv": "--ffcv-python", "img2dataset": "--img2dataset"}
 _CLOTHING = "--photos {data}/clothing10 --val-list {data}/clothing10.val.txt"
 _TUNING = "--photos {data}/imagenette224 --val-list {data}/imagenette224.val.txt"
 _PEERS = "--timm {timm} --ffcv-python {ffcv}"
 _WHOLE = "resolute.benchmarks.whole"
-_SHORT = "--epochs 96=3,128=1,160=1,224=1"
+_RATES = "--rates 0.03,0.1,0.3,1 --epochs 96=3,128=1,160=1,224=1"
 # the folder of photos and the sizes of each set of shards
 _SETS = {"clothing": ("clothing10", "128,160,224"), "imagenette": ("imagenette224_more", "128,160,224")}
 MEASUREMENTS = (
     Measurement(name="demo", words="resolute.benchmarks.demo --picture {picture}"),
-    Measurement(
-        name="whole-rates", words=f"{_WHOLE} {_TUNING} {_PEERS} --rates 0.03,0.1,0.3 {_SHORT} --work {{work}}/rates"
-    ),
+    Measurement(name="whole-rates", words=f"{_WHOLE} {_TUNING} {_PEERS} {_RATES} --work {{work}}/rates"),
     Measurement(
         name="whole",
         words=f"{_WHOLE} {_CLOTHING} {_PEERS} --seeds 0,1,2,3,4 --lr-from {{results}}/whole-rates.json "
@@ -72,7 +76,7 @@ MEASUREMENTS = (
     ),
     Measurement(
         name="whole-rates-large",
-        words=f"{_WHOLE} {_TUNING} {_PEERS} --case large --rates 0.03,0.1,0.3 {_SHORT} --work {{work}}/rates-large",
+        words=f"{_WHOLE} {_TUNING} {_PEERS} --case large {_RATES} --work {{work}}/rates-large",
     ),
     Measurement(
         name="whole-large",
@@ -106,6 +110,7 @@ MEASUREMENTS = (
         name="finetune-clothing",
         words=f"{_WHOLE} {_CLOTHING} --recipes benchmarks/recipes/finetune_lite0.toml,"
         "benchmarks/recipes/scratch_lite0.toml --seeds 0,1,2 --work {work}/finetune",
+        weights=True,
     ),
     Measurement(
         name="storage",
@@ -146,7 +151,7 @@ def shown(command: Sequence[str]) -> list[str]:
 
 
 def busy_cores(seconds: float = _LOOK_S) -> float:
-    """How many of the processor's cores are in use, on average over `seconds` s."""
+    """Number of processor cores in use, on average over `seconds` s."""
 
     def idle() -> tuple[float, float]:
         # Source: proc(5), /proc/stat: user nice system idle iowait irq softirq steal, in ticks of all cores
@@ -170,8 +175,8 @@ def _wait_for_calm() -> None:
 
 
 def _places(options: BenchAllOptions, folder: Path) -> dict[str, str]:
-    """What the placeholders of the commands stand for; without those that were not given."""
-    given = {
+    """{placeholder: its value} of the commands' templates, without the options that were not given."""
+    values = {
         "data": options.data.resolve(),
         "work": options.work.resolve(),
         "results": folder,
@@ -180,7 +185,7 @@ def _places(options: BenchAllOptions, folder: Path) -> dict[str, str]:
         "ffcv": options.ffcv_python,
         "img2dataset": options.img2dataset,
     }
-    return {name: str(place) for name, place in given.items() if place}
+    return {name: str(value) for name, value in values.items() if value}
 
 
 def _make_sets(names: Sequence[str], places: Mapping[str, str]) -> None:
@@ -201,18 +206,18 @@ def _run(words: Sequence[str], *, name: str) -> None:
 
 
 def _todo(options: BenchAllOptions, places: Mapping[str, str], folder: Path) -> Iterator[tuple[Measurement, list[str]]]:
-    """The measurements that are still to be done, with their commands; prints what becomes of the others."""
+    """The measurements that are still to be done, with their commands; prints why the others are not."""
     names = [each.name for each in MEASUREMENTS]
     only = chosen(options.only or names, names)
     for each in MEASUREMENTS:
         out = folder / f"{each.name}.json"
-        missing = [
-            name for name in ("timm", "ffcv", "img2dataset") if f"{{{name}}}" in each.words and name not in places
-        ]
+        missing = [option for name, option in _NEEDED.items() if f"{{{name}}}" in each.words and name not in places]
         if each.name not in only:
             continue
+        if each.weights and not (_ROOT / _WEIGHTS).exists():
+            missing.append(f"{_WEIGHTS} (`python -m resolute.benchmarks.lite0_weights --out {_WEIGHTS.parent}`)")
         if missing:
-            print(f"{each.name}: left out; it needs --{', --'.join(missing)}", flush=True)
+            print(f"{each.name}: left out; it needs {' and '.join(missing)}", flush=True)
         elif is_current(out, command := each.command(places, out)):
             print(f"{each.name}: measured by this code", flush=True)
         else:

@@ -36,7 +36,7 @@ from resolute.train.logs.run_log import RunLogReader
 
 from .cli import default_file
 from .record import check_writable, header, write
-from .tools import timed
+from .whole.tools import timed
 
 __all__ = ["main", "make_sets"]
 

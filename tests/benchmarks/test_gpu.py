@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from resolute.benchmarks import gpu, gpu_rows, tools
+from resolute.benchmarks import gpu, gpu_rows
 from resolute.benchmarks.loaders import dali
 from resolute.benchmarks.loaders.child import adapter
 from resolute.benchmarks.loaders.job import MEAN, STD, Job
@@ -22,6 +22,7 @@ from resolute.benchmarks.loaders.on_device import normalised_on_device
 from resolute.benchmarks.loaders.registry import GPU_LOADERS
 from resolute.benchmarks.loaders.tars import Tars
 from resolute.benchmarks.record import commit, digest
+from resolute.benchmarks.whole import tools
 from resolute.errors import ResoluteError
 from tests.conftest import make_photos
 

@@ -14,16 +14,17 @@ import pytest
 import torch
 from PIL import Image
 
-from resolute.benchmarks import resize_once, tools, whole, whole_loop
-from resolute.benchmarks.class_folders import MEAN, STD
 from resolute.benchmarks.proc import stat_fields
-from resolute.benchmarks.whole import main
+from resolute.benchmarks.whole import loop, resize_once, tools
+from resolute.benchmarks.whole.__main__ import main
+from resolute.benchmarks.whole.photos import MEAN, STD, hash_rule, write_photos
+from resolute.benchmarks.whole.summary import summary
 from resolute.errors import ResoluteError
 from tests import ROOT
 from tests.conftest import make_photos
 from tests.support.commands import run as run_forked
 
-TINY = whole.Case(model="test_resnet", model_kwargs={}, stages=((32, 1), (48, 1)), batch_size=16, eval_batch_size=8)
+TINY = tools.Case(model="test_resnet", model_kwargs={}, stages=((32, 1), (48, 1)), batch_size=16, eval_batch_size=8)
 # stands in for timm's train.py: notes its arguments and writes a log as timm does
 TIMM = """
 import json, pathlib, sys, time
@@ -46,7 +47,7 @@ with (out / "summary.csv").open("w") as file:
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The command line for tiny photos, a tiny case and a stand-in for timm."""
-    monkeypatch.setitem(whole.CASES, "small", TINY)
+    monkeypatch.setitem(tools.CASES, "small", TINY)
     photos = make_photos(tmp_path / "photos", each=8)
     held_out = [f"{path.parent.name}/{path.name}" for path in sorted(photos.rglob("*.jpg")) if path.stem[-1] in "01"]
     (tmp_path / "val.txt").write_text("\n".join(held_out))
@@ -174,7 +175,7 @@ def test_the_plain_loop_normalises_uint8_batches_in_the_training_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[torch.Tensor] = []
-    normalise = whole_loop.normalised_on_device
+    normalise = loop.normalised_on_device
 
     def spied(batches: Any, **how: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         def kept() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -184,8 +185,8 @@ def test_the_plain_loop_normalises_uint8_batches_in_the_training_process(
 
         return normalise(kept(), **how)
 
-    monkeypatch.setattr(whole_loop, "normalised_on_device", spied)
-    epochs = whole_loop._Epochs(
+    monkeypatch.setattr(loop, "normalised_on_device", spied)
+    epochs = loop._Epochs(
         make_photos(tmp_path / "photos", each=2),
         device=torch.device("cpu"),
         dtype=torch.float32,
@@ -205,7 +206,7 @@ def test_the_plain_loop_normalises_uint8_batches_in_the_training_process(
 
 def test_photos_are_held_out_by_a_hash_of_their_names_alone(tmp_path: Path) -> None:
     names = [f"{label}/{k}.jpg" for label in "ab" for k in range(500)]
-    rule = whole.hash_rule(10)
+    rule = hash_rule(10)
     held_out = [name for name in names if rule(name)]
     # another choice would change what published results were validated on
     assert held_out[:4] == ["a/8.jpg", "a/14.jpg", "a/28.jpg", "a/46.jpg"]
@@ -214,7 +215,7 @@ def test_photos_are_held_out_by_a_hash_of_their_names_alone(tmp_path: Path) -> N
     for name in names[:100]:
         (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "photos" / name).touch()
-    assert whole.write_photos([tmp_path / "photos"], rule, tmp_path / "links") == (92, 8)
+    assert write_photos([tmp_path / "photos"], rule, tmp_path / "links") == (92, 8)
     parts = [
         {f"{path.parent.name}/{path.name}" for path in tmp_path.glob(f"links/{part}/*/*")} for part in ("train", "val")
     ]
@@ -224,14 +225,14 @@ def test_photos_are_held_out_by_a_hash_of_their_names_alone(tmp_path: Path) -> N
 
 def test_a_tool_that_hangs_is_stopped_with_its_children(command: list[str], tmp_path: Path) -> None:
     photos = tmp_path / "links"
-    assert whole.write_photos([tmp_path / "photos"], lambda name: name.endswith("0.jpg"), photos) == (21, 3)
+    assert write_photos([tmp_path / "photos"], lambda name: name.endswith("0.jpg"), photos) == (21, 3)
     (tmp_path / "timm/train.py").write_text(
         "import os, pathlib, time\npathlib.Path(__file__).with_name('pid').write_text(str(os.fork() or os.getpid()))\n"
         "time.sleep(600)\n"
     )
     job = described(tmp_path, "timm", photos=photos)
     with pytest.raises(ResoluteError, match="timm, seed 0: no result after 2 s"):
-        whole.run(job, limit_s=2)
+        tools.run(job, limit_s=2)
     child = int((tmp_path / "timm/pid").read_text())
     until = time.monotonic() + 20
     while (stat_fields(child) or ["Z"])[0] != "Z":  # "Z": killed, and not yet waited for
@@ -241,7 +242,7 @@ def test_a_tool_that_hangs_is_stopped_with_its_children(command: list[str], tmp_
 def test_a_photo_that_is_in_two_folders_is_refused(tmp_path: Path) -> None:
     first, second = make_photos(tmp_path / "a", each=2), make_photos(tmp_path / "b", each=2)
     with pytest.raises(ResoluteError, match=r"class0/000\.jpg: a second photo class0/000\.jpg, expected one"):
-        whole.write_photos([first, second], lambda name: False, tmp_path / "links")
+        write_photos([first, second], lambda name: False, tmp_path / "links")
 
 
 def test_a_tool_that_fails_ends_the_benchmark_with_its_last_line(
@@ -366,19 +367,19 @@ def test_the_summary_divides_times_adds_prep_and_finds_the_time_of_equal_accurac
         "prep_s": {"ours": 5.0},
         "runs": [run("ours", 10.0, 0.6, 0.7), run("timm", 40.0, 0.3, 0.5), run("plain", 20.0, 0.1, 0.2)],
     }
-    ours, timm, plain = whole.summary(result)
+    ours, timm, plain = summary(result)
     assert (ours["wall_s"][0], ours["equal_s"]) == (15.0, (10.0, 0.0))
     assert (timm["wall_s"][0], timm["equal_s"]) == (40.0, (40.0, 0.0))
     assert plain["equal_s"] is None
     assert (ours["start_s"], ours["train_s"], ours["prep_s"]) == ((1.5, 0.0), (8.5, 0.0), 5.0)
     second = {**run("ours", 12.0, 0.6, 0.8), "start_s": 2.5}
-    (both,) = whole.summary({**result, "runs": [result["runs"][0], second]})
+    (both,) = summary({**result, "runs": [result["runs"][0], second]})
     assert both["seeds"] == 2
     assert (both["wall_s"], both["start_s"], both["train_s"]) == ((16.0, 1.0), (2.0, 0.5), (9.0, 0.5))
     assert both["top1"] == pytest.approx((75.0, 5.0))
     assert both["ema_top1"] is None
     averaged = [{**each, "tool": "own", "ema_top1": 0.9} for each in (result["runs"][0], second)]
-    (own,) = whole.summary({**result, "runs": averaged})
+    (own,) = summary({**result, "runs": averaged})
     assert (own["ema_top1"], own["prep_s"]) == (pytest.approx((90.0, 0.0)), 5.0)
 
 

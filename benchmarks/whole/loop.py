@@ -1,11 +1,11 @@
 """A plain PyTorch training with progressive sizes, for `resolute.benchmarks.whole`: what a user would write by hand.
 
-    python -m resolute.benchmarks.whole_loop SETTINGS.json      # prints one line of JSON per epoch
+    python -m resolute.benchmarks.whole.loop SETTINGS.json      # prints one line of JSON per epoch
 
 One DataLoader with persistent workers serves all sizes: its sampler yields (sample, size) pairs, so a change of size
 starts no worker. Photos are read from class folders and decoded by simplejpeg, large JPEGs at a fraction of their size.
 Crops, flips and resizes are torchvision's, of uint8 tensors; batches are uint8 until the training process normalises
-them. With `"tool": "ffcv"`, batches are those of `whole_ffcv`. Of timm, only the network is used; of Resolute, only
+them. With `"tool": "ffcv"`, batches are those of `ffcv`. Of timm, only the network is used; of Resolute, only
 what starts and ends the process.
 """
 
@@ -35,8 +35,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision.transforms import InterpolationMode, v2
 
-from .class_folders import CROP, class_files
-from .loaders.on_device import normalised_on_device
+from resolute.benchmarks.loaders.on_device import normalised_on_device
+
+from .photos import CROP, class_files
 
 __all__ = ["main"]
 
@@ -150,7 +151,7 @@ def _sources(settings: dict[str, Any]) -> tuple[Any, Any]:
             "dtype": torch.bfloat16 if settings["bf16"] and settings["device"] != "cpu" else torch.float32,
         }
         return _Epochs(photos / "train", **common, **train), _Epochs(photos / "val", **common, **val)
-    from .whole_ffcv import Epochs
+    from .ffcv import Epochs
 
     betons = Path(settings["betons"])
     return Epochs(betons / "train.beton", **train), Epochs(betons / "val.beton", **val)

@@ -14,9 +14,9 @@ single measurement; it is shown, and added to each training.
 
 ours             `resolute shards`, then `resolute train`: 96, 128, 160, 224 px, in stages
 ours-224         the same with all epochs at 224 px
-plain            `whole_loop.py`: one persistent DataLoader, the same stages
+plain            `loop.py`: one persistent DataLoader, the same stages
 plain-once       the same on photos that `resize_once.py` has resized: short side 256 px, JPEG of quality 90
-ffcv             the same loop on FFCV's batches (`whole_ffcv.py`), the same stages
+ffcv             the same loop on FFCV's batches (`ffcv.py`), the same stages
 timm             train.py of a checkout of timm, all epochs at 224 px
 timm-once        the same on photos resized once
 timm-sizes       train.py with its own schedule of the same sizes (`--train-size-schedule progressive`)
@@ -37,12 +37,9 @@ if __name__ == "__main__":  # before the slow imports
 
     guard_process()
 
-import hashlib
 import json
-import math
 import re
 import shutil
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -50,36 +47,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from resolute.benchmarks.cli import chosen, default_file, show_progress
+from resolute.benchmarks.record import check_writable, digest, header, write
 from resolute.cli import program
 from resolute.errors import ResoluteError
 from resolute.machine import available_cpus
 from resolute.settings import setting, settings
 from resolute.train.recipe.schema import Recipe
 
-from .cli import chosen, default_file, show_progress, text_table
-from .record import check_writable, digest, header, write
-from .tools import CASES, TOOLS, Case, Curve, Job, kind, prepare, prepared, run, run_curve
+from .photos import hash_rule, photo_links, write_photos
+from .summary import best_rates, table
+from .tools import CASES, TOOLS, Case, Job, kind, prepare, prepared, run
 
-__all__ = [
-    "CASES",
-    "TOOLS",
-    "Case",
-    "Job",
-    "WholeOptions",
-    "hash_rule",
-    "main",
-    "mean_and_error",
-    "prepare",
-    "run",
-    "run_curve",
-    "summary",
-    "table",
-    "time_to",
-    "write_photos",
-]
+__all__ = ["WholeOptions", "main"]
 
 _SETUP = "setup.txt"  # in the folder to work in: for which setup its files were prepared
-_SALT = "whole"  # of `hash_rule`; another one would choose other photos
 
 
 @settings("")
@@ -111,145 +93,6 @@ class WholeOptions:
     bf16: bool = setting(False, "train in bf16, if the CPU has its instructions")
     work: Path = setting(Path("whole"), "folder to work in, which is emptied first unless the command continues")
     out: Path | None = setting(None, "JSON file to write (default: bench/whole.json)")
-
-
-def hash_rule(one_of: int) -> Callable[[str], bool]:
-    """Whether a photo CLASS/NAME is validated on: one of so many, by a hash, so that nobody chose them."""
-
-    def held_out(name: str) -> bool:
-        found = hashlib.sha256(f"{_SALT}/{name}".encode(errors="surrogateescape")).hexdigest()
-        return int(found, 16) % one_of == 0
-
-    return held_out
-
-
-def write_photos(folders: Sequence[Path], held_out: Callable[[str], bool], out: Path) -> tuple[int, int]:
-    """Links to the photos in `out`/train/CLASS and `out`/val/CLASS, as timm and the plain loop read them.
-
-    folders: each with class folders. held_out: whether a photo CLASS/NAME is validated on. Returns how many photos are
-    trained on and validated on. Raises `ResoluteError` if two have the same name.
-    """
-    links = _links(folders, held_out)
-    for link, photo in links.items():
-        (out / link).parent.mkdir(parents=True, exist_ok=True)
-        (out / link).symlink_to(photo)
-    trained = sum(link.startswith("train/") for link in links)
-    return trained, len(links) - trained
-
-
-def _links(folders: Sequence[Path], held_out: Callable[[str], bool]) -> dict[str, str]:
-    """{PART/CLASS/NAME: photo} of all photos; the part is train or val."""
-    links: dict[str, str] = {}
-    for path in (path for photos in folders for path in sorted(photos.glob("*/*"))):
-        name = f"{path.parent.name}/{path.name}"
-        link = f"{'val' if held_out(name) else 'train'}/{name}"
-        if link in links:
-            raise ResoluteError(f"{path}: a second photo {name}, expected one; name fewer folders")
-        links[link] = str(path.resolve())
-    return links
-
-
-# ---- result ----------------------------------------------------------------------------------------------------------
-
-
-def time_to(curve: Curve, top1: float) -> float | None:
-    """Seconds until the accuracy was first reached, by the last or the averaged weights; None if it was not."""
-    return next((point["elapsed_s"] for point in curve if max(point["top1"], point.get("ema_top1", 0.0)) >= top1), None)
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and its standard error; 0 for a single value."""
-    if len(values) < 2:
-        return values[0], 0.0
-    return statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5
-
-
-def summary(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """[{"tool", "epochs", "top1", "ema_top1", "wall_s", "prep_s", "start_s", "train_s", "equal_s", "lr", "workers",
-    "seeds"}] of each tool and learning rate.
-
-    All but epochs, prep_s, lr, workers and seeds are (mean, standard error) over the seeds: accuracies in %, seconds of
-    the whole with prep, of the start-up and of the rest without prep, which was measured once. ema_top1: of averaged
-    weights; None without them. equal_s: seconds, with prep, until the mean accuracy that timm at 224 px has at its end
-    was first reached; None if a seed did not reach it.
-    """
-    groups: dict[tuple[str, float], list[dict[str, Any]]] = {}
-    for each in result["runs"]:
-        groups.setdefault((each["tool"], each["lr"]), []).append(each)
-    ends = [statistics.fmean(each["top1"] for each in own) for (tool, _), own in groups.items() if tool == "timm"]
-    goal = max(ends, default=1.0)
-    rows = []
-    for (tool, lr), own in groups.items():
-        prep_s = result["prep_s"].get(prepared(tool), 0.0)
-        reached = [prep_s + (time_to(each["curve"], goal) or math.inf) for each in own]
-        averaged = all("ema_top1" in each for each in own)
-        rows.append(
-            {
-                "tool": tool,
-                "epochs": own[0]["epochs"],
-                "top1": mean_and_error([100 * each["top1"] for each in own]),
-                "ema_top1": mean_and_error([100 * each["ema_top1"] for each in own]) if averaged else None,
-                "wall_s": mean_and_error([each["wall_s"] + prep_s for each in own]),
-                "prep_s": prep_s,
-                "start_s": mean_and_error([each["start_s"] for each in own]),
-                "train_s": mean_and_error([each["wall_s"] - each["start_s"] for each in own]),
-                "equal_s": None if math.inf in reached else mean_and_error(reached),
-                "lr": lr,
-                "workers": own[0]["workers"],
-                "seeds": len(own),
-            }
-        )
-    return rows
-
-
-def best_rates(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """{tool: {"lr", "at_edge"}} of a result of `--rates`: the rate with the highest mean top-1.
-
-    Of equal ones the first counts. at_edge: it is the lowest or the highest of those that were tried, so that one
-    beyond it might be better.
-    """
-    found = {}
-    for tool, rates in result["rates"].items():
-        rows = [row for row in summary(result) if row["tool"] == tool]
-        lr = max(rows, key=lambda row: row["top1"][0])["lr"]
-        found[tool] = {"lr": lr, "at_edge": lr in (min(rates), max(rates))}
-    return found
-
-
-def table(result: Mapping[str, Any]) -> str:
-    """The summary as text; of a result of `--rates`, the best rate of each tool is marked."""
-    rows, best = summary(result), result.get("best", {})
-    columns = {
-        "epochs": lambda row: str(row["epochs"]),
-        "top-1, %": lambda row: _text(row["top1"]),
-        "EMA top-1, %": lambda row: _text(row["ema_top1"]),
-        "wall s": lambda row: _text(row["wall_s"]),
-        "of it prep, once": lambda row: f"{row['prep_s']:.1f}" if row["prep_s"] else "",
-        "start-up": lambda row: _text(row["start_s"]),
-        "training": lambda row: _text(row["train_s"]),
-        "s to timm's top-1": lambda row: _text(row["equal_s"]),
-        "lr": lambda row: f"{row['lr']:g}{_mark(best.get(row['tool']), row['lr'])}",
-        "workers": lambda row: str(row["workers"]),
-        "seeds": lambda row: str(row["seeds"]),
-    }
-    if not any(row["ema_top1"] for row in rows):
-        del columns["EMA top-1, %"]
-    cells = [[row["tool"], *(text(row) for text in columns.values())] for row in rows]
-    network = f"{result['case']['model']}, " if any(row["tool"] in TOOLS for row in rows) else ""
-    return text_table(f"{network}{result['photos']} photos", ["", *columns], cells)
-
-
-def _text(value: tuple[float, float] | None) -> str:
-    return "" if value is None else f"{value[0]:.1f} ± {value[1]:.1f}"
-
-
-def _mark(best: Mapping[str, Any] | None, lr: float) -> str:
-    if best is None or best["lr"] != lr:
-        return ""
-    return " best, at the edge" if best["at_edge"] else " best"
-
-
-# ---- command ---------------------------------------------------------------------------------------------------------
 
 
 def _named(recipes: Sequence[Path]) -> dict[str, Path]:
@@ -331,7 +174,7 @@ def _run(options: WholeOptions) -> None:
     loaded = {name: Recipe.load(path) for name, path in recipes.items()}
     rates = _rates(options, tools, case) | {name: [recipe.optim.lr] for name, recipe in loaded.items()}
     folders, held_out, work = [Path(folder) for folder in options.photos], _held_out(options), options.work.resolve()
-    links = _links(folders, held_out)
+    links = photo_links(folders, held_out)
     if {link.partition("/")[0] for link in links} != {"train", "val"}:
         raise ResoluteError(
             f"--photos: got {','.join(options.photos)} without photos CLASS/NAME both to train and to validate on, "

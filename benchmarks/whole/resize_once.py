@@ -1,6 +1,6 @@
 """Photos resized once, as many people prepare them: JPEG of quality 90, the short side `--short-side` px.
 
-    python -m resolute.benchmarks.resize_once PHOTOS OUT        # PHOTOS/train/CLASS and PHOTOS/val/CLASS
+    python -m resolute.benchmarks.whole.resize_once PHOTOS OUT        # PHOTOS/train/CLASS and PHOTOS/val/CLASS
 
 Pillow decodes large JPEGs at a fraction of their size (`draft`), resizes bicubically and encodes; one process per core.
 Smaller photos keep their size. Of Resolute, only what starts and ends the process is used.

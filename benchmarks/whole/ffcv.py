@@ -1,6 +1,6 @@
-"""FFCV 1.0.2 for `resolute.benchmarks.whole`: its file of all photos, and batches for `whole_loop`.
+"""FFCV 1.0.2 for `resolute.benchmarks.whole`: its file of all photos, and batches for `loop`.
 
-    PY -m resolute.benchmarks.whole_ffcv SETTINGS.json      # writes the .beton files
+    PY -m resolute.benchmarks.whole.ffcv SETTINGS.json      # writes the .beton files
 
 Photos are kept as pixels, not as JPEGs, which FFCV's documentation names as its fastest mode where memory holds them;
 their longer side is at most 400 px, as in FFCV's ImageNet example. One loader serves all sizes: the size that its
@@ -35,7 +35,7 @@ from PIL import Image
 
 from resolute.machine import available_cpus
 
-from .class_folders import CROP, MEAN, STD, class_files
+from .photos import CROP, MEAN, STD, class_files
 
 __all__ = ["Epochs", "main", "write"]
 

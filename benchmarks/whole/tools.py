@@ -41,7 +41,7 @@ TOOLS = ("ours", "ours-224", "plain", "plain-once", "ffcv", "timm", "timm-once",
 # Freed memory stays with the process, as `resolute train` sets it for itself on a CPU. Source: mallopt(3)
 _MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_TOP_PAD_": str(64 << 20)}
 _FIRST_STEP = "Train: 0 ["  # in timm's output
-_ROOT = Path(__file__).resolve().parents[1]  # with the package, for other interpreters
+_ROOT = Path(__file__).resolve().parents[2]  # with the package, for other interpreters
 _POLL_S = 0.1  # how often timm's log is looked at
 _FEW = 2  # epochs that each tool trains before it is measured
 # [{"elapsed_s", "top1"}] after each epoch with a validation, also "ema_top1" if there is an EMA of the weights
@@ -90,12 +90,12 @@ CASES = {
 
 
 def kind(tool: str) -> str:
-    """Which program trains: "ours", also for the name of a recipe, "plain", "ffcv" or "timm"."""
+    """The program that a tool trains with: "ours" (also for the name of a recipe), "plain", "ffcv" or "timm"."""
     return tool.partition("-")[0] if tool in TOOLS else "ours"
 
 
 def prepared(tool: str) -> str:
-    """Whose files a tool trains on: "ours", "ffcv", "once"; "" for photos as they are."""
+    """The prepared files that a tool trains on: "ours", "ffcv" or "once"; "" for the original photos."""
     if tool in TOOLS and tool.endswith(_ONCE):
         return "once"
     return kind(tool) if kind(tool) in ("ours", "ffcv") else ""
@@ -226,7 +226,7 @@ def run_curve(log: Path, began: float) -> Curve:
 
 
 def described(job: Job) -> Path:
-    """Write the file that `whole_loop` and `whole_ffcv` read."""
+    """Write the file that `loop` and `ffcv` read."""
     settings = job.folder / "settings.json"
     settings.write_text(
         json.dumps(
@@ -260,7 +260,7 @@ def _loop(job: Job) -> tuple[list[str], Callable[[float], Log]]:
         curve = [{"elapsed_s": epoch["unix_s"] - began, "top1": epoch["top1"]} for epoch in epochs]
         return start["start"] - began, curve
 
-    return ["-m", "resolute.benchmarks.whole_loop", str(settings)], read
+    return ["-m", "resolute.benchmarks.whole.loop", str(settings)], read
 
 
 def _timm(job: Job) -> tuple[list[str], Callable[[float], Log]]:
@@ -374,9 +374,9 @@ def prepare(job: Job) -> float:
     """Write the files that the job's tool trains on; returns the seconds. Raises `ResoluteError` if it fails."""
     job.folder.mkdir(parents=True, exist_ok=True)
     if prepared(job.tool) == "once":
-        words = ["-m", "resolute.benchmarks.resize_once", str(job.photos), str(job.source)]
+        words = ["-m", "resolute.benchmarks.whole.resize_once", str(job.photos), str(job.source)]
     elif prepared(job.tool) == "ffcv":
-        words = ["-m", "resolute.benchmarks.whole_ffcv", str(described(job))]
+        words = ["-m", "resolute.benchmarks.whole.ffcv", str(described(job))]
     else:
         sizes = job.sizes or [res for res, _ in job.case.stages]
         options = {

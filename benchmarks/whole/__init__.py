@@ -1,0 +1,1 @@
+"""Compares whole trainings of several tools, see `__main__.py`."""
