@@ -36,7 +36,7 @@ from .record import check_writable, find_device, write
 if TYPE_CHECKING:
     from .trainer import Trainer
 
-__all__ = ["PARTS", "change_steps", "main", "page", "sentence", "tables"]
+__all__ = ["PARTS", "change_steps", "main", "page", "sentence", "stage_costs", "tables"]
 
 PARTS = ("loader", "training", "change")
 # of these DataLoaders, names in `LOADERS`, the fastest is compared
@@ -137,9 +137,9 @@ def _rates(job: Job, loaders: tuple[str, ...], *, rounds: int) -> dict[str, Any]
 
 
 def _training(trainer: Trainer, job: Job, loaders: tuple[str, ...], *, seconds: float, rounds: int) -> dict[str, Any]:
-    """{"res": [{"res", "alone", "loaders": {name: …}, "headspace"}]}: images/s of the model alone and of training.
+    """{"res": [{"res", "alone", "loaders": {name: …}, "headroom"}]}: images/s of the model alone and of training.
 
-    headspace: alone / training with ours, which is the gain from an infinitely fast loader. All values are `repeated`.
+    headroom: alone / training with ours, which is the gain from an infinitely fast loader. All values are `repeated`.
     """
     from .loaders import child
 
@@ -162,7 +162,7 @@ def _training(trainer: Trainer, job: Job, loaders: tuple[str, ...], *, seconds: 
                 "res": res,
                 "alone": repeated(alone[res]),
                 "loaders": {name: repeated(live[res, name]) for name in loaders},
-                "headspace": repeated([a / b for a, b in zip(alone[res], live[res, "ours"], strict=True)]),
+                "headroom": repeated([a / b for a, b in zip(alone[res], live[res, "ours"], strict=True)]),
             }
             for res in job.resolutions
         ]
@@ -203,8 +203,8 @@ def change_steps(sample_s: float, budget_s: float, *, workers: int, batch_size: 
 # ---- what the page says ----------------------------------------------------------------------------------------------
 
 
-def _costs(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """`change.summary` of a result with the part "change"."""
+def stage_costs(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The costs of the stage changes, as `change.summary` gives them, of a result with the part "change"."""
     return change.summary(result["change"]["step_s"], result["shards"]["resolutions"], result["settings"]["threads"])
 
 
@@ -236,7 +236,7 @@ def sentence(result: Mapping[str, Any]) -> str:
         said.append(f"at {res} px {model} trains {live:,.0f} images/s, without a loader {rate:,.0f}")
     if "change" in result:
         ours, other = (
-            max(0.0, *(_median(each["loaders"][name]["cost_steps"]) for each in _costs(result)))
+            max(0.0, *(_median(each["loaders"][name]["cost_steps"]) for each in stage_costs(result)))
             for name in ("ours", peer)
         )
         said.append(f"a stage change costs at most {ours:.1f} steps (a DataLoader {other:.1f})")
@@ -266,12 +266,12 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
                 str(each["res"]),
                 spread(each["alone"]),
                 *(spread(each["loaders"][name]) for name in titles),
-                spread(each["headspace"], 2),
+                spread(each["headroom"], 2),
             )
             for each in result["training"]["res"]
         ]
-        heads = ("px", "model alone#", *(f"with {title}#" for title in titles.values()), "headspace#")
-        note = f"Batch {batch}. {rounds} Headspace: model alone / with ours, the gain from an infinitely fast loader."
+        heads = ("px", "model alone#", *(f"with {title}#" for title in titles.values()), "headroom#")
+        note = f"Batch {batch}. {rounds} Headroom: model alone / with ours, the gain from an infinitely fast loader."
         found.append((f"Training {result['settings']['model']}, images/s", heads, rows, note))
     if "change" in result:
         titles |= {_REBUILT: "DataLoader, rebuilt"}
@@ -284,7 +284,7 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
                     for text in (spread(values["cost_s"], 0, 1e3), spread(values["cost_steps"], 1))
                 ),
             )
-            for each in _costs(result)
+            for each in stage_costs(result)
         ]
         heads = ("change", *(f"{title}, {unit}#" for title in titles.values() for unit in ("ms", "steps")))
         first = change.first_batches(result["settings"]["threads"])

@@ -77,6 +77,13 @@ def trainings(name: str) -> dict[str, Mapping[str, Any]]:
     return {row["tool"]: row for row in summary(result(name))}
 
 
+def stage_costs(name: str) -> list[dict[str, Any]]:
+    """The costs of the stage changes in a result of `resolute bench`, as `change.summary` gives them."""
+    from . import bench
+
+    return bench.stage_costs(result(name))
+
+
 def curve(name: str, tool: str) -> list[tuple[float, float]]:
     """(seconds since the start of the command, prep included; top-1 in %) of each epoch, means over the seeds."""
     runs = [run["curve"] for run in result(name)["runs"] if run["tool"] == tool]
@@ -143,6 +150,7 @@ def _environment() -> jinja2.Environment:
         "link": link,
         "processor": processor,
         "trainings": trainings,
+        "stage_costs": stage_costs,
         "curve": curve,
         "gpu_results": gpu_results,
     }

@@ -151,7 +151,7 @@ def bench_result() -> dict[str, Any]:
                     "res": res,
                     "alone": rounds(alone),
                     "loaders": {"ours": rounds(alone * 0.8), peer: rounds(alone * 0.4)},
-                    "headspace": rounds(1.25),
+                    "headroom": rounds(1.25),
                 }
                 for res, alone in zip(sizes, (1900.0, 1066.0, 533.0), strict=True)
             ]
