@@ -165,13 +165,16 @@ def test_what_cannot_be_measured_is_left_out_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    status, started = run(["--data", "photos", "--only", "whole,peers-switch,siblings"], monkeypatch)
+    monkeypatch.setattr(publish, "_WEIGHTS", Path("none/model.safetensors"))
+    words = ["--data", "photos", "--only", "whole,peers-switch,finetune-clothing,siblings"]
+    status, started = run(words, monkeypatch)
     assert status == 0
     assert [command[1] for command in started] == ["resolute.benchmarks.siblings"]
     assert started[0][-1] == str(tmp_path / "bench/all/siblings.json")
     out = capsys.readouterr().out
-    assert "whole: left out; it needs --timm, --ffcv" in out
-    assert "peers-switch: left out; it needs --ffcv" in out
+    assert "whole: left out; it needs --timm and --ffcv-python" in out
+    assert "peers-switch: left out; it needs --ffcv-python" in out
+    assert "finetune-clothing: left out; it needs none/model.safetensors (`python -m resolute.benchmarks." in out
 
 
 def test_shard_sets_are_made_before_the_programs_that_read_them(
