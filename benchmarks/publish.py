@@ -63,7 +63,10 @@ _CLOTHING = "--photos {data}/clothing10 --val-list {data}/clothing10.val.txt"
 _TUNING = "--photos {data}/imagenette224 --val-list {data}/imagenette224.val.txt"
 _PEERS = "--timm {timm} --ffcv-python {ffcv}"
 _WHOLE = "resolute.benchmarks.whole"
-_RATES = "--rates 0.03,0.1,0.3,1 --epochs 96=3,128=1,160=1,224=1"
+# about as many steps as the training that follows: its photos are fewer
+_RATES = "--rates 0.03,0.1,0.3 --epochs 96=2,224=1"
+_RATES_LARGE = "--case large --rates 0.03,0.1,0.3 --epochs 96=1,224=1"
+_LARGE = "--case large --epochs 96=3,128=1,160=1,224=1"
 # the folder of photos and the sizes of each set of shards
 _SETS = {"clothing": ("clothing10", "128,160,224"), "imagenette": ("imagenette224_more", "128,160,224")}
 MEASUREMENTS = (
@@ -76,11 +79,11 @@ MEASUREMENTS = (
     ),
     Measurement(
         name="whole-rates-large",
-        words=f"{_WHOLE} {_TUNING} {_PEERS} --case large {_RATES} --work {{work}}/rates-large",
+        words=f"{_WHOLE} {_TUNING} {_PEERS} {_RATES_LARGE} --work {{work}}/rates-large",
     ),
     Measurement(
         name="whole-large",
-        words=f"{_WHOLE} {_CLOTHING} {_PEERS} --case large --seeds 0,1,2 "
+        words=f"{_WHOLE} {_CLOTHING} {_PEERS} {_LARGE} --seeds 0,1,2 "
         "--lr-from {results}/whole-rates-large.json --work {work}/large",
     ),
     Measurement(

@@ -25,6 +25,7 @@ from resolute.benchmarks.record import commit, digest
 from resolute.benchmarks.whole import tools
 from resolute.errors import ResoluteError
 from tests.conftest import make_photos
+from tests.support.commands import timed_in_forks
 
 LOADERS = ("ours", "ours-gpu", "v2", "v2-sized", "dali")
 TOOLS = ("ours", "plain-once", "timm-once")
@@ -173,6 +174,8 @@ def test_every_part_is_measured_on_a_cpu(
         return [*firsts.values()]
 
     monkeypatch.setattr(gpu, "rows", some)
+    for module in (gpu, tools):
+        monkeypatch.setattr(module, "timed", timed_in_forks(tools.timed, tmp_path))
     assert gpu.main(words) == 0
     rows = read(tmp_path)["rows"]
     assert [row["failed"] for row in rows if "failed" in row] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,18 +10,14 @@ import pytest
 from resolute.benchmarks import siblings
 from tests.benchmarks.test_whole import tiny
 from tests.conftest import make_photos
-from tests.support.commands import Ended
+from tests.support.commands import timed_in_forks
 
 
 @pytest.mark.slow
 def test_copies_of_training_photos_are_in_val_at_random_and_not_with_groups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: Callable[..., Ended]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def timed(words: list[str], log: Path, *, name: str) -> float:
-        assert forked(*words[2:]).status == 0, name
-        return 0.0
-
-    monkeypatch.setattr(siblings, "timed", timed)
+    monkeypatch.setattr(siblings, "timed", timed_in_forks(siblings.timed, tmp_path))
     photos = make_photos(tmp_path / "photos", each=20)
     recipe = tiny(tmp_path, "siblings", [(32, 1), (48, 1)])
     recipe.write_text(recipe.read_text() + "[ema]\ndecay = 0.9\n")

@@ -20,9 +20,8 @@ from resolute.benchmarks.whole.__main__ import main
 from resolute.benchmarks.whole.photos import MEAN, STD, hash_rule, write_photos
 from resolute.benchmarks.whole.summary import summary
 from resolute.errors import ResoluteError
-from tests import ROOT
 from tests.conftest import make_photos
-from tests.support.commands import run as run_forked
+from tests.support.commands import timed_in_forks
 
 TINY = tools.Case(model="test_resnet", model_kwargs={}, stages=((32, 1), (48, 1)), batch_size=16, eval_batch_size=8)
 # stands in for timm's train.py: notes its arguments and writes a log as timm does
@@ -42,6 +41,8 @@ with (out / "summary.csv").open("w") as file:
         file.flush()
     time.sleep(0.3)
 """
+
+QUICK_TIMM = TIMM.replace("sleep(0.3)", "sleep(0)")
 
 
 @pytest.fixture
@@ -79,18 +80,7 @@ def tiny(folder: Path, name: str, stages: Sequence[tuple[int, int]]) -> Path:
 def test_tools_and_recipes_train_the_same_photos_in_turns(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = tools.timed
-
-    def fork(words: Sequence[str], log: Path, **how: Any) -> float:
-        """Forked instead of started, which saves the imports."""
-        if words[1] != "-m":
-            return start(words, log, **how)
-        began = time.perf_counter()
-        done = run_forked(words[2], words[3:], folder=ROOT, scratch=tmp_path, stdout=str(log))
-        assert done.status == 0, done.err
-        return time.perf_counter() - began
-
-    monkeypatch.setattr(tools, "timed", fork)
+    monkeypatch.setattr(tools, "timed", timed_in_forks(tools.timed, tmp_path))
     recipe = tiny(tmp_path, "own", [(32, 1), (40, 1)])
     recipe.write_text(recipe.read_text() + "[ema]\ndecay = 0.5\n")
     words = ["--tools", "ours,plain,plain-once,timm,timm-sizes", "--lr", "plain=0.1", "--recipes", str(recipe)]
@@ -257,7 +247,9 @@ def test_a_tool_that_fails_ends_the_benchmark_with_its_last_line(
 def test_rates_are_tried_with_each_tool_and_the_best_is_printed_and_taken(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    better = TIMM.replace("50 + epoch", "50 + epoch + 10 * (after('--lr') == ('0.3' if '32' in words else '0.2'))")
+    better = QUICK_TIMM.replace(
+        "50 + epoch", "50 + epoch + 10 * (after('--lr') == ('0.3' if '32' in words else '0.2'))"
+    )
     (tmp_path / "timm/train.py").write_text(better)
     assert main([*command, "--tools", "timm,timm-sizes", "--rates", "0.1,0.2,0.3"]) == 0
     printed = capsys.readouterr().out
@@ -276,7 +268,9 @@ def test_rates_are_tried_with_each_tool_and_the_best_is_printed_and_taken(
 def test_an_unfinished_benchmark_is_continued_and_no_training_is_repeated(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noted = TIMM.replace("words = sys.argv", "print(*sys.argv, file=open(__file__ + '.log', 'a'))\nwords = sys.argv", 1)
+    noted = QUICK_TIMM.replace(
+        "words = sys.argv", "print(*sys.argv, file=open(__file__ + '.log', 'a'))\nwords = sys.argv", 1
+    )
     train, log, out = tmp_path / "timm/train.py", tmp_path / "timm/train.py.log", tmp_path / "whole.json"
     words = [*command, "--tools", "timm,timm-sizes", "--seeds", "7,8"]
 
