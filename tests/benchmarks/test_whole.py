@@ -243,7 +243,6 @@ def test_a_tool_that_fails_ends_the_benchmark_with_its_last_line(
     assert "timm, seed 0: got status 1, expected 0: no such network" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_rates_are_tried_with_each_tool_and_the_best_is_printed_and_taken(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -264,7 +263,6 @@ def test_rates_are_tried_with_each_tool_and_the_best_is_printed_and_taken(
     assert [run["lr"] for run in json.loads((tmp_path / "second.json").read_text())["runs"]] == [0.2, 0.3]
 
 
-@pytest.mark.slow
 def test_an_unfinished_benchmark_is_continued_and_no_training_is_repeated(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
