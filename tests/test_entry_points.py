@@ -63,6 +63,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "status"),
     [

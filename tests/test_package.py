@@ -178,6 +178,7 @@ def test_the_locked_versions_lie_in_the_ranges_of_the_project(stack: str) -> Non
     assert {"torch", "torchvision", f"nvidia-dali-{stack}0", *decoders[stack]} <= set(pins)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "message"),
     [

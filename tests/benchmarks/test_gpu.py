@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import multiprocessing
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -209,7 +210,9 @@ def serve(connection: Connection, log: Path, setup: str) -> None:
         connection.send({**row, "setup": setup})
 
 
-def test_a_worker_that_fails_or_hangs_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_worker_that_fails_or_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_SPAWN", multiprocessing.get_context("fork"))  # why: a new interpreter takes seconds
     worker = gpu._Worker(serve, "tiny", tmp_path / "log")
     answer = {"do": "well", "setup": "tiny"}
     assert worker.measure({"do": "well"}, 60) == answer

@@ -68,6 +68,7 @@ def test_all_loaders_use_the_default_crop_and_flip(job: Job) -> None:
     assert (job.scale, job.ratio, job.flip_prob) == (default.scale, default.ratio, default.flip_prob)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HERE)
 def test_every_loader_delivers_the_same_kind_of_batches(job: Job, name: str) -> None:
     torch.manual_seed(0)

@@ -464,6 +464,7 @@ def test_every_set_of_the_page_has_a_layout() -> None:
     assert [*sections()] == [*BUILDERS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heading", BUILDERS)
 def test_the_command_gives_each_photo_its_label(
     heading: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -19,6 +19,7 @@ from resolute.pipeline.plan.order import sample_ids
 from resolute.pipeline.plan.rng import uniforms
 from resolute.pipeline.plan.stage import Augment
 from tests import ROOT
+from tests.support.baseline_cpu import BASELINE_CPU
 from tests.support.batch_spec import drawn_rows
 from tests.support.commands import Ended
 
@@ -40,7 +41,7 @@ def digest() -> str:
 
 @pytest.mark.slow
 def test_baseline_cpus_compute_the_same_numbers_without_a_compile_cache_folder() -> None:
-    old = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": "/proc/none"}
+    old = {**BASELINE_CPU, "NUMBA_CACHE_DIR": "/proc/none"}
     code = "from tests.pipeline.test_jit import digest; print(digest())"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **old}, capture_output=True, text=True, check=True

@@ -93,6 +93,7 @@ def test_no_credential_of_a_source_is_printed_or_written(
     assert "photos/apple/gone.jpg" in (tmp_path / "set-4" / "rejects.jsonl").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_retries")
 def test_no_credential_is_printed_or_written_when_the_store_refuses_or_fails(
     guarded: str, photos: Path, tmp_path: Path, prep: Prep, monkeypatch: pytest.MonkeyPatch

@@ -133,6 +133,7 @@ def test_an_extension_adds_the_new_photos_and_changes_no_older_byte(growing: Gro
     assert "no new photos in the source" in again.out
 
 
+@pytest.mark.slow
 @SLOW
 def test_a_set_extended_twice_with_any_workers_or_jobs_has_the_same_bytes(growing: Growing) -> None:
     jobs = growing.copy("jobs")
@@ -167,6 +168,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [(-5,), pytest.param((0, 14, -1), marks=SLOW)])
 def test_a_killed_extension_leaves_the_old_set_or_is_resumed(
     growing: Growing, steps: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
@@ -248,6 +250,7 @@ def test_photos_that_could_not_be_read_are_added_once_they_can(photos: Path, tmp
     assert len(listed) == 60
 
 
+@pytest.mark.slow
 @SLOW
 def test_resolutions_are_added_before_with_and_after_an_extension(growing: Growing) -> None:
     more = ("--res", "32,48,64")

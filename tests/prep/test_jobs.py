@@ -101,6 +101,7 @@ def test_overlapping_ranges_in_any_order_produce_the_bytes_of_a_single_prep(
     assert json.loads((jobs.out / "rejects.jsonl").read_text())["path"] == "apple/03.jpg"
 
 
+@pytest.mark.slow
 @SLOW
 def test_killed_and_overlapping_jobs_produce_the_bytes_of_a_single_prep(
     tmp_path: Path, prep: Prep, forked: Callable[..., Ended]
@@ -178,6 +179,7 @@ def test_too_many_rejects_are_refused_at_the_end_and_a_new_plan_may_allow_them(j
     assert len((jobs.out / "rejects.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 @SLOW
 def test_a_finished_set_is_recognised_and_a_resolution_is_added_by_jobs(jobs: Jobs, tmp_path: Path, prep: Prep) -> None:
     assert jobs.plan()[0] == 0
@@ -276,6 +278,7 @@ def test_jobs_need_no_lock_and_end_when_their_plan_is_replaced(
     assert tree(jobs.out) == tree(tmp_path / "fresh")
 
 
+@pytest.mark.slow
 @SLOW
 def test_jobs_on_s3_produce_the_bytes_of_a_local_set(
     s3_server: str,  # noqa: F811

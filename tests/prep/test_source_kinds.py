@@ -30,6 +30,7 @@ def contents(photos: Path) -> dict[str, bytes]:
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["zip", *(pytest.param(kind, marks=SLOW) for kind in ("url", "tar", "tar.gz", "list", "table"))]
 )

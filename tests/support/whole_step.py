@@ -289,11 +289,15 @@ def _batch(recipe: Recipe, head: Outputs, stage: int, res: int, split: Any) -> B
 
 # the same kinds of layers as the network of the recipe, fewer of each
 _SHALLOW: dict[str, dict[str, Any]] = {
+    "resnet18": {"kwargs": {"layers": [1, 1, 1, 1]}},
     "resnet50": {"kwargs": {"layers": [1, 1, 1, 1]}},
     "deit3_base_patch16_224": {"kwargs": {"depth": 2}},
+    "deit3_small_patch16_224": {"kwargs": {"depth": 2}},
+    "vit_small_patch16_224": {"kwargs": {"depth": 2}},
+    "vit_small_patch16_224.augreg_in21k_ft_in1k": {"kwargs": {"depth": 2}},
     "convnext_tiny.fb_in22k_ft_in1k": {"kwargs": {"depths": [1, 1, 1, 1]}},
     "convnextv2_atto.fcmae": {"kwargs": {"depths": [1, 1, 1, 1]}},
-    "efficientnet_b4": {"name": "efficientnet_b0"},
+    "efficientnet_b4": {"name": "test_efficientnet"},
 }
 
 

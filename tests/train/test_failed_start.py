@@ -176,6 +176,7 @@ def test_a_run_that_exists_and_other_files_stay(
     assert {path.name: path.read_bytes() for path in (tmp_path / "tiny").iterdir()} == before
 
 
+@pytest.mark.slow
 def test_another_recipe_is_answered_with_what_differs_and_how_many_stages_there_are(
     words: Callable[[Path], list[str]], shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

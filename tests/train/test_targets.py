@@ -76,6 +76,7 @@ def run(shards: ShardSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(shards, tmp_path_factory.mktemp("runs"))
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_keeps_evaluates_and_draws_the_epoch_with_the_best_metric(
     kind: str, shards: ShardSet, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

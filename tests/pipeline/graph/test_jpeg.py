@@ -20,6 +20,7 @@ from resolute.pipeline.graph.kernels.pread import TAG_BYTES
 from resolute.pipeline.plan.augment_params import AugmentOps
 from tests import ROOT
 from tests.support import jpeg_fuzz
+from tests.support.baseline_cpu import BASELINE_CPU
 from tests.support.batch_spec import batch_spec
 from tests.support.jpeg import Region, encode, our_region, photo, random_region, regions_by_dali
 
@@ -236,6 +237,6 @@ def test_changed_files_are_read_and_written_nowhere_outside() -> None:
 def test_code_for_any_cpu_gives_the_same_pixels(tmp_path: Path) -> None:
     """In a process whose code has no instructions that some CPUs lack, the tests of this file's first part pass."""
     words = ["-p", "no:cacheprovider", "-n0", "-k", "region_has or noise_and_flat", str(Path(__file__))]
-    out = in_child("pytest", *words, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="", NUMBA_CACHE_DIR=str(tmp_path))
+    out = in_child("pytest", *words, NUMBA_CACHE_DIR=str(tmp_path), **BASELINE_CPU)
     assert " passed" in out
     assert "failed" not in out

@@ -131,6 +131,7 @@ def assert_rest(loader: Loader, batches: list[Batch]) -> None:
         assert torch.equal(got.targets, expected.targets)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
     ("owner", "name", "call"),
@@ -228,6 +229,7 @@ def test_after_an_error_of_an_operator_the_loader_continues_or_raises_it_again(
     assert thread_count() <= threads < running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_images_of_another_batch_are_detected_even_if_all_shapes_are_equal(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, on_gpu: bool

@@ -164,6 +164,7 @@ def test_a_slow_store_does_not_count_as_stalled_but_a_trickling_one_does(
         assert time.monotonic() - began < 3
 
 
+@pytest.mark.slow
 @pytest.mark.timing
 @pytest.mark.parametrize(
     ("fault", "words", "most"),

@@ -23,6 +23,7 @@ from resolute.prep.convert.resize import fit, resize, resize_and_encode, resize_
 from resolute.prep.run import worker
 from resolute.prep.sources.image_ref import ByteRange
 from tests.prep.convert.test_decode import psnr_db
+from tests.support.baseline_cpu import BASELINE_CPU
 
 Scene = Callable[..., NDArray[np.uint8]]
 REMAINING = 2.75  # times the stored short side
@@ -167,7 +168,7 @@ def test_cpus_without_vector_instructions_decode_and_resize_to_the_same_bytes(sc
         (tmp_path / f"{number}.jpg").write_bytes(data)
         for pixels in (decode_reduced(data, factor).pixels for factor in (2, 4, 8)):
             expected += pixels.tobytes() + resize(pixels, 61, 38).tobytes()
-    old = {"JSIMD_FORCENONE": "1", "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    old = {**BASELINE_CPU, "JSIMD_FORCENONE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", code, *(f"{tmp_path}/{number}.jpg" for number in range(3))],
         env={**os.environ, **old, "NUMBA_CACHE_DIR": "/proc/none"},

@@ -74,6 +74,7 @@ def test_the_photos_of_a_patient_are_on_one_side_by_a_column(
             assert len(folded.splits["val"]) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pattern", "file", "near_copies", "list", "parquet"])
 def test_groups_come_from_names_a_file_a_list_or_parquet(tmp_path: Path, kind: str) -> None:
     names = [f"{label}/{patient}_{name}" for label, patient, name in zip(LABELS, PATIENTS, NAMES, strict=True)]

@@ -230,6 +230,7 @@ def test_blanks_around_a_label_mean_nothing_in_any_table(case: Case) -> None:
         assert case.run(["cat", "cat ", " dog", "dog"], form) == ["cat", "dog"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("label", "looks"),

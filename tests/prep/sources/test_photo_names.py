@@ -153,6 +153,7 @@ def test_names_may_be_relative_to_a_folder_above_or_to_the_table(case: Case, mon
     assert case.read({"../a/1.jpg": "x", "../../photos/b/1.jpg": "y"}) == want
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_list", [False, True])
 @pytest.mark.parametrize(
     ("photo", "written", "words"),

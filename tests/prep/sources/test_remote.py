@@ -127,6 +127,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     fetching._failing_hosts.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["refuse", "hang", "drop", 500, 503])
 def test_photos_of_a_web_server_that_fails_are_rejected_while_another_one_answers(
     tmp_path: Path, quick: None, how: int | str

@@ -43,6 +43,7 @@ STAND_INS = {
 each_recipe = pytest.mark.parametrize("name", RECIPES)
 
 
+@pytest.mark.slow
 @each_recipe
 def test_every_recipe_is_rebuilt_from_its_values_and_its_model_accepts_its_settings(name: str) -> None:
     recipe = RECIPES[name]

@@ -26,6 +26,7 @@ SETS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", [False, True])
 def test_every_set_gets_a_valid_recipe_that_fits_it(gpu: bool) -> None:
     for facts in SETS:
