@@ -29,7 +29,6 @@ WITHOUT_DIGEST = {
     "prep",
     "siblings",
     "soak",
-    "whole-large",
 }
 PLACES = ("data", "work", "results", "timm", "ffcv", "img2dataset", "picture")
 
