@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 import time
@@ -42,19 +43,45 @@ class Measurement:
 
     words: a template of the command. {data}: the folder of the data sets; {work}: of working files; {results}: of the
     result files; {timm}: a checkout of timm; {ffcv}, {img2dataset}: interpreters that have these packages. sets: names
-    of the shard sets that it reads, which are made in {work} if they are missing. weights: whether it needs the folder
-    lite0 with pretrained weights.
+    of the shard sets that it reads, which are made in {work} if they are missing. rates: name of the result that the
+    learning rate is taken from. weights: whether it needs the folder lite0 with pretrained weights.
     """
 
     name: str
     words: str
     sets: tuple[str, ...] = ()
+    rates: str = ""
     weights: bool = False
 
     def command(self, places: Mapping[str, str], out: Path) -> list[str]:
-        """The words after the interpreter."""
+        """The words after the interpreter. Raises `ResoluteError` if the result with the rates is not finished."""
         words = [word.format_map(places) for word in self.words.split()]
+        if self.rates:
+            words += ["--lr", _learning_rates(Path(places["results"], f"{self.rates}.json"))]
         return ["-m", *words, "--out", str(out)]
+
+
+def _learning_rates(path: Path) -> str:
+    """TOOL=RATE,… of a result of `whole --rates`, one rate for all: that with the highest mean top-1 over the tools.
+
+    A rate for each tool would be chosen by a single training. Raises `ResoluteError`.
+    """
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        tools, runs = [*result["rates"]], result["runs"]
+        if result["missing"]:
+            raise ValueError(f"{result['missing']} trainings that are missing")
+        top1: dict[float, list[float]] = {run["lr"]: [] for run in runs}
+        for run in runs:
+            top1[run["lr"]].append(run["top1"])
+        best = max(top1, key=lambda lr: statistics.fmean(top1[lr]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        got = error.strerror if isinstance(error, OSError) else error
+        raise ResoluteError(
+            f"{path}: got {got}, expected a finished result of `whole --rates`; measure it first, with "
+            f"--only {path.stem}"
+        ) from None
+    return ",".join(f"{tool}={best:g}" for tool in tools)
 
 
 # {placeholder: the option without which its measurements are left out}
@@ -74,8 +101,8 @@ MEASUREMENTS = (
     Measurement(name="whole-rates", words=f"{_WHOLE} {_TUNING} {_PEERS} {_RATES} --work {{work}}/rates"),
     Measurement(
         name="whole",
-        words=f"{_WHOLE} {_CLOTHING} {_PEERS} --seeds 0,1,2,3,4 --lr-from {{results}}/whole-rates.json "
-        "--work {work}/whole",
+        words=f"{_WHOLE} {_CLOTHING} {_PEERS} --seeds 0,1,2,3,4 --work {{work}}/whole",
+        rates="whole-rates",
     ),
     Measurement(
         name="whole-rates-large",
@@ -83,8 +110,8 @@ MEASUREMENTS = (
     ),
     Measurement(
         name="whole-large",
-        words=f"{_WHOLE} {_CLOTHING} {_PEERS} {_LARGE} --seeds 0,1,2 "
-        "--lr-from {results}/whole-rates-large.json --work {work}/large",
+        words=f"{_WHOLE} {_CLOTHING} {_PEERS} {_LARGE} --seeds 0,1,2 --work {{work}}/large",
+        rates="whole-rates-large",
     ),
     Measurement(
         name="peers",
@@ -219,6 +246,8 @@ def _todo(options: BenchAllOptions, places: Mapping[str, str], folder: Path) -> 
             continue
         if each.weights and not (_ROOT / _WEIGHTS).exists():
             missing.append(f"{_WEIGHTS} (`python -m resolute.benchmarks.lite0_weights --out {_WEIGHTS.parent}`)")
+        if each.rates and not missing and not (folder / f"{each.rates}.json").exists():
+            missing.append(f"{each.rates}.json")
         if missing:
             print(f"{each.name}: left out; it needs {' and '.join(missing)}", flush=True)
         elif is_current(out, command := each.command(places, out)):

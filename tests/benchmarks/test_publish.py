@@ -17,6 +17,7 @@ from resolute import cli
 from resolute.benchmarks import publish, record
 from resolute.benchmarks.publish import MEASUREMENTS, is_current
 from resolute.benchmarks.record import RESULTS, digest
+from resolute.errors import ResoluteError
 from resolute.settings import build
 from tests import ROOT
 
@@ -62,11 +63,42 @@ def renewed() -> dict[str, dict[str, Any]]:
     return {name: result for name, result in files.items() if "digest" in result}
 
 
+def write_rates(path: Path, *, missing: int = 0) -> None:
+    """A result of `whole --rates` in which each tool has its best rate by chance."""
+    top1 = {"ours": (0.5, 0.6, 0.59), "timm": (0.3, 0.49, 0.5)}
+    runs = [
+        {"tool": tool, "lr": lr, "top1": value}
+        for tool, values in top1.items()
+        for lr, value in zip((0.03, 0.1, 0.3), values, strict=True)
+    ]
+    path.write_text(json.dumps({"rates": {tool: [0.03, 0.1, 0.3] for tool in top1}, "runs": runs, "missing": missing}))
+
+
+def test_all_tools_train_with_the_learning_rate_that_is_best_on_average(tmp_path: Path) -> None:
+    (whole,) = (each for each in MEASUREMENTS if each.name == "whole")
+    places = {name: str(tmp_path) for name in PLACES}
+    path = tmp_path / "whole-rates.json"
+    write_rates(path)
+    command = whole.command(places, tmp_path / "whole.json")
+    assert command[command.index("--lr") + 1] == "ours=0.1,timm=0.1"
+    write_rates(path, missing=2)
+    with pytest.raises(
+        ResoluteError, match=r"whole-rates\.json: got 2 trainings that are missing, expected a finished"
+    ):
+        whole.command(places, tmp_path / "whole.json")
+    path.unlink()
+    with pytest.raises(ResoluteError, match="measure it first, with --only whole-rates"):
+        whole.command(places, tmp_path / "whole.json")
+
+
 @pytest.mark.parametrize("measurement", MEASUREMENTS, ids=lambda each: each.name)
 def test_every_command_parses_with_todays_programs(
     measurement: publish.Measurement, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     places = {name: str(tmp_path / name) for name in PLACES}
+    if measurement.rates:
+        (tmp_path / "results").mkdir()
+        write_rates(tmp_path / "results" / f"{measurement.rates}.json")
     command = shlex.join(publish.shown(measurement.command(places, tmp_path / "out.json")))
     assert options_of(command, monkeypatch).out == tmp_path / "out.json"
 
