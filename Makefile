@@ -61,9 +61,9 @@ bench-all:  ## DATA=folder [TIMM=checkout] [FFCV_PYTHON=…] [PUBLISH=1] all tha
 shards verify keys show recipe lr lr-find plan train predict eval export report compare bench bench-all: $(READY)
 	@$(PY) -m resolute $@ $(DEFAULTS) $(OPTIONS)
 test: $(TOOLS)  ## the tests, without those that take minutes
-	@$(PYTEST) -m 'not slow'
-test-all: $(TOOLS)  ## all tests, as CI runs them
-	@$(PYTEST)
+	@$(PYTEST) -m 'not slow and not nightly'
+test-all: $(TOOLS)  ## all tests, as CI runs them, but those of .ci/nightly
+	@$(PYTEST) -m 'not nightly'
 test-gpu: $(TOOLS)  ## check a GPU: kernels, pixels, memory, resuming, two processes
 	@$(PY) -m pytest -m gpu -n 0 tests/gpu
 lint: $(TOOLS)  ## ruff and mypy

@@ -28,6 +28,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # why: under nohup it is ignored
 RESOLUTIONS = (32, 48, 64)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "nightly: a whole benchmark program on tiny data; run once a day, by `.ci/nightly`")
+
+
 def pytest_runtest_setup() -> None:
     torch.set_num_threads(1)  # why: small steps do not gain from more threads
 

@@ -156,7 +156,7 @@ def test_photos_that_are_not_in_class_folders_are_refused(
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # trains four times
+@pytest.mark.nightly  # trains four times
 def test_every_part_is_measured_on_a_cpu(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

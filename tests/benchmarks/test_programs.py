@@ -108,7 +108,7 @@ def test_a_result_of_a_gpu_is_named_after_it(tmp_path: Path, monkeypatch: pytest
     assert str(default_file("gpu", "NVIDIA H200 NVL")) == "bench/gpu-h200-nvl.json"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_loader_measures_rates_and_pixels_in_processes(
     shard_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,7 +181,7 @@ def test_storage_measures_a_cold_disk_and_a_store(
     assert "a consumer that computes" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_prep_is_measured_beside_other_converters(tmp_path: Path, forked: Callable[..., Ended]) -> None:
     """In a process, which waits for all its children."""
     photos = make_photos(tmp_path / "photos", each=15)
@@ -198,7 +198,7 @@ def test_prep_is_measured_beside_other_converters(tmp_path: Path, forked: Callab
     assert all(value > 40 for value in result["psnr_db"]["bicubic"].values())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_planted_copies_are_found_and_the_cost_is_measured(tmp_path: Path, forked: Callable[..., Ended]) -> None:
     """In a process, which waits for all its children."""
     photos = make_photos(tmp_path / "photos", classes=2, each=6)

@@ -13,7 +13,7 @@ from tests.conftest import make_photos
 from tests.support.commands import timed_in_forks
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_copies_of_training_photos_are_in_val_at_random_and_not_with_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

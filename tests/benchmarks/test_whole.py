@@ -76,7 +76,7 @@ def tiny(folder: Path, name: str, stages: Sequence[tuple[int, int]]) -> Path:
     return path
 
 
-@pytest.mark.slow  # trains seven times
+@pytest.mark.nightly  # trains seven times
 def test_tools_and_recipes_train_the_same_photos_in_turns(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
