@@ -26,8 +26,6 @@ WITHOUT_DIGEST = {
     "finetune-clothing",
     "near_copies",
     "peers",
-    "peers-switch",
-    "prep",
     "siblings",
     "soak",
 }
