@@ -29,7 +29,9 @@ RESOLUTIONS = (32, 48, 64)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "nightly: a whole benchmark program on tiny data; run once a day, by `.ci/nightly`")
+    config.addinivalue_line(
+        "markers", "nightly: a whole benchmark program on tiny data; run once a day, by `.ci/nightly`"
+    )
 
 
 def pytest_runtest_setup() -> None:
