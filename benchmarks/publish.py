@@ -43,7 +43,8 @@ class Measurement:
 
     words: a template of the command. {data}: the folder of the data sets; {work}: of working files; {results}: of the
     result files; {timm}: a checkout of timm; {ffcv}, {img2dataset}: interpreters that have these packages. sets: names
-    of the shard sets that it reads, which are made in {work} if they are missing. rates: name of the result that the
+    of the shard sets that it reads, or whose prep has to run before, so that its functions are compiled; they are made
+    in {work} if they are missing. rates: name of the result that the
     learning rate is taken from. weights: whether it needs the folder lite0 with pretrained weights.
     """
 
@@ -102,6 +103,7 @@ MEASUREMENTS = (
     Measurement(
         name="whole",
         words=f"{_WHOLE} {_CLOTHING} {_PEERS} --seeds 0,1,2,3,4 --work {{work}}/whole",
+        sets=("clothing",),
         rates="whole-rates",
     ),
     Measurement(
@@ -111,6 +113,7 @@ MEASUREMENTS = (
     Measurement(
         name="whole-large",
         words=f"{_WHOLE} {_CLOTHING} {_PEERS} {_LARGE} --seeds 0,1,2 --work {{work}}/large",
+        sets=("clothing",),
         rates="whole-rates-large",
     ),
     Measurement(
@@ -135,6 +138,7 @@ MEASUREMENTS = (
         words=f"{_WHOLE} --photos {{data}}/imagenette224 --photos {{data}}/imagenette224_more --val-hash 10 "
         "--recipes train/recipes/imagenette_cpu_quick.toml,benchmarks/recipes/imagenette_20_epochs.toml,"
         "train/recipes/imagenette_cpu_whole.toml --seeds 0,1,2 --work {work}/recipes",
+        sets=("clothing",),
     ),
     Measurement(
         name="finetune-clothing",
