@@ -5,7 +5,6 @@
 
 A page holds a block of figures between `<!-- figures: NAME -->` and `<!-- end -->`. The template templates/NAME.md
 makes what is between, sentences included, from the result files that it reads; templates/NAME.svg makes docs/NAME.svg.
-A block or picture stays as it is until all its result files have a digest (see `record`).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from resolute.errors import ResoluteError
 from resolute.files import output_file
 from resolute.settings import setting, settings
 
-from .record import RESULTS, results_page
+from .record import RESULTS, digest, results_page
 
 __all__ = ["PAGES", "PICTURES", "main", "stale", "write_all", "written"]
 
@@ -44,17 +43,16 @@ _BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL
 _LINK = "benchmarks/results/"  # as README links to result files; pages in docs/ go up a folder
 
 
-class NotRenewedError(Exception):
-    """A result file does not exist, or was written before results had a digest."""
-
-
 @cache
 def result(name: str) -> Mapping[str, Any]:
-    """The result file of this name. Raises `NotRenewedError`."""
+    """The result file of this name. Raises `ResoluteError` if it is missing or was edited."""
     path = RESULTS / f"{name}.json"
-    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if "digest" not in values:
-        raise NotRenewedError(name)
+    again = "measure it again, with its command in benchmarks/results/README.md"
+    if not path.exists():
+        raise ResoluteError(f"{path.name}: not found, expected in benchmarks/results; {again}")
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if values.get("digest") != digest(values):
+        raise ResoluteError(f"{path.name}: got values that do not fit its digest, expected a file as measured; {again}")
     return values
 
 
@@ -158,7 +156,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _rendered(name: str) -> str:
-    """What a template makes. Raises `NotRenewedError`, and `ResoluteError` for an unknown name or other values."""
+    """What a template makes. Raises `ResoluteError` for an unknown name or other values."""
     try:
         return _environment().get_template(name).render()
     except jinja2.TemplateNotFound:
@@ -178,10 +176,7 @@ def written(text: str, *, folder: str = "") -> str:
 
     def block(match: re.Match[str]) -> str:
         begin, name, _, end = match.groups()
-        try:
-            figures = _rendered(f"{name}.md").strip()
-        except NotRenewedError:
-            return match[0]
+        figures = _rendered(f"{name}.md").strip()
         figures = figures.replace(f"]({_LINK}", f"]({'../' * len(Path(folder).parts)}{_LINK}")
         return f"{begin}\n{figures}\n\n{end}"
 
@@ -200,10 +195,7 @@ def stale() -> Iterator[tuple[Path, str]]:
     if index.read_text(encoding="utf-8") != (new := results_page(RESULTS)):
         yield index, new
     for picture in PICTURES:
-        try:
-            new = _rendered(picture.name)
-        except NotRenewedError:
-            continue
+        new = _rendered(picture.name)
         if not picture.exists() or picture.read_text(encoding="utf-8") != new:
             yield picture, new
 

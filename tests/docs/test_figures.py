@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from resolute.benchmarks import figures
 from resolute.benchmarks.figures import PAGES, main, stale, written
+from resolute.benchmarks.record import digest
 from resolute.errors import ResoluteError
 from tests import ROOT
 
@@ -39,34 +42,39 @@ def test_readme_has_no_measured_number_of_its_own() -> None:
 
 
 @pytest.fixture
-def own_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    """Result files by name, and a template `speed.md` that shows one of them."""
-    results: dict[str, Any] = {"speed": {"digest": "", "raw": [1.0, 3.0, 2.0], "median": 2.0}}
+def speed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The result file speed.json, which the template speed.md shows."""
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "templates/speed.md").write_text('{{ result("speed") | spread(1) }} s ({{ link("speed") }})\n')
+    monkeypatch.setattr(figures, "_TEMPLATES", tmp_path / "templates")
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    write_result(tmp_path / "speed.json", raw=[1.0, 3.0, 2.0], median=2.0)
+    yield tmp_path / "speed.json"
+    figures.result.cache_clear()
 
-    def result(name: str) -> Any:
-        if name not in results:
-            raise figures.NotRenewedError(name)
-        return results[name]
 
-    (tmp_path / "speed.md").write_text('{{ result("speed") | spread(1) }} s ({{ link("speed") }})\n')
-    monkeypatch.setattr(figures, "_TEMPLATES", tmp_path)
-    monkeypatch.setattr(figures, "result", result)
-    return results
+def write_result(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(values | {"digest": digest(values)}))
+    figures.result.cache_clear()
 
 
 PAGE = "before\n<!-- figures: speed -->\n\nold\n\n<!-- end -->\nafter\n"
 
 
-def test_a_block_is_written_from_its_template_and_result(own_results: dict[str, Any]) -> None:
+def test_a_block_is_written_from_its_template_and_result(speed: Path) -> None:
     shown = "2.0 (1.0 to 3.0) s ([speed.json](../benchmarks/results/speed.json))"
     assert written(PAGE, folder="docs") == PAGE.replace("old", shown)
-    own_results["speed"]["median"] = 2.5
+    write_result(speed, raw=[1.0, 2.5, 3.0], median=2.5)
     assert "2.5 (1.0" in written(written(PAGE))
 
 
-def test_a_block_whose_result_was_not_renewed_stays_as_it_is(own_results: dict[str, Any]) -> None:
-    del own_results["speed"]
-    assert written(PAGE) == PAGE
+def test_a_result_that_is_missing_or_edited_is_refused(speed: Path) -> None:
+    speed.write_text(speed.read_text().replace("3.0", "9.0"))
+    with pytest.raises(ResoluteError, match=r"speed\.json: got values that do not fit its digest.*; measure it again"):
+        written(PAGE)
+    speed.unlink()
+    with pytest.raises(ResoluteError, match=r"speed\.json: not found, expected in benchmarks/results; measure it"):
+        written(PAGE)
 
 
 @pytest.mark.parametrize(
@@ -76,13 +84,13 @@ def test_a_block_whose_result_was_not_renewed_stays_as_it_is(own_results: dict[s
         (PAGE.replace("figures: speed", "figures: sped"), "got sped.md, expected one of speed.md"),
     ],
 )
-def test_a_wrong_block_is_refused(own_results: dict[str, Any], page: str, message: str) -> None:
+def test_a_wrong_block_is_refused(speed: Path, page: str, message: str) -> None:
     with pytest.raises(ResoluteError, match=message):
         written(page)
 
 
-def test_a_result_of_another_shape_is_refused(own_results: dict[str, Any]) -> None:
-    own_results["speed"] = {"digest": ""}
+def test_a_result_of_another_shape_is_refused(speed: Path) -> None:
+    write_result(speed)
     with pytest.raises(ResoluteError, match=r"templates/speed.md: got .*, expected a result of today's programs"):
         written(PAGE)
 
