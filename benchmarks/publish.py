@@ -44,8 +44,8 @@ class Measurement:
     words: a template of the command. {data}: the folder of the data sets; {work}: of working files; {results}: of the
     result files; {timm}: a checkout of timm; {ffcv}, {img2dataset}: interpreters that have these packages. sets: names
     of the shard sets that it reads, or whose prep has to run before, so that its functions are compiled; they are made
-    in {work} if they are missing. rates: name of the result that the
-    learning rate is taken from. weights: whether it needs the folder lite0 with pretrained weights.
+    in {work} if they are missing. rates: name of the result that the learning rate is taken from. weights: whether it
+    needs the folder lite0 with pretrained weights.
     """
 
     name: str
@@ -94,6 +94,7 @@ _WHOLE = "resolute.benchmarks.whole"
 # about as many steps as the training that follows: its photos are fewer
 _RATES = "--rates 0.03,0.1,0.3 --epochs 96=2,224=1"
 _RATES_LARGE = "--case large --rates 0.03,0.1,0.3 --epochs 96=1,224=1"
+_SAME_SIZES = ("ours", "plain-once", "plain", "ffcv", "timm-sizes-once", "timm-sizes")
 _LARGE = "--case large --epochs 96=3,128=1,160=1,224=1"
 # the folder of photos and the sizes of each set of shards
 _SETS = {"clothing": ("clothing10", "128,160,224"), "imagenette": ("imagenette224_more", "128,160,224")}
@@ -105,6 +106,12 @@ MEASUREMENTS = (
         words=f"{_WHOLE} {_CLOTHING} {_PEERS} --seeds 0,1,2,3,4 --work {{work}}/whole",
         sets=("clothing",),
         rates="whole-rates",
+    ),
+    Measurement(  # the tools with the same sizes at a rate that is not the best on average, but the best of some
+        name="whole-high-rate",
+        words=f"{_WHOLE} {_CLOTHING} {_PEERS} --tools {','.join(_SAME_SIZES)} --seeds 0,1,2,3,4 --work {{work}}/high "
+        f"--lr {','.join(f'{tool}=0.3' for tool in _SAME_SIZES)}",
+        sets=("clothing",),
     ),
     Measurement(
         name="whole-rates-large",
