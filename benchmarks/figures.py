@@ -156,7 +156,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _rendered(name: str) -> str:
-    """What a template makes. Raises `ResoluteError` for an unknown name or other values."""
+    """The text of a rendered template. Raises `ResoluteError` for an unknown template, or a result without a value."""
     try:
         return _environment().get_template(name).render()
     except jinja2.TemplateNotFound:

@@ -91,7 +91,7 @@ _CLOTHING = "--photos {data}/clothing10 --val-list {data}/clothing10.val.txt"
 _TUNING = "--photos {data}/imagenette224 --val-list {data}/imagenette224.val.txt"
 _PEERS = "--timm {timm} --ffcv-python {ffcv}"
 _WHOLE = "resolute.benchmarks.whole"
-# about as many steps as the training that follows: its photos are fewer
+# for the tiny network two thirds of the steps of the training that follows, for the wider one about as many
 _RATES = "--rates 0.03,0.1,0.3 --epochs 96=2,224=1"
 _RATES_LARGE = "--case large --rates 0.03,0.1,0.3 --epochs 96=1,224=1"
 _SAME_SIZES = ("ours", "plain-once", "plain", "ffcv", "timm-sizes-once", "timm-sizes")
@@ -107,7 +107,7 @@ MEASUREMENTS = (
         sets=("clothing",),
         rates="whole-rates",
     ),
-    Measurement(  # the tools with the same sizes at a rate that is not the best on average, but the best of some
+    Measurement(  # does the common rate of 0.1 put a tool at a disadvantage?
         name="whole-high-rate",
         words=f"{_WHOLE} {_CLOTHING} {_PEERS} --tools {','.join(_SAME_SIZES)} --seeds 0,1,2,3,4 --work {{work}}/high "
         f"--lr {','.join(f'{tool}=0.3' for tool in _SAME_SIZES)}",

@@ -36,7 +36,7 @@ from tests import ROOT
 __all__ = ["main"]
 
 # On 29 November 2026, two cores of an AMD EPYC, 3 631 photos of Imagenette with 224 px, and 1 500 generated photos:
-LOADER = 3.0  # 5.8 to 6.2, and 6.1
+LOADER = 3.0  # 5.7 to 6.2, and 6.1
 PREP = {"pillow + ShardWriter": 1.5, "pillow, bicubic": 1.2}  # 1.8 and 2.7; 1.4 and 2.0
 TOP1 = 0.70  # 73.7 % of 730 photos, with a standard error of 1.6; not checked on generated photos
 RECIPE = "imagenette_cpu_quick"
@@ -93,7 +93,7 @@ def check_loader(shards: Path, out: Path) -> list[Value]:
 def check_prep(photos: Path, out: Path) -> list[Value]:
     words = [f"--res={RESOLUTIONS}", "--copies=2", "--rounds=3"]
     _run("resolute.benchmarks.prep", f"--src={photos}", *words, f"--out={out}")
-    took = {  # a few photos take the time of a start
+    took = {  # less the time of a few photos, which is that of the start-up
         tool: [all_s - few_s for all_s, few_s in zip(values["seconds"], values["few_seconds"], strict=True)]
         for tool, values in _read(out)["seconds"].items()
     }
